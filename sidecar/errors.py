@@ -1,0 +1,226 @@
+"""What can go wrong, whose fault is it, and what does each protocol era hear?
+
+Three kinds, never mixed:
+
+    Refusal          the caller's: one `Reason` from a closed set, answered by the table below
+    ConfigError      the operator's: every fault of a file at once, with position and hint
+    anything else    a bug of ours: answered 500, recorded once, no detail outside
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+
+class Reason(StrEnum):
+    """Why a call was refused. The words stand in answers, audit records and metrics (CONTRACT 6)."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    BAD_CREDENTIAL = "bad-credential"
+    CREDENTIAL_CONFLICT = "credential-conflict"
+    CLIENT_UNKNOWN = "client-unknown"
+    INSUFFICIENT_SCOPE = "insufficient-scope"
+    ORIGIN_REFUSED = "origin-refused"
+    ROUTE_UNKNOWN = "route-unknown"
+    VERB_NOT_ALLOWED = "verb-not-allowed"
+    NOT_ACCEPTABLE = "not-acceptable"
+    MALFORMED_CALL = "malformed-call"
+    TOO_LARGE = "too-large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
+    VERSION_UNSUPPORTED = "version-unsupported"
+    HEADER_MISMATCH = "header-mismatch"
+    DENIED_BY_RULE = "denied-by-rule"
+    EXPIRED = "expired"
+    CONDITION_FALSE = "condition-false"
+    NO_MATCHING_RULE = "no-matching-rule"
+    PRINCIPAL_DISABLED = "principal-disabled"
+    TOOL_DISABLED = "tool-disabled"
+    METHOD_UNKNOWN = "method-unknown"
+    UPSTREAM_UNKNOWN = "upstream-unknown"
+    TOOL_UNKNOWN = "tool-unknown"
+    SESSION_UNKNOWN = "session-unknown"
+    BAD_ARGUMENTS = "bad-arguments"
+    RATE_LIMITED = "rate-limited"
+    QUOTA_SPENT = "quota-spent"
+    TOO_MANY_CONCURRENT = "too-many-concurrent"
+    TOO_MANY_REFUSALS = "too-many-refusals"
+    STORE_UNAVAILABLE = "store-unavailable"
+    AUDIT_UNAVAILABLE = "audit-unavailable"
+    SCHEMA_UNAVAILABLE = "schema-unavailable"
+    DRAINING = "draining"
+    UPSTREAM_TIMEOUT = "upstream-timeout"
+    UPSTREAM_FAILED = "upstream-failed"
+    RESPONSE_REFUSED = "response-refused"
+    INTERNAL = "internal"
+
+
+AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one reason is told. `http` is for the stateless era and plain HTTP, `session_http` for the session era,
+    where a 403 would cost the client its session. `code` is the JSON-RPC error code: the HTTP status, which lies
+    outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol names its own."""
+
+    http: int
+    session_http: int
+    code: int
+    seed: str
+    status: AuditStatus
+    message: str
+
+
+def _same(http: int, code: int, seed: str, status: AuditStatus, message: str) -> Answer:
+    return Answer(http, http, code, seed, status, message)
+
+
+def _carried(http: int, seed: str, status: AuditStatus, message: str) -> Answer:
+    return Answer(http, 200, http, seed, status, message)
+
+
+_UNAUTHORIZED, _INVALID, _NOT_FOUND = "Unauthorized", "InvalidParameters", "NotFound"
+_LIMITED, _FAILED = "RateLimitExceeded", "ExecutionFailed"
+
+ANSWERS: Mapping[Reason, Answer] = {
+    Reason.UNAUTHENTICATED: _same(401, 401, _UNAUTHORIZED, "permission_denied", "A credential is needed"),
+    Reason.BAD_CREDENTIAL: _same(401, 401, _UNAUTHORIZED, "permission_denied", "The credential is not valid here"),
+    Reason.CREDENTIAL_CONFLICT: _same(
+        401, 401, _UNAUTHORIZED, "permission_denied", "Two credentials claim the same place in the chain"
+    ),
+    Reason.CLIENT_UNKNOWN: _same(401, 401, _UNAUTHORIZED, "permission_denied", "The token's client is not known here"),
+    Reason.INSUFFICIENT_SCOPE: _same(403, 403, _UNAUTHORIZED, "permission_denied", "The token lacks a scope"),
+    Reason.ORIGIN_REFUSED: _same(403, 403, _UNAUTHORIZED, "permission_denied", "This Host or Origin is not served"),
+    Reason.ROUTE_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such address"),
+    Reason.VERB_NOT_ALLOWED: _same(405, 405, _INVALID, "error", "This method is not allowed here"),
+    Reason.NOT_ACCEPTABLE: _same(
+        406, -32600, _INVALID, "error", "Accept must name application/json and text/event-stream"
+    ),
+    Reason.MALFORMED_CALL: _same(400, -32600, _INVALID, "error", "The call is malformed"),
+    Reason.TOO_LARGE: _same(413, -32600, _INVALID, "error", "The call is too large"),
+    Reason.UNSUPPORTED_MEDIA_TYPE: _same(
+        415, -32600, _INVALID, "error", "The body must be plain application/json in UTF-8"
+    ),
+    Reason.VERSION_UNSUPPORTED: _same(400, -32022, _INVALID, "error", "Unsupported protocol version"),
+    Reason.HEADER_MISMATCH: _same(400, -32020, _INVALID, "error", "A header does not match the body"),
+    Reason.DENIED_BY_RULE: _carried(403, _UNAUTHORIZED, "permission_denied", "A rule denies this call"),
+    Reason.EXPIRED: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission has expired"),
+    Reason.CONDITION_FALSE: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission's condition is not met"),
+    Reason.NO_MATCHING_RULE: _carried(403, _UNAUTHORIZED, "permission_denied", "No rule allows this call"),
+    Reason.PRINCIPAL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"),
+    Reason.TOOL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "The tool is disabled"),
+    Reason.METHOD_UNKNOWN: _carried(403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"),
+    Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server"),
+    Reason.TOOL_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such tool"),
+    Reason.SESSION_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such session"),
+    Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
+    Reason.RATE_LIMITED: _carried(429, _LIMITED, "rate_limited", "A rate limit is reached"),
+    Reason.QUOTA_SPENT: _carried(429, _LIMITED, "rate_limited", "A quota is spent"),
+    Reason.TOO_MANY_CONCURRENT: _carried(429, _LIMITED, "rate_limited", "Too many calls at once"),
+    Reason.TOO_MANY_REFUSALS: _carried(429, _LIMITED, "rate_limited", "Too many refused calls"),
+    Reason.STORE_UNAVAILABLE: _carried(503, _FAILED, "error", "Limits cannot be checked right now"),
+    Reason.AUDIT_UNAVAILABLE: _carried(503, _FAILED, "error", "Evidence cannot be recorded right now"),
+    Reason.SCHEMA_UNAVAILABLE: _carried(503, _FAILED, "error", "The tool's schema cannot be used"),
+    Reason.DRAINING: _carried(503, _FAILED, "error", "The sidecar is shutting down"),
+    Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
+    Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
+    Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),
+    Reason.INTERNAL: _carried(500, "InternalError", "error", "Internal error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """Where a limit stands. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch."""
+
+    name: str
+    limit: int
+    remaining: int
+    window_s: float = 0.0
+    reset_at: float | None = None
+
+
+class Refusal(Exception):
+    """The caller's call ends here, for one reason. Never carries a secret, an argument's value or a rule.
+
+    `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
+    `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
+    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate`.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        detail: str = "",
+        *,
+        data: Mapping[str, Any] | None = None,
+        code: int | None = None,
+        limit: LimitState | None = None,
+        retry_after_s: float | None = None,
+        challenge: str = "",
+    ) -> None:
+        super().__init__(reason.value, detail)
+        self.reason = reason
+        self.detail = detail
+        self.data = data or {}
+        self.code = code if code is not None else ANSWERS[reason].code
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        self.challenge = challenge
+
+    @property
+    def answer(self) -> Answer:
+        return ANSWERS[self.reason]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in a file. `line` and `column` count from 1 (0 = the file as a whole); `width` in characters."""
+
+    file: str
+    line: int
+    column: int
+    code: str
+    message: str
+    hint: str = ""
+    source: str = field(default="", repr=False)
+    width: int = 1
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        lines = [f"{where}: {self.severity}[{self.code}]: {self.message}"]
+        if self.source:
+            gutter = f"{self.line:5d} | "
+            lines += [
+                gutter + self.source,
+                " " * (len(gutter) - 2) + "| " + " " * (self.column - 1) + "^" * max(1, self.width),
+            ]
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(Exception):
+    """Every fault that was found in the operator's files, at once."""
+
+    def __init__(self, faults: list[Fault] | tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
+class SettingsError(ConfigError):
+    """`sidecar.yaml`, keys, or the environment."""
+
+
+class PolicyError(ConfigError):
+    """Models, rows, budgets."""
+
+
+def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fault:
+    """A fault of a file as a whole: missing, unreadable, empty."""
+    return Fault(str(path), 0, 0, code, message, hint)

@@ -1,0 +1,216 @@
+"""What are the things everybody here talks about?
+
+The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; every other module speaks in them.
+
+    Principal   who              user:alice, nhi:planner, anonymous
+    Chain       through whom     first to last; the last one is on this connection
+    Caller      who, proven      a chain, the credentials that proved it, and until when
+    Call        what they send   one parsed request
+    Question    may they?        one object, one action, and what a condition may read
+    Decision    the answer       link by link, with the rules it rests on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Literal
+
+from sidecar.errors import Reason, Refusal
+
+ANONYMOUS = "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
+
+    `issuer` names who vouched for it: an issuer URL, `api-key`, `local` or "" for anonymous.
+    `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
+    """
+
+    name: str
+    issuer: str = ""
+    roles: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> str:
+        """`user`, `nhi` or `anonymous`."""
+        return self.name.partition(":")[0]
+
+    @property
+    def id(self) -> str:
+        """What follows the kind; "" for anonymous."""
+        return self.name.partition(":")[2]
+
+
+Chain = tuple[Principal, ...]
+
+CredentialKind = Literal["jwt", "api_key", "local", "anonymous"]
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What was presented, as evidence may name it: never the secret itself."""
+
+    kind: CredentialKind
+    issuer: str = ""
+    key_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A chain that was proven on this request. `expires_at` is in seconds since the epoch; None never ends."""
+
+    chain: Chain
+    credentials: tuple[Credential, ...]
+    expires_at: float | None = None
+
+    @property
+    def first(self) -> Principal:
+        return self.chain[0]
+
+    @property
+    def last(self) -> Principal:
+        return self.chain[-1]
+
+    @property
+    def binding(self) -> str:
+        """What a session belongs to: issuer and name of every principal, never the bytes of a token."""
+        digest = sha256()
+        for principal in self.chain:
+            for part in (principal.issuer, principal.name):
+                raw = part.encode()
+                digest.update(len(raw).to_bytes(4, "big") + raw)
+        return digest.hexdigest()
+
+
+class PermissionKind(StrEnum):
+    """The three permissions, and the guardrails that stand above them."""
+
+    USER_TO_NHI = "user_to_nhi"
+    NHI_TO_NHI = "nhi_to_nhi"
+    AGENT_TO_TOOL = "agent_to_tool"
+    GUARDRAIL = "guardrail"
+
+
+DELEGATE = "delegate"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One thing a caller wants to do. `object` and `action` as CONTRACT 1.2 and 1.4 name them.
+
+    `server` is the upstream's name, `name` the tool, prompt or URI ("" for the server as a whole).
+    `arguments` and `meta` are what a condition may read as `args` and `call.meta`; both come from the caller.
+    """
+
+    object: str
+    action: str
+    server: str
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One parsed request, as the stages need it. `method` is the word on the wire, `protocol_version` the revision.
+
+    `questions` must all be answered yes; the first one names the call in audit and limits. A `session` call
+    (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server opens it,
+    a deny row on `nhi:<server>` closes it.
+    """
+
+    protocol: str
+    protocol_version: str
+    upstream: str
+    method: str
+    questions: tuple[Question, ...]
+    request_id: str | int | None = None
+    session: bool = False
+
+    @property
+    def question(self) -> Question:
+        """The question that names this call."""
+        return self.questions[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of policy. `expires_at` in seconds since the epoch; `max_calls_per_hour` None is no limit."""
+
+    id: str
+    kind: PermissionKind
+    subject: str
+    object: str
+    actions: tuple[str, ...]
+    effect: Literal["allow", "deny"]
+    expires_at: float | None = None
+    max_calls_per_hour: int | None = None
+    when: str = ""
+    per: Literal["subject", "origin", "rule"] = "subject"
+    shadow: bool = False
+    owner: str = ""
+    reason: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """How one condition came out: a digest of its text, its outcome, and the inputs it read (path → value)."""
+
+    condition: str
+    outcome: Literal["true", "false", "error"]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One question of a chain and its answer. `rules` are the rows it rests on: every matching allow, or the denies."""
+
+    kind: PermissionKind
+    subject: str
+    object: str
+    action: str
+    allowed: bool
+    reason: Reason | None = None
+    rules: tuple[Rule, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimit:
+    """A `max_calls_per_hour` that the last link must be charged for. `counted_for` is whose counter it is."""
+
+    rule_id: str
+    counted_for: str
+    per_hour: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to a question for a whole chain, under one policy revision.
+
+    `until` is the nearest expiry (seconds since the epoch) among the rules it rests on, None if there is none.
+    `roles` are the roles through which the last link's rules matched, for the audit's `agent_role`.
+    """
+
+    allowed: bool
+    revision: str
+    links: tuple[Link, ...]
+    reason: Reason | None = None
+    limits: tuple[RowLimit, ...] = ()
+    until: float | None = None
+    roles: tuple[str, ...] = ()
+    would_deny: tuple[str, ...] = ()
+    would_allow: tuple[str, ...] = ()
+
+    def or_refuse(self) -> None:
+        """Raise the refusal of a denied decision; an allowed one passes."""
+        if not self.allowed:
+            raise Refusal(self.reason or Reason.NO_MATCHING_RULE)
