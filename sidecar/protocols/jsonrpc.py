@@ -1,0 +1,282 @@
+"""Is this one JSON-RPC message, and does every reader of it read the same?
+
+JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
+strictly, and what goes on is our own serialisation of what was read. Refused: anything but UTF-8 (and a byte order
+mark), more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
+case, numbers that other languages round, lone surrogates, NUL, and nesting beyond a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+
+PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
+
+MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
+MAX_KEYS = 10_000  # threats P8
+MAX_ID_CHARS = 256
+MAX_SAFE_INTEGER = 2**53 - 1  # an id travels through JavaScript clients
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
+
+ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
+# Keys of `params` on which we or an upstream decide. A variant in another case would be read by a lenient upstream only.
+PARAMS = frozenset(
+    {
+        "name",
+        "arguments",
+        "uri",
+        "ref",
+        "argument",
+        "context",
+        "cursor",
+        "_meta",
+        "protocolVersion",
+        "capabilities",
+        "clientInfo",
+        "level",
+        "notifications",
+        "inputResponses",
+        "requestState",
+        "requestId",
+        "progressToken",
+        "task",
+        "taskId",
+    }
+)
+_ENVELOPE_FOLDED = frozenset(key.casefold() for key in ENVELOPE)
+_PARAMS_FOLDED = frozenset(key.casefold() for key in PARAMS)
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+Id = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: Id
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Exactly one of `result` and `error` is set. `id` is None only in an error about a message without a readable id."""
+
+    id: Id | None
+    result: Any = None
+    error: dict[str, Any] | None = None
+
+
+Message = Request | Notification | Response
+
+
+def parse_message(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
+    """The caller's bytes as one message. Raises Refusal(MALFORMED_CALL) that says what is wrong, never the value."""
+    envelope = parse_json(raw, max_depth=max_depth)
+    if isinstance(envelope, list):
+        # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
+        raise malformed("JSON-RPC batches are not supported")
+    return message_from(envelope)
+
+
+def message_from(envelope: object) -> Message:
+    """A parsed JSON value as one message, its shape checked to the last key."""
+    if not isinstance(envelope, dict):
+        raise malformed("a JSON-RPC message is an object")
+    _refuse_variants(envelope, ENVELOPE, _ENVELOPE_FOLDED, "the message")
+    unknown = envelope.keys() - ENVELOPE
+    if unknown:
+        raise malformed("the message has a member that JSON-RPC does not know")
+    if envelope.get("jsonrpc") != "2.0":
+        raise malformed('jsonrpc must be "2.0"')
+    if "method" in envelope:
+        return _call_from(envelope)
+    return _response_from(envelope)
+
+
+def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+    """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
+    _refuse_depth(raw, max_depth)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _unparsable(f"the body is not UTF-8 (byte {error.start})") from None
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys(),
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+            parse_constant=_no_constant,
+        )
+    except json.JSONDecodeError as error:
+        raise _unparsable(f"the body is not one JSON value ({error.msg}, character {error.pos})") from None
+    if "\\u" in text:
+        _refuse_escapes(raw, text, value)
+    return value
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Our own serialisation: what was parsed and decided, and nothing else."""
+    return orjson.dumps(message)
+
+
+def encode_request(request: Request) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": request.id, "method": request.method, "params": request.params})
+
+
+def encode_notification(notification: Notification) -> bytes:
+    return encode({"jsonrpc": "2.0", "method": notification.method, "params": notification.params})
+
+
+def encode_response(response: Response) -> bytes:
+    member = ("result", response.result) if response.error is None else ("error", response.error)
+    return encode({"jsonrpc": "2.0", "id": response.id, member[0]: member[1]})
+
+
+def encode_message(message: Message) -> bytes:
+    if isinstance(message, Request):
+        return encode_request(message)
+    if isinstance(message, Notification):
+        return encode_notification(message)
+    return encode_response(message)
+
+
+def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:
+    """The refusal of a call whose shape is wrong. `detail` is ours and names no value."""
+    return Refusal(Reason.MALFORMED_CALL, detail, code=code)
+
+
+def refuse_variants(params: Iterable[str], where: str) -> None:
+    """Refuse keys of `params` (or `_meta`) that differ from one another, or from a known one, only in case."""
+    _refuse_variants(params, PARAMS, _PARAMS_FOLDED, where)
+
+
+def _unparsable(detail: str) -> Refusal:
+    return malformed(detail, PARSE_ERROR)
+
+
+def _call_from(envelope: dict[str, Any]) -> Request | Notification:
+    method, params = envelope["method"], envelope.get("params", {})
+    if "result" in envelope or "error" in envelope:
+        raise malformed("a message is a call or a response, never both")
+    if not isinstance(method, str) or not 0 < len(method) <= 128:
+        raise malformed("method must be a string of 1 to 128 characters")
+    if not isinstance(params, dict):
+        raise malformed("params must be an object")
+    refuse_variants(params, "params")
+    if "_meta" in params:
+        if not isinstance(params["_meta"], dict):
+            raise malformed("params._meta must be an object", INVALID_PARAMS)
+        refuse_variants(params["_meta"], "params._meta")
+    if "id" not in envelope:
+        return Notification(method, params)
+    return Request(_id_from(envelope["id"]), method, params)
+
+
+def _response_from(envelope: dict[str, Any]) -> Response:
+    if "params" in envelope or ("result" in envelope) == ("error" in envelope):
+        raise malformed("a message has a method, or exactly one of result and error")
+    if "error" not in envelope:
+        return Response(_id_from(envelope.get("id")), result=envelope["result"])
+    error = envelope["error"]
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str) or type(error.get("code")) is not int:
+        raise malformed("error must be an object with an integer code and a string message")
+    given = envelope.get("id")
+    return Response(None if given is None else _id_from(given), error=error)
+
+
+def _id_from(value: object) -> Id:
+    if isinstance(value, str) and len(value) <= MAX_ID_CHARS:
+        return value
+    if type(value) is int and abs(value) <= MAX_SAFE_INTEGER:  # bool is an int to Python
+        return value
+    raise malformed("id must be a string of at most 256 characters or an integer within 2^53")
+
+
+def _refuse_variants(keys: Iterable[str], known: frozenset[str], folded: frozenset[str], where: str) -> None:
+    seen = set()
+    for key in keys:
+        fold = key.casefold()
+        if fold in seen or (fold in folded and key not in known):
+            raise malformed(f"{where} has a key that differs from another only in case")
+        seen.add(fold)
+
+
+def _refuse_depth(raw: bytes, max_depth: int) -> None:
+    # Counted on the bytes: a parser would already have recursed. The cheap bound first, as nearly every call passes it.
+    if raw.count(b"{") + raw.count(b"[") <= max_depth:
+        return
+    depth = 0
+    for byte in _STRINGS.sub(b"", raw):
+        if byte in b"{[":
+            depth += 1
+            if depth > max_depth:
+                raise _unparsable(f"the body is nested deeper than {max_depth}")
+        elif byte in b"}]":
+            depth -= 1
+
+
+def _unique_keys() -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    keys = 0
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal keys
+        keys += len(pairs)
+        if keys > MAX_KEYS:
+            raise _unparsable(f"the body has more than {MAX_KEYS} keys")
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            raise _unparsable("the body has a key twice in one object")
+        return members
+
+    return unique
+
+
+def _bounded_int(digits: str) -> int:
+    # 20 characters hold every 64-bit integer; more would also be slow to read (threats P7).
+    if len(digits) <= 20 and INT64_MIN <= (value := int(digits)) <= UINT64_MAX:
+        return value
+    raise _unparsable("the body has an integer beyond 64 bits")
+
+
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _unparsable("the body has a number that is not finite")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise _unparsable(f"the body has {name}, which is not JSON")
+
+
+def _refuse_escapes(raw: bytes, text: str, value: object) -> None:
+    try:
+        orjson.loads(raw)  # a second parser that refuses lone surrogates
+    except orjson.JSONDecodeError:
+        raise _unparsable("the body has a lone surrogate") from None
+    if "\\u0000" in text and _has_nul(value):
+        raise _unparsable("the body has a NUL character")
+
+
+def _has_nul(value: object) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any("\0" in key or _has_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(map(_has_nul, value))
