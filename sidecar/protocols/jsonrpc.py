@@ -28,7 +28,7 @@ MAX_SAFE_INTEGER = 2**53 - 1  # an id travels through JavaScript clients
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
 
 ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
-# Keys of `params` on which we or an upstream decide. A variant in another case would be read by a lenient upstream only.
+# Keys of `params` on which we or an upstream decide. A variant in another case would reach a lenient upstream only.
 PARAMS = frozenset(
     {
         "name",
@@ -54,7 +54,9 @@ PARAMS = frozenset(
 )
 _ENVELOPE_FOLDED = frozenset(key.casefold() for key in ENVELOPE)
 _PARAMS_FOLDED = frozenset(key.casefold() for key in PARAMS)
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and content with an unclosed string: it passes over every byte once, whatever the bytes are.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 
 Id = str | int
 
@@ -74,7 +76,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Exactly one of `result` and `error` is set. `id` is None only in an error about a message without a readable id."""
+    """Exactly one of `result` and `error` is set. `id` is None only in an error about an unreadable message."""
 
     id: Id | None
     result: Any = None
@@ -221,14 +223,11 @@ def _refuse_depth(raw: bytes, max_depth: int) -> None:
     # Counted on the bytes: a parser would already have recursed. The cheap bound first, as nearly every call passes it.
     if raw.count(b"{") + raw.count(b"[") <= max_depth:
         return
-    depth = 0
-    for byte in _STRINGS.sub(b"", raw):
-        if byte in b"{[":
-            depth += 1
-            if depth > max_depth:
-                raise _unparsable(f"the body is nested deeper than {max_depth}")
-        elif byte in b"}]":
-            depth -= 1
+    brackets = _STRINGS.sub(b"", raw).translate(None, _NO_BRACKETS)
+    for _ in range(max_depth):  # each pass takes the innermost level away
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    if brackets:
+        raise _unparsable(f"the body is nested deeper than {max_depth}, or its brackets do not match")
 
 
 def _unique_keys() -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:

@@ -1,0 +1,463 @@
+"""What does this MCP message ask for, in which revision, and what may come back?
+
+MCP has two eras on one address. The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an
+`Mcp-Session-Id`; the *stateless* era (2026-07-28) names its revision in every body and mirrors method and name in
+headers. The era is chosen once, from header and body together; the decision is always on the body.
+
+The table `METHODS` is CONTRACT 1.4: what each method is asked as. What is not in it does not pass.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import unquote
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, malformed
+from sidecar.vocabulary import Call, Question
+
+STATELESS_VERSIONS = ("2026-07-28",)
+SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+ASSUMED_VERSION = "2025-03-26"  # MCP 2025-06-18: what a session request without the header is taken for
+
+META_VERSION = "io.modelcontextprotocol/protocolVersion"
+META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
+
+NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,63}:[\x21-\x7e]{1,2000}\Z")
+_ENCODED_SEPARATORS = re.compile(r"%(2e|2f|5c|00)", re.IGNORECASE)
+_SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
+_MAX_HEADER_CHARS = 8 * 1024
+MAX_SUBSCRIBED_URIS = 100
+
+
+class Era(StrEnum):
+    SESSION = "session"
+    STATELESS = "stateless"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The routing headers of one request, every line of each, values as they came.
+
+    `params` maps the lower-case rest of `Mcp-Param-<rest>` to its lines.
+    """
+
+    protocol_version: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+    name: tuple[str, ...] = ()
+    session_id: tuple[str, ...] = ()
+    last_event_id: tuple[str, ...] = ()
+    params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
+    """The era and revision of one message. Raises Refusal when header and body disagree, or neither is known.
+
+    `("session", "")` means that the session itself must say which revision was agreed on.
+    """
+    header = _only(head.protocol_version, "MCP-Protocol-Version")
+    body = message.params.get("_meta", {}).get(META_VERSION)
+    if body is None and header not in STATELESS_VERSIONS:
+        if header is not None and header not in SESSION_VERSIONS:
+            raise _unsupported(header)
+        return Era.SESSION, header or ""
+    if body != header:
+        raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
+    if header not in STATELESS_VERSIONS:
+        raise _unsupported(header)
+    return Era.STATELESS, header
+
+
+def check_routing(head: Head, message: Request | Notification) -> None:
+    """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
+    if _only(head.method, "Mcp-Method") != message.method:
+        raise _mismatch("Mcp-Method does not match the body's method")
+    key = _NAMED_BY.get(message.method)
+    if key is None:
+        return
+    given = _only(head.name, "Mcp-Name")
+    if given is None or _decoded(given, "Mcp-Name") != message.params.get(key):
+        raise _mismatch(f"Mcp-Name does not match the body's {key}")
+
+
+def routing_headers(message: Request) -> list[tuple[str, str]]:
+    """Stateless era: the mirrored headers, made anew from what was decided."""
+    headers = [("Mcp-Method", message.method)]
+    key = _NAMED_BY.get(message.method)
+    if key is not None:
+        headers.append(("Mcp-Name", encoded_header(message.params[key])))
+    return headers
+
+
+def check_parameter_headers(
+    head: Head, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """`Mcp-Param-*` against the arguments they mirror; returns the headers to send on, made anew.
+
+    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
+    """
+    headers = []
+    for name, path in declared.items():
+        value = _at(arguments, path)
+        lines = head.params.get(name.lower(), ())
+        if len(lines) > 1:
+            raise _mismatch(f"Mcp-Param-{name} is there more than once")
+        given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None
+        if not _mirrors(given, value):
+            raise _mismatch(f"Mcp-Param-{name} does not match the body's argument")
+        if value is not None:
+            headers.append((f"Mcp-Param-{name}", encoded_header(_text(value))))
+    return headers
+
+
+def encoded_header(value: str) -> str:
+    """A value as a header may carry it: plain where that is safe, else the base64 form of MCP 2026-07-28."""
+    plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
+    if plain and not (value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)):
+        return value
+    return _SENTINEL_HEAD + base64.b64encode(value.encode()).decode() + _SENTINEL_TAIL
+
+
+def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
+    """What the message is asked as (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, or METHOD_UNKNOWN for the rest."""
+    if era is Era.STATELESS:
+        _check_stateless_meta(message.params)
+    table = METHODS if isinstance(message, Request) else NOTIFICATIONS
+    method = table.get(message.method)
+    if method is None or era not in method.eras:
+        raise Refusal(Reason.METHOD_UNKNOWN)
+    return Call(
+        protocol="mcp",
+        protocol_version=version,
+        upstream=server,
+        method=message.method,
+        questions=method.questions(server, message.method, message.params),
+        request_id=message.id if isinstance(message, Request) else None,
+        session=method.session,
+    )
+
+
+def server_question(server: str, action: str) -> Question:
+    """A question about an MCP server as a whole."""
+    return Question(object=f"nhi:{server}", action=action, server=server)
+
+
+def forwarded_params(message: Request | Notification) -> dict[str, Any]:
+    """The parameters as they go on. What we do not carry yet, task augmentation, is taken out before the upstream
+    can see it: a server that is not asked for tasks must answer as if there were none."""
+    params = message.params
+    if message.method == "tools/call" and "task" in params:
+        params = {key: value for key, value in params.items() if key != "task"}
+    if message.method == "initialize":
+        return {**params, "capabilities": without_tasks(params["capabilities"])}
+    meta = params.get("_meta", {})
+    if TASKS_EXTENSION in _extensions(meta.get(META_CAPABILITIES)):
+        return {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
+    return params
+
+
+# --- what may come back ---------------------------------------------------------------------------------------------
+
+SERVER_REQUESTS = frozenset({"sampling/createMessage", "elicitation/create", "roots/list"})
+SERVER_NOTIFICATIONS = frozenset(
+    {
+        "notifications/message",
+        "notifications/progress",
+        "notifications/cancelled",
+        "notifications/tools/list_changed",
+        "notifications/prompts/list_changed",
+        "notifications/resources/list_changed",
+        "notifications/resources/updated",
+        "notifications/elicitation/complete",
+        "notifications/subscriptions/acknowledged",
+    }
+)
+LISTS: Mapping[str, str] = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+
+
+def entry_question(method: str, server: str, entry: object) -> Question | None:
+    """The question that using a listed entry would ask; None for an entry that no call could name."""
+    if not isinstance(entry, dict):
+        return None
+    if method in ("tools/list", "prompts/list"):
+        name = entry.get("name")
+        if not isinstance(name, str) or not NAME.match(name):
+            return None
+        kind, action = ("tool", "tools/call") if method == "tools/list" else ("prompt", "prompts/get")
+        return Question(f"{kind}:{server}/{name}", action, server, name)
+    uri = entry.get("uriTemplate" if method == "resources/templates/list" else "uri")
+    if not isinstance(uri, str) or fault_in_uri(uri):
+        return None
+    return _resource(server, uri)
+
+
+def asked_of_client(result: object) -> list[str]:
+    """The methods that an `input_required` result asks of the caller; refuses what is none of the three."""
+    if not isinstance(result, dict) or result.get("resultType") != "input_required":
+        return []
+    requests = result.get("inputRequests", {})
+    if not isinstance(requests, dict):
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
+    methods = [request.get("method") if isinstance(request, dict) else None for request in requests.values()]
+    if any(method not in SERVER_REQUESTS for method in methods):
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests asks for something that MCP does not know")
+    return [str(method) for method in methods]
+
+
+def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
+    """Capabilities without tasks, in the spelling of either era."""
+    kept = {key: value for key, value in capabilities.items() if key != "tasks"}
+    if TASKS_EXTENSION in _extensions(kept):
+        kept["extensions"] = {key: value for key, value in kept["extensions"].items() if key != TASKS_EXTENSION}
+    return kept
+
+
+def fault_in_uri(uri: str) -> str:
+    """Why a resource URI is malformed, or "" (CONTRACT 1.2: before policy sees it)."""
+    if not _URI.match(uri):
+        return "must be an absolute URI of at most 2,000 printable ASCII characters"
+    if "\\" in uri or _ENCODED_SEPARATORS.search(uri):
+        return "must not hold backslashes, or encoded dots, slashes or NULs"
+    path = re.split(r"[?#]", uri.partition(":")[2], maxsplit=1)[0]
+    if any(segment in (".", "..") for segment in path.split("/")):
+        return "must not hold dot segments"
+    if path.startswith("//") and "@" in path[2:].partition("/")[0]:
+        return "must not hold user information"
+    if any(not character.isprintable() for character in unquote(uri)):
+        return "must not hold encoded control characters"
+    return ""
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row: which questions the method asks, whether a grant on the server is enough, and where it exists."""
+
+    questions: Ask
+    session: bool = False
+    eras: frozenset[Era] = frozenset(Era)
+
+
+def _ask_server(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    return (server_question(server, method),)
+
+
+def _ask_initialize(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    _string(params, "protocolVersion")
+    _object(params, "capabilities")
+    return _ask_server(server, method, params)
+
+
+def _ask_list(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    if "cursor" in params:
+        _string(params, "cursor")
+    return _ask_server(server, method, params)
+
+
+def _ask_tool(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    name = _name(params)
+    return (Question(f"tool:{server}/{name}", method, server, name, _arguments(params), _meta(params)),)
+
+
+def _ask_prompt(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    name = _name(params)
+    arguments = _strings(params, "arguments")
+    return (Question(f"prompt:{server}/{name}", method, server, name, arguments, _meta(params)),)
+
+
+def _ask_resource(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    return (_resource(server, _uri(params, "uri"), _meta(params)),)
+
+
+def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    argument = _object(params, "argument")
+    _string(argument, "name", "argument.name")
+    _string(argument, "value", "argument.value")
+    if "context" in params:
+        _strings(_object(params, "context"), "arguments", "context.arguments")
+    ref = _object(params, "ref")
+    if ref.get("type") == "ref/prompt":
+        name = _name(ref, "ref.name")
+        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name),)
+    if ref.get("type") == "ref/resource":
+        return (_resource(server, _uri(ref, "ref.uri")),)
+    raise malformed("params.ref.type must be ref/prompt or ref/resource", INVALID_PARAMS)
+
+
+def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    wanted = _object(params, "notifications")
+    if "taskIds" in wanted:
+        raise Refusal(Reason.METHOD_UNKNOWN, "task notifications are not supported")
+    uris = wanted.get("resourceSubscriptions", [])
+    if not isinstance(uris, list) or len(uris) > MAX_SUBSCRIBED_URIS:
+        raise malformed(f"resourceSubscriptions must be a list of at most {MAX_SUBSCRIBED_URIS} URIs", INVALID_PARAMS)
+    named = tuple(_resource(server, _uri({"uri": uri}, "uri")) for uri in uris)
+    return (server_question(server, method), *named)
+
+
+_SESSION, _STATELESS = frozenset({Era.SESSION}), frozenset({Era.STATELESS})
+
+METHODS: Mapping[str, Method] = {
+    "tools/call": Method(_ask_tool),
+    "prompts/get": Method(_ask_prompt),
+    "resources/read": Method(_ask_resource),
+    "completion/complete": Method(_ask_completion),
+    "resources/subscribe": Method(_ask_resource, eras=_SESSION),
+    "resources/unsubscribe": Method(_ask_resource, eras=_SESSION),
+    "subscriptions/listen": Method(_ask_subscriptions, session=True, eras=_STATELESS),
+    "initialize": Method(_ask_initialize, session=True, eras=_SESSION),
+    "ping": Method(_ask_server, session=True, eras=_SESSION),
+    "logging/setLevel": Method(_ask_server, session=True, eras=_SESSION),
+    "server/discover": Method(_ask_server, session=True, eras=_STATELESS),
+    "tools/list": Method(_ask_list, session=True),
+    "prompts/list": Method(_ask_list, session=True),
+    "resources/list": Method(_ask_list, session=True),
+    "resources/templates/list": Method(_ask_list, session=True),
+}
+# MCP 2026-07-28 defines no notification from client to server over HTTP: closing the stream is the cancellation.
+NOTIFICATIONS: Mapping[str, Method] = {
+    name: Method(_ask_server, session=True, eras=_SESSION)
+    for name in (
+        "notifications/initialized",
+        "notifications/cancelled",
+        "notifications/progress",
+        "notifications/roots/list_changed",
+    )
+}
+_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+
+# --- reading parameters ---------------------------------------------------------------------------------------------
+
+
+def _name(params: Mapping[str, Any], where: str = "name") -> str:
+    name = params.get("name")
+    if not isinstance(name, str) or not NAME.match(name):
+        raise malformed(f"params.{where} must be 1 to 128 characters of A-Z a-z 0-9 _ . - /", INVALID_PARAMS)
+    return name
+
+
+def _uri(params: Mapping[str, Any], where: str) -> str:
+    uri = params.get("uri")
+    fault = fault_in_uri(uri) if isinstance(uri, str) else "must be a string"
+    if fault:
+        raise malformed(f"params.{where} {fault}", INVALID_PARAMS)
+    return str(uri)
+
+
+def _resource(server: str, uri: str, meta: Mapping[str, Any] | None = None) -> Question:
+    return Question(f"resource:{server}/{uri}", "resources/read", server, uri, {}, meta or {})
+
+
+def _arguments(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object(params, "arguments") if "arguments" in params else {}
+
+
+def _meta(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta: Mapping[str, Any] = params.get("_meta", {})
+    return meta
+
+
+def _object(params: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = params.get(key)
+    if not isinstance(value, dict):
+        raise malformed(f"params.{key} must be an object", INVALID_PARAMS)
+    return value
+
+
+def _string(params: Mapping[str, Any], key: str, where: str = "") -> str:
+    value = params.get(key)
+    if not isinstance(value, str):
+        raise malformed(f"params.{where or key} must be a string", INVALID_PARAMS)
+    return value
+
+
+def _strings(params: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any]:
+    values = params.get(key, {})
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise malformed(f"params.{where or key} must be an object of strings", INVALID_PARAMS)
+    return values
+
+
+def _check_stateless_meta(params: Mapping[str, Any]) -> None:
+    if not isinstance(params.get("_meta", {}).get(META_CAPABILITIES), dict):
+        raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
+
+
+def _extensions(capabilities: object) -> Mapping[str, Any]:
+    extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
+    return extensions if isinstance(extensions, dict) else {}
+
+
+# --- reading headers ------------------------------------------------------------------------------------------------
+
+
+def _only(lines: tuple[str, ...], name: str) -> str | None:
+    # Two copies of a routing header: one reader takes the first, another the last.
+    if len(lines) > 1:
+        raise _mismatch(f"{name} is there more than once")
+    return lines[0] if lines else None
+
+
+def _decoded(value: str, name: str) -> str:
+    if len(value) > _MAX_HEADER_CHARS:
+        raise _mismatch(f"{name} is too long")
+    if not (value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)):
+        return value
+    coded = value[len(_SENTINEL_HEAD) : -len(_SENTINEL_TAIL)]
+    try:
+        raw = base64.b64decode(coded, validate=True)
+        if base64.b64encode(raw).decode() != coded:
+            raise _mismatch(f"{name} is not canonical base64")
+        return raw.decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise _mismatch(f"{name} is not base64 of UTF-8") from None
+
+
+def _at(arguments: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = arguments
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _mirrors(given: str | None, value: object) -> bool:
+    if value is None or given is None:
+        return value is None and given is None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return re.fullmatch(r"-?\d{1,20}", given) is not None and int(given) == value  # integers compare as numbers
+    return given == _text(value)
+
+
+def _mismatch(detail: str) -> Refusal:
+    return Refusal(Reason.HEADER_MISMATCH, detail)
+
+
+def _unsupported(requested: str | None) -> Refusal:
+    return Refusal(
+        Reason.VERSION_UNSUPPORTED, data={"supported": list(STATELESS_VERSIONS), "requested": requested or ""}
+    )
