@@ -55,6 +55,7 @@ class Reason(StrEnum):
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_FAILED = "upstream-failed"
     RESPONSE_REFUSED = "response-refused"
+    CALLER_GONE = "caller-gone"
     INTERNAL = "internal"
 
 
@@ -111,7 +112,9 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.EXPIRED: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission has expired"),
     Reason.CONDITION_FALSE: _carried(403, _UNAUTHORIZED, "permission_denied", "The permission's condition is not met"),
     Reason.NO_MATCHING_RULE: _carried(403, _UNAUTHORIZED, "permission_denied", "No rule allows this call"),
-    Reason.PRINCIPAL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"),
+    Reason.PRINCIPAL_DISABLED: _carried(
+        403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"
+    ),
     Reason.TOOL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "The tool is disabled"),
     Reason.METHOD_UNKNOWN: _carried(403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"),
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server"),
@@ -129,6 +132,8 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
     Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
     Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),
+    # Never told to anybody: the caller went away before its answer was complete (nginx's 499).
+    Reason.CALLER_GONE: _carried(499, _FAILED, "error", "The caller went away"),
     Reason.INTERNAL: _carried(500, "InternalError", "error", "Internal error"),
 }
 
