@@ -1,0 +1,32 @@
+"""How do we speak HTTP to others?
+
+    origin.py       where a URL points
+    wire.py         the bytes of a request and a response, no sockets
+    connection.py   one exchange over one connection: deadlines, backpressure, giving up
+    pool.py         which connection carries the next request
+    fetch.py        one small public document
+    failures.py     what can go wrong
+
+A lean client of our own, because aiohttp's costs several times as much per call, and follows redirects, keeps cookies
+and inflates bodies unless told otherwise. Here these do not exist.
+"""
+
+from sidecar.egress.connection import Response
+from sidecar.egress.failures import Broken, ConnectFailed, EgressError, InvalidRequest, TimedOut, TooLarge
+from sidecar.egress.fetch import fetch
+from sidecar.egress.origin import Origin, parse_origin
+from sidecar.egress.pool import Client
+
+__all__ = [
+    "Broken",
+    "Client",
+    "ConnectFailed",
+    "EgressError",
+    "InvalidRequest",
+    "Origin",
+    "Response",
+    "TimedOut",
+    "TooLarge",
+    "fetch",
+    "parse_origin",
+]

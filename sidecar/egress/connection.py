@@ -1,0 +1,233 @@
+"""How does one exchange run over one connection, within its deadlines and its memory?
+
+A `Connection` carries one exchange at a time and belongs to a `Response` until the last byte of it has arrived; then
+it goes back to the pool, or is closed. Whoever gives up in between (cancelled, timed out, `close()`) closes the socket
+at once: that is how a caller's disconnect reaches the upstream. A request is written once and never again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Final
+
+from sidecar.egress.failures import Broken, EgressError, TimedOut, TooLarge
+from sidecar.egress.wire import Head, ResponseReader
+
+# Reading pauses above this; asyncio reads at most 256 KiB at once, so a response holds at most twice that.
+MAX_BUFFERED_BYTES: Final = 256 * 1024
+
+Release = Callable[["Connection", Head], None]
+
+
+class Connection(asyncio.Protocol):
+    """One TCP or TLS connection. `on_free(connection, head)` is called when it may carry the next exchange."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_free: Release, on_lost: Callable[[Connection], None]
+    ) -> None:
+        self.idle_until = 0.0
+        self._loop = loop
+        self._on_free = on_free
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._reader: ResponseReader | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: EgressError | None = None
+        self._paused = False
+        self._poll = select.poll()
+
+    async def exchange(self, message: bytes, until: float) -> Response:
+        """Send one request and wait for the head of its response, up to the loop time `until`."""
+        transport = self._transport
+        if transport is None or self._reader is not None:
+            raise Broken("the connection cannot carry an exchange")
+        reader = self._reader = ResponseReader()
+        transport.write(message)
+        while reader.head is None:
+            await self.more(reader, until)
+        return Response(reader.head, reader, self, until)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether an idle connection is open and silent. Asked of the kernel, because the loop may not have looked
+        yet: a hang-up would cost the next request, and early bytes would be taken for its answer."""
+        return self._transport is not None and not self._transport.is_closing() and not self._poll.poll(0)
+
+    async def more(self, reader: ResponseReader, until: float | None) -> None:
+        """Wait for something to happen to `reader`, up to the loop time `until`. Raises EgressError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._reader is not reader:
+            return
+        waiter = self._waiter = self._loop.create_future()
+        timer = None if until is None else self._loop.call_at(until, self._expire)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def drained(self, reader: ResponseReader) -> None:
+        """The consumer took what there was: go on reading, if the connection is still its."""
+        if self._paused and self._reader is reader:
+            self._resume()
+
+    def abort(self) -> None:
+        """Close the socket now; unsent and unread bytes are lost."""
+        self._fail(Broken("the exchange was given up"))
+
+    # What follows is called by asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if reader is None:
+            self._fail(Broken("the peer spoke unasked"))
+            return
+        try:
+            reader.feed(data)
+        except Broken as failure:
+            self._fail(failure)
+            return
+        if reader.complete:
+            self._finish(reader)
+        elif reader.buffered > MAX_BUFFERED_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self.connection_lost(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reader = self._reader
+        if exc is not None or reader is None:
+            self._fail(Broken("the connection was lost"))
+            return
+        try:
+            reader.end()
+        except Broken as failure:
+            self._fail(failure)
+            return
+        self._finish(reader)
+        self._wake()
+
+    def _finish(self, reader: ResponseReader) -> None:
+        """The response is whole: the connection leaves it, for the pool or for good."""
+        self._reader = None
+        transport = self._transport
+        if not reader.reusable or reader.head is None or transport is None or transport.get_write_buffer_size():
+            self._drop()
+            return
+        if self._paused:
+            self._resume()
+        self._on_free(self, reader.head)
+
+    def _fail(self, failure: EgressError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._reader = None
+        self._drop()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(self._failure)
+
+    def _drop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+            self._on_lost(self)
+
+    def _expire(self) -> None:
+        self._fail(TimedOut("the peer did not answer in time"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+
+class Response:
+    """A response whose head has arrived. Read it to the end or close it; `with` closes it either way."""
+
+    __slots__ = ("_connection", "_reader", "_until", "headers", "status")
+
+    def __init__(self, head: Head, reader: ResponseReader, connection: Connection, until: float) -> None:
+        self.status: int = head.status
+        self.headers: Mapping[str, str] = head.headers
+        self._reader = reader
+        self._connection = connection
+        self._until = until
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body, within the deadline of the request. Raises EgressError; TooLarge beyond `max_bytes`."""
+        reader, pieces, size = self._reader, [], 0
+        if int(self.headers.get("content-length", "0")) > max_bytes:
+            self.close()
+            raise TooLarge("the response is larger than allowed")
+        while True:
+            complete, piece = reader.complete, reader.take()
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                self.close()
+                raise TooLarge("the response is larger than allowed")
+            if complete:
+                return b"".join(pieces)
+            await self._more(self._until)
+
+    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncIterator[bytes]:
+        """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole, from now; None is
+        no end. Chunks are where TCP put them and mean nothing. Raises EgressError."""
+        loop = asyncio.get_running_loop()
+        end = None if total_s is None else loop.time() + total_s
+        try:
+            while True:
+                complete, piece = self._reader.complete, self._reader.take()
+                if piece:
+                    yield piece
+                if complete:
+                    return
+                if self._reader.buffered or self._reader.complete != complete:
+                    continue
+                await self._more(_nearest(end, None if idle_s is None else loop.time() + idle_s))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up what has not arrived. A response that is whole has no connection any more, and loses nothing."""
+        if not self._reader.complete:
+            self._connection.abort()
+
+    def __enter__(self) -> Response:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _more(self, until: float | None) -> None:
+        self._connection.drained(self._reader)
+        if not self._reader.complete and not self._reader.buffered:
+            await self._connection.more(self._reader, until)
+
+
+def _nearest(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -1,0 +1,30 @@
+"""What can go wrong on a connection that we opened?
+
+`upstreams` and `identity` translate these into refusals; none carries a header, a body or a credential.
+"""
+
+from __future__ import annotations
+
+
+class EgressError(Exception):
+    """The exchange did not happen, or cannot be trusted."""
+
+
+class InvalidRequest(EgressError):
+    """We were asked to send what HTTP cannot carry: a line break in a header, a bad token. Nothing was sent."""
+
+
+class ConnectFailed(EgressError):
+    """No connection: refused, unresolvable, TLS not trusted, too many open. Nothing was sent."""
+
+
+class TimedOut(EgressError):
+    """A deadline passed. The request may have been executed."""
+
+
+class Broken(EgressError):
+    """The peer broke HTTP or hung up early. The request may have been executed."""
+
+
+class TooLarge(EgressError):
+    """The answer is longer than the caller is willing to read."""

@@ -1,0 +1,151 @@
+"""Which connection carries the next request?
+
+The one that was used last, if it is surely alive; else a new one. Idle connections are few and short-lived: many
+servers hang up after 5 s without a word, and a request that meets their hang-up is lost, because none is ever retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+from sidecar.egress.connection import Connection, Response
+from sidecar.egress.failures import ConnectFailed, TimedOut
+from sidecar.egress.origin import Origin
+from sidecar.egress.wire import Head, request_bytes
+
+MAX_IDLE: Final = 64
+MAX_IDLE_S: Final = 4.0
+_SWEEP_S: Final = 1.0
+_HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
+
+_Key = tuple[str, str, int]
+
+
+class Client:
+    """A small HTTP/1.1 client: no cookies, no redirects, no inflating, no retries, no proxies from the environment.
+
+    `max_connections` counts all origins together, streams included. `tls` replaces the system's trust (tests, own CA).
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float = 5.0,
+        max_idle: int = MAX_IDLE,
+        max_idle_s: float = MAX_IDLE_S,
+        max_connections: int = 4096,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle = max_idle
+        self._max_idle_s = max_idle_s
+        self._max_connections = max_connections
+        self._tls = tls
+        self._idle: dict[_Key, list[Connection]] = {}
+        self._keys: dict[Connection, _Key] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._keys)
+
+    async def request(
+        self,
+        origin: Origin,
+        verb: str,
+        path: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
+        *,
+        deadline_s: float,
+    ) -> Response:
+        """Send one request and return its response as soon as the head is there.
+
+        `deadline_s` from now bounds connecting, the head, and `Response.read()`; `Response.chunks()` has its own.
+        Raises EgressError; InvalidRequest and ConnectFailed mean that nothing was sent.
+        """
+        message = request_bytes(verb, path, origin.host_header, headers, body)
+        until = asyncio.get_running_loop().time() + deadline_s
+        connection = self._take(origin.key) or await self._connect(origin, until)
+        return await connection.exchange(message, until)
+
+    async def close(self) -> None:
+        """Close every connection, those in use included."""
+        self._closed = True
+        for connection in list(self._keys):
+            connection.abort()
+        self._idle.clear()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+    def _take(self, key: _Key) -> Connection | None:
+        idle = self._idle.get(key)
+        while idle:
+            connection = idle.pop()  # the warmest first, so that the others may grow cold and go
+            if connection.idle_until > asyncio.get_running_loop().time() and connection.quiet:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, origin: Origin, until: float) -> Connection:
+        if self._closed or len(self._keys) >= self._max_connections:
+            raise ConnectFailed("no further connection is allowed")
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop, self._free, self._lost)
+        self._keys[connection] = origin.key  # counted from the attempt on
+        limit = min(until, loop.time() + self._connect_timeout_s)
+        try:
+            async with asyncio.timeout_at(limit):
+                await loop.create_connection(
+                    lambda: connection, origin.host, origin.port, ssl=self._trust() if origin.secure else None
+                )
+        except TimeoutError:
+            self._lost(connection)
+            raise (TimedOut if limit == until else ConnectFailed)("connecting took too long") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+            self._lost(connection)
+            raise ConnectFailed("no connection") from error
+        except asyncio.CancelledError:
+            connection.abort()
+            self._lost(connection)
+            raise
+        return connection
+
+    def _trust(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _free(self, connection: Connection, head: Head) -> None:
+        loop, hint = asyncio.get_running_loop(), _HINT.search(head.headers.get("keep-alive", "").lower())
+        seconds = self._max_idle_s if hint is None else min(self._max_idle_s, int(hint[1]) - 1.0)
+        idle = self._idle.setdefault(self._keys[connection], [])
+        if self._closed or seconds <= 0 or len(idle) >= self._max_idle:
+            connection.abort()
+            return
+        connection.idle_until = loop.time() + seconds
+        idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+    def _lost(self, connection: Connection) -> None:
+        idle = self._idle.get(self._keys.pop(connection, ("", "", 0)))
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long, also when no request comes to notice."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        for idle in self._idle.values():
+            for connection in [one for one in idle if one.idle_until <= loop.time()]:
+                connection.abort()
+        if any(self._idle.values()):
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
