@@ -1,0 +1,32 @@
+"""Who is calling, through whom, and how do we know?
+
+    credentials.py   what one request bears
+    jwt.py           is this token genuine, and alive       jwks.py      which keys its issuer signs with
+    issuers.py       whose tokens are believed              names.py     what a principal may be called
+    api_keys.py      whose key is this                      key_files.py how keys are made and kept
+    chains.py        credentials as one chain (CONTRACT 1.1)
+    identify.py      all of it, in order: `Identity.identify(Presented, Audience) -> Caller`
+
+A credential is never forwarded, logged or echoed. What is presented and bad is 401, never anonymous.
+"""
+
+from sidecar.identity.api_keys import ApiKeys, load_api_keys
+from sidecar.identity.credentials import Audience, Presented
+from sidecar.identity.identify import Identity
+from sidecar.identity.issuers import Issuer, KindRule, RolesFrom, with_preset
+from sidecar.identity.jwks import KeyState
+from sidecar.identity.jwt import Bounds
+
+__all__ = [
+    "ApiKeys",
+    "Audience",
+    "Bounds",
+    "Identity",
+    "Issuer",
+    "KeyState",
+    "KindRule",
+    "Presented",
+    "RolesFrom",
+    "load_api_keys",
+    "with_preset",
+]

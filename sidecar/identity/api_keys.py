@@ -1,0 +1,182 @@
+"""Whose API key is this?
+
+A key is `sck_<id>_<secret>`: the id finds its record, the secret has 256 bits. What is kept is an HMAC of the whole
+text under a pepper that lies elsewhere, so neither file alone lets anyone in or guess. Keys end, and a principal has
+at most two live ones: the old and the new of a rotation.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
+from sidecar.identity.names import is_principal
+from sidecar.settings.documents import Document, read_document
+from sidecar.vocabulary import Credential, Principal
+
+ISSUER = "api-key"
+MAX_LIVE_KEYS = 2
+MIN_PEPPER_BYTES = 32
+MAX_PEPPER_BYTES = 4096
+HASH_PREFIX = "hmac-sha256:"
+
+_KEY = re.compile(rf"{API_KEY_PREFIX}([A-Za-z0-9]{{4,32}})_[A-Za-z0-9]{{43,86}}")
+_HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
+_ID = re.compile(r"[A-Za-z0-9]{4,32}")
+_DOMAIN = b"sidecar/api-key/v1\0"
+_NOBODY = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One key as it is kept. `digest` is the HMAC; `expires_at` in seconds since the epoch, None never ends."""
+
+    id: str
+    principal: str
+    digest: bytes
+    expires_at: float | None = None
+    scopes: frozenset[str] = frozenset()
+
+    def lives(self, now: float) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+class KeyEntry(BaseModel):
+    """One entry of keys.yaml, as it is written."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    id: str
+    principal: str
+    hash: str
+    expires_at: str | None = None
+    created_at: str | None = None
+    scopes: list[str] = Field(default_factory=list)
+
+
+class KeyFile(BaseModel):
+    """keys.yaml."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    version: Literal[1]
+    keys: list[KeyEntry] = Field(default_factory=list, max_length=10_000)
+
+
+class ApiKeys:
+    """The keys of one keys.yaml, found by their id. Without records, no key is valid."""
+
+    def __init__(self, records: Iterable[KeyRecord] = (), pepper: bytes = b"") -> None:
+        self._records = {record.id: record for record in records}
+        self._pepper = pepper
+
+    def check(self, text: str, now: float) -> Workload:
+        """Who the key belongs to. Raises Refusal(BAD_CREDENTIAL)."""
+        match = _KEY.fullmatch(text)
+        record = self._records.get(match[1]) if match else None
+        # An unknown id costs the same HMAC as a known one: time does not tell which ids exist.
+        held = hmac.compare_digest(digest_of(text, self._pepper), record.digest if record else _NOBODY)
+        if record is None or not held:
+            raise bad_credential("the API key is not valid")
+        if not record.lives(now):
+            raise bad_credential("the API key has expired")
+        principal = Principal(record.principal, ISSUER, frozenset(), record.scopes)
+        return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
+
+
+def digest_of(text: str, pepper: bytes) -> bytes:
+    """What is kept of a key."""
+    return hmac.digest(pepper, _DOMAIN + text.encode("utf-8", "surrogateescape"), "sha256")
+
+
+def load_api_keys(path: Path, pepper: bytes, now: float) -> ApiKeys:
+    """Read keys.yaml. Raises SettingsError with every fault and its position."""
+    document = read_document(path)
+    return ApiKeys(records_of(document, now), pepper)
+
+
+def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
+    """The records of a keys.yaml that was read. Raises SettingsError."""
+    entries = document.validate(KeyFile).keys
+    faults = [fault for place, entry in enumerate(entries) for fault in _entry_faults(document, place, entry)]
+    if faults:
+        document.refuse(faults)
+    records = tuple(_record(entry) for entry in entries)
+    faults = list(_set_faults(document, records, now))
+    if faults:
+        document.refuse(faults)
+    return records
+
+
+def read_pepper(path: Path) -> bytes:
+    """The secret under which keys are kept. Raises SettingsError: a short or trivial one would protect nothing."""
+    try:
+        with path.open("rb") as file:
+            pepper = file.read(MAX_PEPPER_BYTES).strip()
+    except OSError as error:
+        raise SettingsError([fault_in(path, f"cannot be read: {error.strerror}", code="S310")]) from None
+    if len(pepper) < MIN_PEPPER_BYTES or len(set(pepper)) < 8:
+        message = f"a pepper has at least {MIN_PEPPER_BYTES} random bytes"
+        raise SettingsError([fault_in(path, message, code="S311", hint="remove the file; a new one is made")])
+    return pepper
+
+
+def moment(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time with an offset. Raises ValueError."""
+    parsed = datetime.fromisoformat(text)
+    if parsed.tzinfo is None or "T" not in text:
+        raise ValueError("write a time as 2027-03-31T00:00:00Z")
+    return parsed.timestamp()
+
+
+def _record(entry: KeyEntry) -> KeyRecord:
+    return KeyRecord(
+        id=entry.id,
+        principal=entry.principal,
+        digest=bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)),
+        expires_at=moment(entry.expires_at) if entry.expires_at is not None else None,
+        scopes=frozenset(entry.scopes),
+    )
+
+
+def _entry_faults(document: Document, place: int, entry: KeyEntry) -> Iterable[Fault]:
+    checks = (
+        ("id", _ID.fullmatch(entry.id), "a key id is 4-32 letters and digits"),
+        ("principal", is_principal(entry.principal), "a key belongs to user:<id> or nhi:<id>"),
+        ("hash", _HASH.fullmatch(entry.hash), f"a hash is {HASH_PREFIX}<64 hex digits>"),
+        ("expires_at", _is_moment(entry.expires_at), "write a time as 2027-03-31T00:00:00Z"),
+        ("created_at", _is_moment(entry.created_at), "write a time as 2027-03-31T00:00:00Z"),
+    )
+    for name, good, message in checks:
+        if not good:
+            yield document.fault(("keys", place, name), message, "S312")
+
+
+def _is_moment(text: str | None) -> bool:
+    try:
+        return text is None or moment(text) > 0
+    except ValueError:
+        return False
+
+
+def _set_faults(document: Document, records: tuple[KeyRecord, ...], now: float) -> Iterable[Fault]:
+    ids: set[str] = set()
+    live: Counter[str] = Counter()
+    for place, record in enumerate(records):
+        if record.id in ids:
+            yield document.fault(("keys", place, "id"), f"key id {record.id} is there twice", "S313")
+        ids.add(record.id)
+        live[record.principal] += record.lives(now)
+        if record.lives(now) and live[record.principal] > MAX_LIVE_KEYS:
+            message = f"{record.principal} has more than {MAX_LIVE_KEYS} live keys"
+            yield document.fault(("keys", place, "principal"), message, "S314", "revoke or expire an older one")

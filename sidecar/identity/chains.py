@@ -1,0 +1,246 @@
+"""Through whom does this call come?
+
+    chain_of(claims)      what a token proves alone: its subject, then its actors, oldest first
+    accepts(...)          whether a token is meant for this route
+    joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
+
+Links before the last come from a verified token and from nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sidecar.identity.credentials import Workload, bad_credential, client_unknown, conflict
+from sidecar.identity.issuers import DIRECT, Issuer, RolesFrom
+from sidecar.identity.jwt import Claims
+from sidecar.identity.names import Kind, Naming, is_id, is_typed
+from sidecar.vocabulary import Chain, Credential, Principal
+
+MAX_ACTORS = 8
+MAX_SCOPES = 256
+ROUTES = ("mcp", "agents")
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads that its
+    audience names (`nhi:planner`), who may present it as authority lent to them."""
+
+    chain: Chain
+    here: bool
+    lent_to: frozenset[str]
+    credential: Credential
+    expires_at: float
+
+
+def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
+    """The token's chain and what its audience allows at this route. Raises Refusal."""
+    return Proven(
+        chain=chain_of(claims, naming),
+        here=accepts(claims.issuer, claims.audiences, resource),
+        lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
+        credential=Credential("jwt", issuer=claims.issuer.issuer),
+        expires_at=claims.expires_at,
+    )
+
+
+def chain_of(claims: Claims, naming: Naming) -> Chain:
+    """The principals that a token names, first to last. Raises Refusal where one of them may not be named so."""
+    subject = _subject(claims, naming)
+    actors = _actors(claims, naming)
+    client = _client(claims)
+    names = _with_client([subject, *actors], client, own=_is_clients_own(claims, subject))
+    if len(set(names)) != len(names):
+        raise bad_credential("the token names a principal twice in its chain")
+    scopes, roles = _scopes(claims.values), _roles(claims)
+    issuer = claims.issuer.issuer
+    first = Principal(names[0], issuer, roles, scopes)
+    return (first, *(Principal(name, issuer, frozenset(), scopes) for name in names[1:]))
+
+
+def accepts(issuer: Issuer, audiences: frozenset[str], resource: str) -> bool:
+    """Whether the audience names this route: by its own URL, or by one configured for the issuer, unless that is the
+    URL of another route of ours (RFC 8707: a token for one server opens no other)."""
+    return resource in audiences or any(
+        audience in audiences and not _is_another_route(audience, resource) for audience in issuer.audiences
+    )
+
+
+def joined(proven: Proven, workload: Workload | None) -> Chain:
+    """One chain out of a token and, perhaps, a workload's own credential. Raises Refusal where they don't agree."""
+    last = proven.chain[-1]
+    if workload is None:
+        return _here(proven)
+    name = workload.principal.name
+    if workload.principal.kind != "nhi":
+        raise conflict("a token and a credential of another user")
+    if len(proven.chain) > 1 and last.name == name:
+        return _here(proven)
+    if name in proven.lent_to:
+        return _extended(proven.chain, workload.principal)
+    chain = _here(proven)
+    if len(chain) > 1:
+        raise conflict("the token's newest actor is another than the caller")
+    if last.kind != "user":
+        raise conflict("the token and another credential both name the caller")
+    return _extended(chain, workload.principal)
+
+
+def _here(proven: Proven) -> Chain:
+    if not proven.here:
+        raise bad_credential("the token is meant for another audience")
+    return proven.chain
+
+
+def _extended(chain: Chain, last: Principal) -> Chain:
+    if any(principal.name == last.name for principal in chain):
+        raise bad_credential("the caller is in the token's chain already")
+    return (*chain, last)
+
+
+def _subject(claims: Claims, naming: Naming) -> str:
+    kind, bare = _kind_and_id(claims)
+    name = naming.name(kind, bare) if kind in claims.issuer.kinds else None
+    if name is None:
+        raise bad_credential("the token's issuer may not name its sub so")
+    return name
+
+
+def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
+    issuer, subject = claims.issuer, claims.subject
+    if issuer.typed_subjects:
+        kind, _, bare = subject.partition(":")
+        if kind == "user":
+            return "user", bare
+        if kind == "nhi":
+            return "nhi", bare
+        raise bad_credential("the token's sub must begin with user: or nhi:")
+    if is_typed(subject):
+        raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare")
+    if not issuer.kind_rules:
+        return issuer.kinds[0], subject
+    for rule in issuer.kind_rules:
+        if rule.fits(claims.values):
+            return rule.kind, subject
+    raise bad_credential("the token does not say whether it is a user's or a workload's")
+
+
+def _actors(claims: Claims, naming: Naming) -> list[str]:
+    """RFC 8693 4.1: the outermost `act` is the newest actor. Oldest first here."""
+    found: list[str] = []
+    values = claims.values
+    while "act" in values:
+        if len(found) == MAX_ACTORS:
+            raise bad_credential(f"the token names more than {MAX_ACTORS} actors")
+        values = values["act"]
+        found.append(_actor(values, claims.issuer, naming))
+    return found[::-1]
+
+
+def _actor(act: object, issuer: Issuer, naming: Naming) -> str:
+    subject = act.get("sub") if isinstance(act, dict) else None
+    if not isinstance(act, dict) or not isinstance(subject, str):
+        raise bad_credential("the token's act must be an object with a sub")
+    if act.get("iss", issuer.issuer) != issuer.issuer:
+        raise bad_credential("the token names an actor of another issuer")
+    if "cnf" in act:
+        raise bad_credential("the token's actor is bound to a key, which cannot be checked here")
+    bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
+    name = None if is_typed(bare) or "nhi" not in issuer.kinds else naming.name("nhi", bare)
+    if name is None:
+        raise bad_credential("the token's issuer may not name its actor so")
+    return name
+
+
+def _client(claims: Claims) -> str:
+    """The workload that the token was issued to; "" where the issuer is not asked, or it is a person's own program."""
+    issuer = claims.issuer
+    if not issuer.actor_from:
+        return ""
+    client = claims.values.get(issuer.actor_from)
+    target = issuer.clients.get(client) if isinstance(client, str) else None
+    if target is None:
+        raise client_unknown("the token's client is not in the issuer's table")
+    return "" if target == DIRECT else target
+
+
+def _is_clients_own(claims: Claims, subject: str) -> bool:
+    """Whether the token is a client's for itself (client credentials), as the issuer's rules tell it."""
+    return bool(claims.issuer.kind_rules) and subject.startswith("nhi:")
+
+
+def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
+    if own and client:
+        names = [client, *names[1:]]  # the table's name for what the issuer knows by a number
+    if not client or names[-1] == client or (own and len(names) > 1):
+        return names
+    if len(names) > 1:
+        raise conflict("the token's actor and its client are not the same")
+    return [*names, client]
+
+
+def _scopes(values: Mapping[str, Any]) -> frozenset[str]:
+    """`scope` (RFC 9068) and `scp` (Entra: one string, Okta: a list)."""
+    found: set[str] = set()
+    for claim in ("scope", "scp"):
+        value = values.get(claim, ())
+        items = value.split(" ") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise bad_credential(f"the token's {claim} must be a string or a list of strings")
+        found |= {item for item in items if isinstance(item, str) and _SCOPE.fullmatch(item)}
+    if len(found) > MAX_SCOPES:
+        raise bad_credential(f"the token carries more than {MAX_SCOPES} scopes")
+    return frozenset(found)
+
+
+def _roles(claims: Claims) -> frozenset[str]:
+    source = claims.issuer.roles_from
+    if source is None:
+        return frozenset()
+    value = _at_path(claims.values, source.claim)
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        if source.required:
+            raise bad_credential("the token lacks the claim that roles are read from")
+        return frozenset()
+    return frozenset(
+        f"role:{source.namespace}/{item}" for item in items if isinstance(item, str) and _is_role(item, source)
+    )
+
+
+def _is_role(value: str, source: RolesFrom) -> bool:
+    # A value outside the grammar is passed over: no row of a policy can name it, to allow or to deny.
+    if not value or not is_id(f"{source.namespace}/{value}"):
+        return False
+    return not source.only or any(_matches(pattern, value) for pattern in source.only)
+
+
+def _matches(pattern: str, value: str) -> bool:
+    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), value) is not None
+
+
+def _at_path(values: Mapping[str, Any], path: str) -> object:
+    """A member by its name, or else by a path; names such as `https://acme.example/groups` have dots of their own."""
+    if path in values:
+        return values[path]
+    found: object = values
+    for part in path.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found
+
+
+def _is_another_route(audience: str, resource: str) -> bool:
+    if audience == resource:
+        return False
+    theirs, ours = urlsplit(audience), urlsplit(resource)
+    if (theirs.scheme, theirs.netloc.lower()) != (ours.scheme, ours.netloc.lower()):
+        return False
+    return theirs.path.strip("/").partition("/")[0] in ROUTES

@@ -1,0 +1,129 @@
+"""What does one request bear, and is it one credential for each place?
+
+Nothing is verified here. A header that is there and cannot be read is a bad credential, never an absent one
+(threats A11), and a header that is there twice is refused: two readers could pick different lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sidecar.errors import Reason, Refusal
+from sidecar.vocabulary import Credential, CredentialKind, Principal
+
+MAX_TOKEN_CHARS = 16 * 1024
+API_KEY_PREFIX = "sck_"
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """What one request bears: every `Authorization` line, every `X-API-Key` line, and the principal of the local
+    listener that it came in by (`nhi:planner`; "" on the data listener)."""
+
+    authorization: tuple[str, ...] = ()
+    api_key: tuple[str, ...] = ()
+    local: str = ""
+
+    @property
+    def kinds(self) -> tuple[CredentialKind, ...]:
+        """Which kinds of credential are there, good or bad, for evidence and metrics. `anonymous` when none is."""
+        keyed = any(_looks_like_key(line) for line in self.authorization) or bool(self.api_key)
+        token = any(not _looks_like_key(line) for line in self.authorization)
+        seen: tuple[tuple[CredentialKind, bool], ...] = (
+            ("jwt", token),
+            ("api_key", keyed),
+            ("local", bool(self.local)),
+        )
+        return tuple(kind for kind, there in seen if there) or ("anonymous",)
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """What the route is: its own URL, whether the upstream names `anonymous`, and the scopes it asks for."""
+
+    resource: str
+    anonymous: bool = False
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Who a credential of its own proves to be on this connection. `expires_at` in seconds since the epoch."""
+
+    principal: Principal
+    credential: Credential
+    expires_at: float | None = None
+
+
+class Shown(NamedTuple):
+    """What was presented, one of each; "" is none."""
+
+    token: str
+    key: str
+    local: str
+
+
+def read_credentials(presented: Presented) -> Shown:
+    """Sort what was presented. Raises Refusal for a header that is doubled or cannot be read, and for two keys."""
+    if len(presented.authorization) > 1 or len(presented.api_key) > 1:
+        raise bad_credential("a credential header is there more than once")
+    bearer = _bearer_from(presented.authorization[0]) if presented.authorization else ""
+    key = _key_from(presented.api_key[0]) if presented.api_key else ""
+    if not bearer.startswith(API_KEY_PREFIX):
+        return Shown(bearer, key, presented.local)
+    if key:
+        raise conflict("two API keys")
+    return Shown("", bearer, presented.local)
+
+
+def bad_credential(detail: str) -> Refusal:
+    """401: something was presented and does not hold. `detail` is a sentence of ours, never the caller's bytes."""
+    return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=_invalid_token(detail))
+
+
+def conflict(detail: str) -> Refusal:
+    """401: two credentials claim the same place in the chain."""
+    return Refusal(Reason.CREDENTIAL_CONFLICT, detail, challenge=_invalid_token(detail))
+
+
+def client_unknown(detail: str) -> Refusal:
+    """401: the token was issued to a client that the issuer's table does not name."""
+    return Refusal(Reason.CLIENT_UNKNOWN, detail, challenge=_invalid_token(detail))
+
+
+def unauthenticated(audience: Audience) -> Refusal:
+    """401 without `error`: RFC 6750 3.1 wants none where no credential was presented."""
+    scope = f'scope="{" ".join(audience.scopes)}"' if audience.scopes else ""
+    return Refusal(Reason.UNAUTHENTICATED, challenge=scope)
+
+
+def insufficient_scope(audience: Audience) -> Refusal:
+    """403: the credential holds, and lacks a scope. The challenge names all that the route needs (MCP 2025-11-25)."""
+    scope = " ".join(audience.scopes)
+    return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
+
+
+def _bearer_from(line: str) -> str:
+    if len(line) > MAX_TOKEN_CHARS + 16:
+        raise bad_credential("the credential is too long")
+    scheme, _, token = line.partition(" ")
+    token = token.strip(" ")
+    # What the credential is made of is checked where it is read: a remembered token passed there before.
+    if scheme.lower() != "bearer" or not token:
+        raise bad_credential("Authorization must be one Bearer credential")
+    return token
+
+
+def _key_from(line: str) -> str:
+    if not line.startswith(API_KEY_PREFIX):
+        raise bad_credential("the API key is not one of ours")
+    return line
+
+
+def _looks_like_key(line: str) -> bool:
+    return line[:7].lower() == "bearer " and line[7:].lstrip().startswith(API_KEY_PREFIX)
+
+
+def _invalid_token(detail: str) -> str:
+    return f'error="invalid_token", error_description="{detail}"'

@@ -1,0 +1,184 @@
+"""Who is calling?
+
+    read what is presented  →  prove each credential  →  one chain  →  enough scopes
+
+Tokens that were proven are remembered by their SHA-256 and the route, until they end or their issuer's keys change.
+An instance belongs to one configuration: a reload makes a new one, and nothing remembered outlives it (threats A7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from hashlib import sha256
+from typing import NamedTuple
+
+from sidecar.identity.api_keys import ApiKeys
+from sidecar.identity.chains import Proven, joined, proven_at
+from sidecar.identity.credentials import (
+    Audience,
+    Presented,
+    Shown,
+    Workload,
+    bad_credential,
+    conflict,
+    insufficient_scope,
+    read_credentials,
+    unauthenticated,
+)
+from sidecar.identity.issuers import Issuer, check_issuers
+from sidecar.identity.jwks import MAX_JWKS_BYTES, IssuerKeys, KeyState
+from sidecar.identity.jwt import DEFAULT_BOUNDS, Bounds, Verifier
+from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
+
+MAX_REMEMBERED = 10_000
+LOCAL = "local"
+
+Fetch = Callable[[str], Awaitable[bytes]]
+
+
+class Remembered(NamedTuple):
+    """A proven token. `caller` is its chain alone where its audience names the route, else None."""
+
+    proven: Proven
+    caller: Caller | None
+    keys: IssuerKeys
+    generation: int
+    until: float
+
+    def holds(self, now: float) -> bool:
+        """Whether it would be proven again: it is alive, and its issuer still has the same keys, and fresh ones."""
+        return now < self.until and self.generation == self.keys.generation and self.keys.usable
+
+
+class Identity:
+    """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL."""
+
+    def __init__(
+        self,
+        issuers: Iterable[Issuer] = (),
+        keys: ApiKeys | None = None,
+        *,
+        fetch: Fetch,
+        clock: Callable[[], float] = time.time,
+        mono: Callable[[], float] = time.monotonic,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        max_remembered: int = MAX_REMEMBERED,
+    ) -> None:
+        known = tuple(issuers)
+        self._naming = check_issuers(known)
+        self._issuer_keys = {
+            issuer.issuer: IssuerKeys(issuer.issuer, _reader(issuer, fetch), mono=mono) for issuer in known
+        }
+        by_name = {issuer.issuer: issuer for issuer in known}
+        self._verifier = Verifier(by_name, self._issuer_keys, bounds, clock)
+        self._api_keys = keys or ApiKeys()
+        self._bounds = bounds
+        self._clock = clock
+        self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
+        self._max_remembered = max_remembered
+        self._background: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh."""
+        await asyncio.gather(*(keys.refresh() for keys in self._issuer_keys.values()))
+        self._background = asyncio.create_task(self._keep_fresh(), name="identity")
+
+    async def close(self) -> None:
+        """End what `start` began."""
+        if self._background is not None:
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
+            self._background = None
+        await asyncio.gather(*(keys.close() for keys in self._issuer_keys.values()))
+
+    @property
+    def key_states(self) -> tuple[KeyState, ...]:
+        """Where each issuer's keys stand, for readiness and /status."""
+        return tuple(keys.state for keys in self._issuer_keys.values())
+
+    async def identify(self, presented: Presented, audience: Audience) -> Caller:
+        """The caller, proven. Raises Refusal; its `challenge` are the parameters of `WWW-Authenticate`."""
+        shown = read_credentials(presented)
+        if not shown.token:
+            return self._without_token(shown, audience)
+        remembered = await self._proven(shown.token, audience.resource)
+        caller = remembered.caller
+        if caller is None or shown.key or shown.local:
+            caller = _caller_of(remembered.proven, self._workload(shown))
+        if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
+            raise insufficient_scope(audience)
+        return caller
+
+    def _without_token(self, shown: Shown, audience: Audience) -> Caller:
+        workload = self._workload(shown)
+        if workload is None:
+            # Scopes are asked of credentials; without one, a route that asks for any is closed.
+            if not audience.anonymous or audience.scopes:
+                raise unauthenticated(audience)
+            return Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
+        # A key bears its scopes. The local listener has none to show: policy alone binds who reaches it.
+        if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
+            raise insufficient_scope(audience)
+        return Caller((workload.principal,), (workload.credential,), workload.expires_at)
+
+    def _workload(self, shown: Shown) -> Workload | None:
+        key = self._api_keys.check(shown.key, self._clock()) if shown.key else None
+        if not shown.local:
+            return key
+        if key is not None:
+            raise conflict("the local listener and an API key both name the caller")
+        return Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL))
+
+    async def _proven(self, token: str, resource: str) -> Remembered:
+        if not token.isascii():
+            raise bad_credential("the credential is not a signed JWT")
+        place = (sha256(token.encode()).digest(), resource)
+        found = self._remembered.get(place)
+        if found is not None and found.holds(self._clock()):
+            self._remembered.move_to_end(place)
+            return found
+        claims = await self._verifier.verify(token)
+        proven = proven_at(claims, self._naming[claims.issuer.issuer], resource)
+        remembered = Remembered(
+            proven=proven,
+            caller=_caller_of(proven, None) if proven.here else None,
+            keys=self._issuer_keys[claims.issuer.issuer],
+            generation=claims.generation,
+            until=claims.expires_at + self._bounds.leeway_s,
+        )
+        self._remember(place, remembered)
+        return remembered
+
+    def _remember(self, place: tuple[bytes, str], remembered: Remembered) -> None:
+        self._remembered[place] = remembered
+        self._remembered.move_to_end(place)
+        if len(self._remembered) > self._max_remembered:
+            self._remembered.popitem(last=False)
+
+    async def _keep_fresh(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for keys in self._issuer_keys.values():
+                group.create_task(keys.keep_fresh())
+
+
+def _caller_of(proven: Proven, workload: Workload | None) -> Caller:
+    chain = joined(proven, workload)
+    if workload is None:
+        return Caller(chain, (proven.credential,), proven.expires_at)
+    ends = [end for end in (proven.expires_at, workload.expires_at) if end is not None]
+    return Caller(chain, (proven.credential, workload.credential), min(ends))
+
+
+def _reader(issuer: Issuer, fetch: Fetch) -> Callable[[], Awaitable[bytes]]:
+    path = issuer.jwks_path
+    if path is None:
+        return lambda: fetch(issuer.jwks_url)
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            return file.read(MAX_JWKS_BYTES + 1)
+
+    return lambda: asyncio.to_thread(read)

@@ -1,0 +1,182 @@
+"""Whose tokens are believed, and what may they say?
+
+How a `sub` becomes a principal is a property of the issuer, never of the token alone; else someone who may choose a
+login name chooses a kind with it:
+
+    kind_rules given     the first rule that the claims fit gives the kind; `sub` is the bare id
+    one kind             that kind; `sub` is the bare id
+    several kinds        `sub` is typed: `user:alice`, `nhi:planner`
+
+Where ids are bare, a `sub` that looks typed is refused: `alice` and `user:alice` would be one principal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.identity.names import Kind, Naming, is_namespace, is_principal, namespace_of
+
+# Asymmetric only: with a shared secret every verifier could mint (threats A1).
+ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+DIRECT = "direct"
+DEFAULT_TYP = ("at+jwt", "JWT")
+NO_TYP = ""
+PRESETS = ("keycloak", "entra", "okta")
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class KindRule:
+    """`kind` when `claim` is there, and equal to `value` where one is given."""
+
+    kind: Kind
+    claim: str
+    value: str = ""
+
+    def fits(self, claims: Mapping[str, object]) -> bool:
+        found = claims.get(self.claim)
+        return found == self.value if self.value else found is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RolesFrom:
+    """Roles out of a claim: `role:<namespace>/<value>` for the token's `sub`. `only` are values, `*` matches any run;
+    empty is all. `claim` is a member's name, or a path with dots (`realm_access.roles`)."""
+
+    claim: str
+    namespace: str
+    only: tuple[str, ...] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """One issuer of access tokens, as the operator trusts it. Exactly one of `jwks_url` and `jwks_path` is set.
+
+    `typ` are the accepted header types, "" for an absent one. `actor_from` is the claim that names the client, looked
+    up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims whose exact value is demanded.
+    """
+
+    issuer: str
+    jwks_url: str = ""
+    jwks_path: Path | None = None
+    audiences: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ("RS256",)
+    kinds: tuple[Kind, ...] = ("user",)
+    namespace: str = ""
+    typ: tuple[str, ...] = DEFAULT_TYP
+    actor_from: str = ""
+    clients: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    roles_from: RolesFrom | None = None
+    kind_rules: tuple[KindRule, ...] = ()
+    must_claim: Mapping[str, str] = field(default_factory=lambda: _NONE)
+
+    @property
+    def typed_subjects(self) -> bool:
+        """Whether `sub` brings its own kind."""
+        return not self.kind_rules and len(self.kinds) > 1
+
+
+def with_preset(issuer: Issuer, preset: str) -> Issuer:
+    """What is known of a product's access tokens, where the operator has not said otherwise."""
+    fill = {"keycloak": _keycloak, "entra": _entra, "okta": _okta}[preset]
+    return fill(issuer)
+
+
+def check_issuers(issuers: Iterable[Issuer], file: str = "identity.issuers") -> Mapping[str, Naming]:
+    """Issuer URL → what it may name. Raises SettingsError with every fault."""
+    known = tuple(issuers)
+    faults = [fault for issuer in known for fault in _faults_of(issuer, file)]
+    faults += _faults_between(known, file)
+    if faults:
+        raise SettingsError(faults)
+    namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
+    return {issuer.issuer: Naming(issuer.namespace, namespaces - {issuer.namespace}) for issuer in known}
+
+
+def _keycloak(issuer: Issuer) -> Issuer:
+    # One header type for all its tokens; the payload's `typ` tells access (Bearer) from ID, Refresh and Logout.
+    # The `service_account` client scope adds `client_id` (`clientId` before release 22), and nothing else does.
+    return _filled(
+        replace(issuer, must_claim={"typ": "Bearer", **issuer.must_claim}),
+        typ=("JWT", "at+jwt"),
+        rules=(KindRule("nhi", "client_id"), KindRule("nhi", "clientId"), KindRule("user", "sub")),
+        actor_from="azp",
+    )
+
+
+def _entra(issuer: Issuer) -> Issuer:
+    # v2.0 tokens. `idtyp` = app marks a token without a user (an optional claim of the app registration); a user's
+    # token has `scp`, an ID token has neither: what fits no rule is refused.
+    rules = (KindRule("nhi", "idtyp", "app"), KindRule("user", "scp"))
+    return _filled(issuer, typ=("JWT",), rules=rules, actor_from="azp")
+
+
+def _okta(issuer: Issuer) -> Issuer:
+    # A custom authorization server's tokens have no header type; `uid` is there when a user is, `cid` in every access
+    # token and in no ID token.
+    rules = (KindRule("user", "uid"), KindRule("nhi", "cid"))
+    return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
+
+
+def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str) -> Issuer:
+    # The rules stay whole for an issuer of one kind too: a token of the other kind is refused, not renamed.
+    return replace(
+        issuer,
+        typ=issuer.typ if issuer.typ != DEFAULT_TYP else typ,
+        kind_rules=issuer.kind_rules or rules,
+        actor_from=issuer.actor_from or (actor_from if issuer.clients else ""),
+    )
+
+
+def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
+    name = issuer.issuer
+    checks = (
+        (not name, "an issuer has no name"),
+        (bool(issuer.jwks_url) == (issuer.jwks_path is not None), "exactly one of jwks_url and jwks_path is needed"),
+        (not issuer.algorithms or not set(issuer.algorithms) <= ALGORITHMS, "algorithms must be asymmetric ones"),
+        (not issuer.kinds or not set(issuer.kinds) <= {"user", "nhi"}, "kinds must be user, nhi or both"),
+        (bool(issuer.namespace) and not is_namespace(issuer.namespace), "namespace must be [a-z0-9]+(-[a-z0-9]+)*"),
+        (not issuer.typ, "typ must name at least one header type"),
+        (bool(issuer.clients) and not issuer.actor_from, "clients needs actor_from"),
+        (bool(issuer.actor_from) and not issuer.clients, "actor_from needs clients: every token would be refused"),
+        (
+            issuer.roles_from is not None and not is_namespace(issuer.roles_from.namespace),
+            "roles_from.namespace must be [a-z0-9]+(-[a-z0-9]+)*",
+        ),
+    )
+    found = [message for wrong, message in checks if wrong]
+    found += [f"clients: {message}" for message in _client_faults(issuer)]
+    return [fault_in(file, f"{name}: {message}" if name else message, code="S301") for message in found]
+
+
+def _client_faults(issuer: Issuer) -> Iterable[str]:
+    targets = [target for target in issuer.clients.values() if target != DIRECT]
+    if targets and "nhi" not in issuer.kinds:
+        yield "the issuer names workloads here, so kinds must list nhi"
+    for target in targets:
+        if not (is_principal(target) and target.startswith("nhi:")):
+            yield f"{target!r} is neither nhi:<name> nor direct"
+
+
+def _faults_between(issuers: tuple[Issuer, ...], file: str) -> list[Fault]:
+    names = [issuer.issuer for issuer in issuers]
+    spaces = [issuer.namespace for issuer in issuers]
+    found = [f"{name}: listed twice" for name in sorted(set(names)) if names.count(name) > 1]
+    found += [
+        f"namespace {space!r} has two issuers" for space in sorted(set(spaces)) if space and spaces.count(space) > 1
+    ]
+    if spaces.count("") > 1:
+        found.append("all issuers but one need a namespace")
+    for issuer in issuers:
+        others = {space for space in spaces if space} - {issuer.namespace}
+        found += [
+            f"{issuer.issuer}: clients: {target} lies in another issuer's namespace"
+            for target in issuer.clients.values()
+            if namespace_of(target) in others
+        ]
+    return [fault_in(file, message, code="S302") for message in found]

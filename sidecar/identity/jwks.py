@@ -1,0 +1,208 @@
+"""Which keys does an issuer sign with now, and how often may strangers make us ask?
+
+One reader per issuer. A token with an unknown key id causes at most one fetch in ten seconds, failures included,
+however many there are and whatever they say (threats A6): nothing is kept per key id, so there is nothing to fill.
+Keys that were fetched serve for one hour while the issuer cannot be reached; then nobody's token holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from math import inf
+from typing import Any, NamedTuple
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from sidecar.egress.failures import EgressError
+from sidecar.errors import Refusal
+from sidecar.identity.credentials import bad_credential
+from sidecar.protocols.jsonrpc import parse_json
+
+MAX_JWKS_BYTES = 256 * 1024  # threats A6
+MAX_KEYS = 64  # threats A6
+MIN_RSA_BITS = 2048  # NIST SP 800-131A
+MIN_INTERVAL_S = 10.0  # reports BL-048: a new key within 10 s, one fetch in 10 s
+STALE_S = 3600.0  # CONTRACT 9
+REFRESH_S = 300.0
+FETCH_S = 5.0
+
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+_CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
+_READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "RSA": RSAAlgorithm.from_jwk,
+    "EC": ECAlgorithm.from_jwk,
+    "OKP": OKPAlgorithm.from_jwk,
+}
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+
+log = logging.getLogger("sidecar.identity")
+
+
+class JwksError(Exception):
+    """A key set that cannot be used. The message is ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationKey:
+    """One public key and what it says it is for ("" is anything that fits its type)."""
+
+    kid: str
+    algorithm: str
+    public: PublicKey
+
+    def fits(self, algorithm: str) -> bool:
+        """Whether this key may verify that algorithm, by its own word and by its type."""
+        if self.algorithm and self.algorithm != algorithm:
+            return False
+        if isinstance(self.public, RSAPublicKey):
+            return algorithm[:2] in ("RS", "PS")
+        if isinstance(self.public, EllipticCurvePublicKey):
+            return _CURVES.get(algorithm) == self.public.curve.name
+        return algorithm == "EdDSA"
+
+
+class KeyState(NamedTuple):
+    """Where an issuer's keys stand. `age_s` is None before the first good fetch."""
+
+    issuer: str
+    keys: int
+    age_s: float | None
+    usable: bool
+
+
+def parse_jwks(raw: bytes) -> tuple[VerificationKey, ...]:
+    """The signing keys of a JWKS (RFC 7517). Keys that we cannot use are passed over; a set without one is an error."""
+    if len(raw) > MAX_JWKS_BYTES:
+        raise JwksError(f"the key set is larger than {MAX_JWKS_BYTES} bytes")
+    try:
+        entries = parse_json(raw)["keys"]
+    except (Refusal, KeyError, TypeError):
+        raise JwksError("not a JSON Web Key Set") from None
+    if not isinstance(entries, list) or len(entries) > MAX_KEYS:
+        raise JwksError(f"`keys` must be a list of at most {MAX_KEYS}")
+    keys = tuple(key for entry in entries if (key := _key_from(entry)) is not None)
+    if not keys:
+        raise JwksError("no usable signing key")
+    return keys
+
+
+class IssuerKeys:
+    """The keys of one issuer. `read` fetches the set's bytes; `mono` is a monotonic clock in seconds."""
+
+    def __init__(self, issuer: str, read: Callable[[], Awaitable[bytes]], *, mono: Callable[[], float]) -> None:
+        self.issuer = issuer
+        self.generation = 0
+        """Rises when the content changes; whoever remembered a verification asks again then."""
+        self._read = read
+        self._mono = mono
+        self._keys: tuple[VerificationKey, ...] = ()
+        self._digest = b""
+        self._fetched_mono_s = -inf
+        self._attempted_mono_s = -inf
+        self._flight: asyncio.Task[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the keys are fresh enough to prove anything."""
+        return self._mono() - self._fetched_mono_s < STALE_S
+
+    @property
+    def state(self) -> KeyState:
+        age_s = self._mono() - self._fetched_mono_s
+        return KeyState(self.issuer, len(self._keys), None if age_s == inf else age_s, self.usable)
+
+    async def find(self, kid: str, algorithm: str) -> VerificationKey:
+        """The one key for this id ("" = the token names none) and algorithm. Raises Refusal."""
+        key = self._pick(kid, algorithm) if self.usable else None
+        if key is None and self._may_ask():
+            await self.refresh()
+            key = self._pick(kid, algorithm)
+        if not self.usable:
+            raise bad_credential("keys of the issuer cannot be had")
+        if key is None:
+            raise bad_credential("the token's key is not known")
+        return key
+
+    async def refresh(self) -> None:
+        """Fetch now; whoever asks meanwhile waits for the same fetch. A failure is logged and keeps the old keys."""
+        if self._flight is None:
+            self._flight = asyncio.create_task(self._fetch(), name="jwks")
+            self._flight.add_done_callback(self._landed)
+        # Shielded: the first asker may hang up, the others still wait for its fetch.
+        await asyncio.shield(self._flight)
+
+    async def keep_fresh(self, every_s: float = REFRESH_S) -> None:
+        """Refresh for ever, so that a rotated key is known before its first token comes."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self.refresh()
+
+    async def close(self) -> None:
+        """End a fetch that is under way."""
+        if self._flight is not None:
+            self._flight.cancel()
+            await asyncio.gather(self._flight, return_exceptions=True)
+
+    def _may_ask(self) -> bool:
+        return self._flight is not None or self._mono() - self._attempted_mono_s >= MIN_INTERVAL_S
+
+    def _pick(self, kid: str, algorithm: str) -> VerificationKey | None:
+        fitting = [key for key in self._keys if key.fits(algorithm) and (not kid or key.kid == kid)]
+        # Two that fit are none: which of them signed must not be a matter of trying.
+        return fitting[0] if len(fitting) == 1 else None
+
+    async def _fetch(self) -> None:
+        self._attempted_mono_s = self._mono()
+        try:
+            async with asyncio.timeout(FETCH_S):
+                raw = await self._read()
+            keys = parse_jwks(raw)
+        except (JwksError, EgressError, OSError, ValueError) as error:
+            log.warning("jwks_fetch_failed", extra={"issuer": self.issuer, "error": f"{type(error).__name__}: {error}"})
+            return
+        self._fetched_mono_s = self._mono()
+        digest = sha256(raw).digest()
+        if digest != self._digest:
+            self._keys, self._digest = keys, digest
+            self.generation += 1
+
+    def _landed(self, _: asyncio.Task[None]) -> None:
+        self._flight = None
+
+
+def _key_from(entry: Any) -> VerificationKey | None:
+    if not isinstance(entry, dict) or not _is_for_signatures(entry) or _PRIVATE & entry.keys():
+        return None
+    kid, algorithm = entry.get("kid", ""), entry.get("alg", "")
+    if not isinstance(kid, str) or not isinstance(algorithm, str):
+        return None
+    public = _public_key(entry)
+    return None if public is None else VerificationKey(kid, algorithm, public)
+
+
+def _is_for_signatures(entry: dict[str, Any]) -> bool:
+    if entry.get("use", "sig") != "sig":
+        return False
+    operations = entry.get("key_ops", ["verify"])
+    return isinstance(operations, list) and "verify" in operations
+
+
+def _public_key(entry: dict[str, Any]) -> PublicKey | None:
+    read = _READERS.get(str(entry.get("kty")))
+    if read is None:
+        return None
+    try:
+        key = read(entry)
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    if isinstance(key, RSAPublicKey):
+        return key if key.key_size >= MIN_RSA_BITS else None
+    return key if isinstance(key, EllipticCurvePublicKey | Ed25519PublicKey) else None

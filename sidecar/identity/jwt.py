@@ -1,0 +1,188 @@
+"""Is this token genuine, meant as an access token, and alive?
+
+The claims are read once, by our strict reader, and the signature is checked by PyJWT over the same bytes. The token
+chooses nothing: not the issuer (it must equal a configured one), not the algorithm (pinned there), not the key (by
+id, from that issuer's own set). Header members that bring keys (`jwk jku x5u x5c`) are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+
+from sidecar.errors import Refusal
+from sidecar.identity.credentials import MAX_TOKEN_CHARS, bad_credential
+from sidecar.identity.issuers import Issuer
+from sidecar.identity.jwks import IssuerKeys
+from sidecar.protocols.jsonrpc import parse_json
+
+LEEWAY_S = 60.0  # threats A5: the most
+MAX_LIFETIME_S = 24 * 3600.0  # threats A3
+MAX_TIME = 10**11  # a date in milliseconds is beyond it
+MAX_AUDIENCES = 64
+
+_COMPACT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
+_KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# They change what the signature covers or must be understood, and we understand none.
+_REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
+# Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
+_FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
+_JWS = jwt.PyJWS()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far clocks may differ, and how long a token may live from `iat` to `exp`; in seconds."""
+
+    leeway_s: float = LEEWAY_S
+    max_lifetime_s: float = MAX_LIFETIME_S
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with."""
+
+    issuer: Issuer
+    subject: str
+    audiences: frozenset[str]
+    expires_at: float
+    values: Mapping[str, Any]
+    generation: int
+
+
+class Verifier:
+    """Proves tokens of the configured issuers. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        issuers: Mapping[str, Issuer],
+        keys: Mapping[str, IssuerKeys],
+        bounds: Bounds,
+        clock: Callable[[], float],
+    ) -> None:
+        self._issuers = issuers
+        self._keys = keys
+        self._bounds = bounds
+        self._clock = clock
+
+    async def verify(self, token: str) -> Claims:
+        """The token's claims. Raises Refusal(BAD_CREDENTIAL) for anything that is not proven."""
+        header, values = _read(token)
+        issuer = self._issuer_of(values)
+        algorithm = _algorithm_of(header, issuer)
+        kid = _checked_kid(header)
+        _check_type(header, issuer)
+        keys = self._keys[issuer.issuer]
+        key = await keys.find(kid, algorithm)
+        generation = keys.generation
+        try:
+            _JWS.decode_complete(token, key.public, algorithms=[algorithm])
+        except jwt.PyJWTError:
+            raise bad_credential("the token's signature does not hold") from None
+        return self._claims(issuer, values, generation)
+
+    def _issuer_of(self, values: dict[str, Any]) -> Issuer:
+        name = values.get("iss")
+        issuer = self._issuers.get(name) if isinstance(name, str) else None
+        if issuer is None:
+            raise bad_credential("the token's issuer is not known here")
+        return issuer
+
+    def _claims(self, issuer: Issuer, values: dict[str, Any], generation: int) -> Claims:
+        expires_at = self._alive(values)
+        subject = values.get("sub")
+        if not isinstance(subject, str) or not subject:
+            raise bad_credential("the token's sub must be a string")
+        if "cnf" in values:
+            # RFC 9449 7.1: a bound token without its proof is stolen until shown otherwise.
+            raise bad_credential("the token is bound to a key and cannot be used as a bearer")
+        if any(claim in values for claim in _FOREIGN_CLAIMS):
+            raise bad_credential("the token is not an access token")
+        if any(values.get(claim) != value for claim, value in issuer.must_claim.items()):
+            raise bad_credential("the token is not an access token of this issuer")
+        return Claims(issuer, subject, _audiences(values.get("aud")), expires_at, values, generation)
+
+    def _alive(self, values: dict[str, Any]) -> float:
+        now, leeway_s = self._clock(), self._bounds.leeway_s
+        expires_at, issued_at = _time(values, "exp"), _time(values, "iat")
+        if now >= expires_at + leeway_s:
+            raise bad_credential("the token has expired")
+        if issued_at > now + leeway_s:
+            raise bad_credential("the token was issued in the future")
+        if "nbf" in values and _time(values, "nbf") > now + leeway_s:
+            raise bad_credential("the token is not valid yet")
+        if not 0 < expires_at - issued_at <= self._bounds.max_lifetime_s:
+            raise bad_credential("the token lives longer than is accepted here")
+        return expires_at
+
+
+def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    match = _COMPACT.fullmatch(token) if len(token) <= MAX_TOKEN_CHARS else None
+    if match is None:
+        raise bad_credential("the credential is not a signed JWT")
+    header, values = _object(match[1]), _object(match[2])
+    if any(name in header for name in _REFUSED_HEADERS):
+        raise bad_credential("the token's header asks for what is not supported")
+    return header, values
+
+
+def _object(segment: str) -> dict[str, Any]:
+    try:
+        value = parse_json(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+    except (Refusal, ValueError):
+        raise bad_credential("the token is not a JSON Web Token") from None
+    if not isinstance(value, dict):
+        raise bad_credential("the token is not a JSON Web Token")
+    return value
+
+
+def _algorithm_of(header: dict[str, Any], issuer: Issuer) -> str:
+    algorithm = header.get("alg")
+    if not isinstance(algorithm, str) or algorithm not in issuer.algorithms:
+        raise bad_credential("the token's algorithm is not accepted from its issuer")
+    return algorithm
+
+
+def _checked_kid(header: dict[str, Any]) -> str:
+    if "kid" not in header:
+        return ""
+    kid = header["kid"]
+    if not isinstance(kid, str) or _KID.fullmatch(kid) is None:
+        raise bad_credential("the token's kid is malformed")
+    return kid
+
+
+def _check_type(header: dict[str, Any], issuer: Issuer) -> None:
+    typ = header.get("typ", "")
+    # RFC 7515 4.1.9: the prefix may be left out, and media types have no case.
+    if not isinstance(typ, str) or _plain(typ) not in {_plain(accepted) for accepted in issuer.typ}:
+        raise bad_credential("the token's typ is not accepted from its issuer")
+
+
+def _plain(typ: str) -> str:
+    return typ.lower().removeprefix("application/")
+
+
+def _time(values: dict[str, Any], claim: str) -> float:
+    value = values.get(claim)
+    # PyJWT takes "9999999999" and 10**30 (threats A3), and true is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
+        raise bad_credential(f"the token's {claim} must be a time in seconds")
+    return float(value)
+
+
+def _audiences(value: object) -> frozenset[str]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not 0 < len(values) <= MAX_AUDIENCES:
+        raise bad_credential("the token's aud must be a string or a list of strings")
+    if not all(isinstance(item, str) and item for item in values):
+        raise bad_credential("the token's aud must be a string or a list of strings")
+    return frozenset(values)

@@ -1,0 +1,147 @@
+"""How are keys made, and how do they get into their files and out?
+
+For commands, not for requests. A hand-edited keys.yaml keeps its comments: one line is added or taken, the result is
+read back, and only where that did not give exactly what was meant is the file written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sidecar.errors import ConfigError, SettingsError, fault_in
+from sidecar.identity.api_keys import (
+    HASH_PREFIX,
+    KeyEntry,
+    KeyFile,
+    digest_of,
+    read_pepper,
+    records_of,
+)
+from sidecar.identity.credentials import API_KEY_PREFIX
+from sidecar.identity.names import is_principal
+from sidecar.settings.documents import read_document
+
+RandomBytes = Callable[[int], bytes]
+_EMPTY = "version: 1\nkeys:\n"
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def make_key(
+    principal: str, pepper: bytes, *, now: float, expires_at: float | None, scopes: tuple[str, ...], random: RandomBytes
+) -> tuple[str, KeyEntry]:
+    """A new key: its text, which is never kept, and its entry. Raises ValueError for a name that cannot call."""
+    if not is_principal(principal):
+        raise ValueError("a key belongs to user:<id> or nhi:<id>")
+    key_id = _base62(random(9), 12)
+    text = f"{API_KEY_PREFIX}{key_id}_{_base62(random(32), 43)}"
+    entry = KeyEntry(
+        id=key_id,
+        principal=principal,
+        hash=HASH_PREFIX + digest_of(text, pepper).hex(),
+        expires_at=None if expires_at is None else written_moment(expires_at),
+        created_at=written_moment(now),
+        scopes=list(scopes),
+    )
+    return text, entry
+
+
+def add_key(path: Path, entry: KeyEntry, now: float) -> None:
+    """Append to keys.yaml, made if missing. Raises SettingsError (a third live key), and the file is as it was."""
+    text = _text_of(path)
+    before = _entries(path, text)
+    appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
+    _replace(path, [appended], [*before, entry], now)
+
+
+def remove_key(path: Path, key_id: str, now: float) -> bool:
+    """Take a key out of keys.yaml. False if it is not there. Raises SettingsError."""
+    text = _text_of(path)
+    before = _entries(path, text)
+    after = [entry for entry in before if entry.id != key_id]
+    if after == before:
+        return False
+    lines = text.splitlines(keepends=True)
+    kept = [line for line in lines if not (f'"{key_id}"' in line and line.lstrip().startswith("- {"))]
+    _replace(path, ["".join(kept)], after, now)
+    return True
+
+
+def ensure_pepper(path: Path, random: RandomBytes) -> bytes:
+    """The pepper of this file, made at first use (mode 0600). Raises SettingsError."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_secret(path, random(32).hex() + "\n")
+        except FileExistsError:
+            pass  # another process was first; its pepper is the one
+    return read_pepper(path)
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A new file that only its owner reads. Raises FileExistsError: a key is never written over."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def written_moment(seconds: float) -> str:
+    """RFC 3339 in UTC, whole seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return _EMPTY
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([fault_in(path, f"cannot be read: {error}", code="S315")]) from None
+
+
+def _entries(path: Path, text: str) -> list[KeyEntry]:
+    if text == _EMPTY:
+        return []
+    return read_document(path, text=text).validate(KeyFile).keys
+
+
+def _replace(path: Path, candidates: list[str], meant: list[KeyEntry], now: float) -> None:
+    written_anew = "".join([_EMPTY if meant else "version: 1\nkeys: []\n", *(f"{_line(entry)}\n" for entry in meant)])
+    text = next((text for text in candidates if _says(path, text, meant)), written_anew)
+    records_of(read_document(path, text=text), now)
+    _write_over(path, text)
+
+
+def _says(path: Path, text: str, meant: Iterable[KeyEntry]) -> bool:
+    try:
+        return read_document(path, text=text).validate(KeyFile).keys == meant
+    except ConfigError:
+        return False
+
+
+def _write_over(path: Path, text: str) -> None:
+    """In one step: a reader sees the old file or the new one. The mode of an old file stays."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    Path(name).replace(path)
+
+
+def _line(entry: KeyEntry) -> str:
+    pairs = entry.model_dump(exclude_none=True, exclude_defaults=True)
+    # JSON strings are YAML strings that no YAML version reads as anything else.
+    return "  - {" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in pairs.items()) + "}"
+
+
+def _base62(raw: bytes, width: int) -> str:
+    number, digits = int.from_bytes(raw), ""
+    for _ in range(width):
+        number, digit = divmod(number, 62)
+        digits = _BASE62[digit] + digits
+    return digits

@@ -1,0 +1,62 @@
+"""What may a principal be called, and who may give it that name?
+
+Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1): everything that
+policy rows, audit lines and logs use as punctuation. An issuer names into its own namespace and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sidecar.vocabulary import ANONYMOUS
+
+Kind = Literal["user", "nhi"]
+
+_ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")
+_NAMESPACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_TYPED = re.compile(r"(user|nhi|role):")
+
+
+def is_id(text: str) -> bool:
+    """Whether this may stand after `user:` or `nhi:`."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_principal(text: str) -> bool:
+    """Whether this is a whole name of a principal that can call: `user:<id>` or `nhi:<id>`."""
+    kind, _, rest = text.partition(":")
+    return kind in ("user", "nhi") and is_id(rest)
+
+
+def is_namespace(text: str) -> bool:
+    """Whether this may be an issuer's namespace, the first part of an id before `/`."""
+    return _NAMESPACE.fullmatch(text) is not None
+
+
+def is_typed(subject: str) -> bool:
+    """Whether a subject brings a kind of its own, or one that never calls."""
+    return subject == ANONYMOUS or _TYPED.match(subject) is not None
+
+
+def namespace_of(name: str) -> str:
+    """`corp` of `user:corp/alice`; "" when the id has no slash."""
+    first, slash, _ = name.partition(":")[2].partition("/")
+    return first if slash else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What one issuer may call people and workloads. `foreign` are the namespaces of all other issuers."""
+
+    namespace: str = ""
+    foreign: frozenset[str] = frozenset()
+
+    def name(self, kind: Kind, bare: str) -> str | None:
+        """The full name, or None where the grammar or another issuer's namespace forbids it."""
+        own = f"{self.namespace}/{bare}" if self.namespace else bare
+        if not bare or not is_id(own):
+            return None
+        name = f"{kind}:{own}"
+        return None if namespace_of(name) in self.foreign else name
