@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.chains import Proven, joined, proven_at
+from sidecar.identity.configured import api_keys_from, issuers_from
 from sidecar.identity.credentials import (
     Audience,
     Presented,
@@ -29,8 +30,9 @@ from sidecar.identity.credentials import (
     unauthenticated,
 )
 from sidecar.identity.issuers import Issuer, check_issuers
-from sidecar.identity.jwks import MAX_JWKS_BYTES, IssuerKeys, KeyState
+from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
 from sidecar.identity.jwt import DEFAULT_BOUNDS, Bounds, Verifier
+from sidecar.settings.root import Settings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
 MAX_REMEMBERED = 10_000
@@ -69,9 +71,7 @@ class Identity:
     ) -> None:
         known = tuple(issuers)
         self._naming = check_issuers(known)
-        self._issuer_keys = {
-            issuer.issuer: IssuerKeys(issuer.issuer, _reader(issuer, fetch), mono=mono) for issuer in known
-        }
+        self._issuer_keys = {issuer.issuer: _keys_of(issuer, fetch, mono) for issuer in known}
         by_name = {issuer.issuer: issuer for issuer in known}
         self._verifier = Verifier(by_name, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
@@ -81,8 +81,34 @@ class Identity:
         self._max_remembered = max_remembered
         self._background: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh."""
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        clock: Callable[[], float],
+        fetch: Fetch,
+        mono: Callable[[], float] = time.monotonic,
+    ) -> Identity:
+        """As configured. Reads keys.yaml, its pepper and key-set files, and writes nothing. Raises SettingsError."""
+        identity = settings.identity
+        return cls(
+            issuers_from(identity),
+            api_keys_from(settings, clock()),
+            fetch=fetch,
+            clock=clock,
+            mono=mono,
+            bounds=Bounds(identity.leeway_s, identity.max_token_lifetime_s),
+        )
+
+    async def start(self, older: Identity | None = None) -> None:
+        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh.
+
+        After a reload, `older` is who served before: its keys serve on, so that a reload while an identity provider
+        is out locks nobody out.
+        """
+        for name, keys in self._issuer_keys.items():
+            if older is not None and name in older._issuer_keys:
+                keys.take_over(older._issuer_keys[name])
         await asyncio.gather(*(keys.refresh() for keys in self._issuer_keys.values()))
         self._background = asyncio.create_task(self._keep_fresh(), name="identity")
 
@@ -172,13 +198,8 @@ def _caller_of(proven: Proven, workload: Workload | None) -> Caller:
     return Caller(chain, (proven.credential, workload.credential), min(ends))
 
 
-def _reader(issuer: Issuer, fetch: Fetch) -> Callable[[], Awaitable[bytes]]:
-    path = issuer.jwks_path
+def _keys_of(issuer: Issuer, fetch: Fetch, mono: Callable[[], float]) -> IssuerKeys:
+    path, url = issuer.jwks_path, issuer.jwks_url
     if path is None:
-        return lambda: fetch(issuer.jwks_url)
-
-    def read() -> bytes:
-        with path.open("rb") as file:
-            return file.read(MAX_JWKS_BYTES + 1)
-
-    return lambda: asyncio.to_thread(read)
+        return IssuerKeys(issuer.issuer, url, lambda: fetch(url), mono=mono)
+    return IssuerKeys(issuer.issuer, str(path), lambda: asyncio.to_thread(read_jwks_file, path), mono=mono)

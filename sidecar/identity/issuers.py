@@ -12,7 +12,7 @@ Where ids are bare, a `sub` that looks typed is refused: `alice` and `user:alice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,6 @@ ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "E
 DIRECT = "direct"
 DEFAULT_TYP = ("at+jwt", "JWT")
 NO_TYP = ""
-PRESETS = ("keycloak", "entra", "okta")
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -83,8 +82,7 @@ class Issuer:
 
 def with_preset(issuer: Issuer, preset: str) -> Issuer:
     """What is known of a product's access tokens, where the operator has not said otherwise."""
-    fill = {"keycloak": _keycloak, "entra": _entra, "okta": _okta}[preset]
-    return fill(issuer)
+    return PRESETS[preset](issuer)
 
 
 def check_issuers(issuers: Iterable[Issuer], file: str = "identity.issuers") -> Mapping[str, Naming]:
@@ -131,6 +129,9 @@ def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...]
         kind_rules=issuer.kind_rules or rules,
         actor_from=issuer.actor_from or (actor_from if issuer.clients else ""),
     )
+
+
+PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {"keycloak": _keycloak, "entra": _entra, "okta": _okta}
 
 
 def _faults_of(issuer: Issuer, file: str) -> list[Fault]:

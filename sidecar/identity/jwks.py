@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jwt
@@ -94,11 +95,20 @@ def parse_jwks(raw: bytes) -> tuple[VerificationKey, ...]:
     return keys
 
 
-class IssuerKeys:
-    """The keys of one issuer. `read` fetches the set's bytes; `mono` is a monotonic clock in seconds."""
+def read_jwks_file(path: Path) -> bytes:
+    """A key set from a file, one byte more than we take at most. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(MAX_JWKS_BYTES + 1)
 
-    def __init__(self, issuer: str, read: Callable[[], Awaitable[bytes]], *, mono: Callable[[], float]) -> None:
+
+class IssuerKeys:
+    """The keys of one issuer. `source` is the set's URL or path, `read` gets its bytes; `mono` is in seconds."""
+
+    def __init__(
+        self, issuer: str, source: str, read: Callable[[], Awaitable[bytes]], *, mono: Callable[[], float]
+    ) -> None:
         self.issuer = issuer
+        self.source = source
         self.generation = 0
         """Rises when the content changes; whoever remembered a verification asks again then."""
         self._read = read
@@ -130,6 +140,12 @@ class IssuerKeys:
         if key is None:
             raise bad_credential("the token's key is not known")
         return key
+
+    def take_over(self, older: IssuerKeys) -> None:
+        """Go on with another instance's keys, if they came from the same place."""
+        if self.source == older.source:
+            self._keys, self._digest, self.generation = older._keys, older._digest, older.generation
+            self._fetched_mono_s = older._fetched_mono_s
 
     async def refresh(self) -> None:
         """Fetch now; whoever asks meanwhile waits for the same fetch. A failure is logged and keeps the old keys."""

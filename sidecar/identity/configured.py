@@ -1,0 +1,67 @@
+"""How does identity come out of sidecar.yaml?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
+from sidecar.identity.issuers import DEFAULT_TYP, Issuer, KindRule, RolesFrom, with_preset
+from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
+from sidecar.settings.documents import read_document
+from sidecar.settings.identity import IdentitySettings
+from sidecar.settings.identity import Issuer as IssuerSettings
+from sidecar.settings.root import Settings
+
+
+def issuers_from(settings: IdentitySettings) -> tuple[Issuer, ...]:
+    """The configured issuers, their key-set files tried once. Raises SettingsError."""
+    issuers = tuple(_issuer(entry) for entry in settings.issuers)
+    for issuer in issuers:
+        if issuer.jwks_path is not None:
+            _check_key_set(issuer.jwks_path)
+    return issuers
+
+
+def pepper_path(settings: Settings) -> Path:
+    """Where the secret lies under which API keys are kept; `sidecar token api-key` makes it."""
+    return settings.data / "keys" / "api-keys.pepper"
+
+
+def api_keys_from(settings: Settings, now: float) -> ApiKeys:
+    """The configured API keys. Raises SettingsError, also for keys whose pepper is gone: none of them could match."""
+    path = settings.identity.api_keys_path
+    if path is None:
+        return ApiKeys()
+    records = records_of(read_document(path), now)
+    return ApiKeys(records, read_pepper(pepper_path(settings))) if records else ApiKeys()
+
+
+def _issuer(entry: IssuerSettings) -> Issuer:
+    roles = entry.roles_from
+    issuer = Issuer(
+        issuer=entry.issuer,
+        jwks_url=entry.jwks_url or "",
+        jwks_path=entry.jwks_path,
+        audiences=entry.audiences,
+        algorithms=entry.algorithms,
+        kinds=entry.kinds,
+        namespace=entry.namespace or "",
+        typ=entry.typ or DEFAULT_TYP,
+        actor_from="" if entry.actor_from in (None, "act") else entry.actor_from,
+        clients=entry.clients,
+        roles_from=RolesFrom(roles.claim, roles.namespace, roles.only, roles.required) if roles else None,
+        kind_rules=_rules(entry.kind_claim) if entry.kind_claim else (),
+    )
+    return with_preset(issuer, entry.preset) if entry.preset else issuer
+
+
+def _rules(claim: str) -> tuple[KindRule, ...]:
+    return KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")
+
+
+def _check_key_set(path: Path) -> None:
+    try:
+        parse_jwks(read_jwks_file(path))
+    except (OSError, JwksError) as error:
+        raise SettingsError([fault_in(path, f"no usable key set: {error}", code="S316")]) from None
