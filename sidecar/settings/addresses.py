@@ -1,0 +1,98 @@
+"""Where does a listener listen?
+
+`127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` or `unix:/run/sidecar/planner.sock`, parsed once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from sidecar.settings.findings import Finding, reject
+
+MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, the last one is NUL
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/@]*)):(?P<port>[0-9]{1,5})")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP address. Port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback_host(self.host)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A Unix domain socket."""
+
+    path: Path
+
+    @property
+    def is_loopback(self) -> bool:
+        """Always: a socket file does not leave the machine."""
+        return True
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+def parse_address(text: str, folder: Path | None = None) -> Address | UnixAddress:
+    """An address as written; a relative socket path starts at `folder`. Rejects what is none."""
+    if text.startswith("unix:"):
+        return _unix_address(text.removeprefix("unix:"), folder)
+    found = _HOST_AND_PORT.fullmatch(text)
+    if not found:
+        reject(Finding("this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"'))
+    host = found["v6"] or found["host"]
+    if not host:
+        reject(Finding("the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface"))
+    if int(found["port"]) > 65535:
+        reject(Finding("a port is at most 65535"))
+    if not _is_host(host, v6=found["v6"] is not None):
+        reject(Finding(f'"{host}" is no host'))
+    return Address(host, int(found["port"]))
+
+
+def is_loopback_host(host: str) -> bool:
+    """`localhost`, 127.0.0.0/8 and ::1; no name is looked up."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def is_host_name(text: str) -> bool:
+    """An IPv4 address or a DNS name by its letters."""
+    return len(text) <= 253 and _HOST_NAME.fullmatch(text) is not None
+
+
+def _is_host(host: str, *, v6: bool) -> bool:
+    if not v6 and not host.replace(".", "").isdigit():
+        return is_host_name(host)
+    try:
+        return (ip_address(host).version == 6) is v6
+    except ValueError:
+        return False
+
+
+def _unix_address(path: str, folder: Path | None) -> UnixAddress:
+    if not path:
+        reject(Finding("the path is missing", hint='write "unix:/path/to.sock"'))
+    whole = (folder or Path()) / path
+    if len(str(whole).encode()) > MAX_SOCKET_PATH_BYTES:
+        reject(Finding(f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes", hint="choose a shorter folder"))
+    return UnixAddress(whole)

@@ -1,0 +1,177 @@
+"""What does the environment change in sidecar.yaml?
+
+    SIDECAR_STORE__URL=redis://...          sets store.url; only variables that contain `__` are settings
+    SIDECAR_STORE__URL_FILE=/run/secrets/x  sets it to the content of a file
+    ${VAR}  ${VAR:-default}  ${env:VAR}     inside upstream definitions
+
+Values follow the rules of unquoted YAML scalars; one that begins with `[` is a YAML list.
+
+    S201  a variable that names no setting     S202  set twice     S203  its file cannot be read     S204  unset in ${}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sidecar.errors import Fault, fault_in
+from sidecar.settings.documents import Document
+from sidecar.settings.nodes import Loc, Node, Span, compose
+from sidecar.settings.scalars import DoubtfulScalarError, meaning_of
+
+PREFIX = "SIDECAR_"
+MAX_SECRET_BYTES = 64 * 1024
+_FROM_FILE = "_FILE"
+_SEGMENT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+)*")
+_PLACEHOLDER = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A variable that sets something: `loc` is what."""
+
+    name: str
+    loc: Loc
+    value: str
+    from_file: bool
+
+
+def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, list[Fault]]:
+    """The document with what the environment sets laid over it, and what is wrong with the variables."""
+    faults: list[Fault] = []
+    root = document.root if isinstance(document.root.value, dict) else replace(document.root, value={})
+    taken: dict[Loc, str] = {}
+    for variable in _variables(environ, faults):
+        if earlier := taken.get(variable.loc):
+            message = f"set twice: {earlier} sets the same"
+            faults.append(fault_in(f"env {variable.name}", message, code="S202", hint="unset one of them"))
+            continue
+        taken[variable.loc] = variable.name
+        if node := _node_of(variable, faults):
+            root = _laid_over(root, _as_in_file(root, variable.loc), node, faults)
+    changed = replace(document, root=root) if taken else document
+    return _filled_in(changed, environ, faults), faults
+
+
+def _variables(environ: Mapping[str, str], faults: list[Fault]) -> Iterator[_Variable]:
+    for name in sorted(environ):
+        if not name.upper().startswith(PREFIX) or "__" not in name[len(PREFIX) :]:
+            continue
+        from_file = name.endswith(_FROM_FILE)
+        segments = name.removeprefix(PREFIX).removesuffix(_FROM_FILE if from_file else "").split("__")
+        if not name.startswith(PREFIX) or len(segments) < 2 or not all(map(_SEGMENT.fullmatch, segments)):
+            hint = "write upper-case words joined by two underscores: SIDECAR_STORE__URL"
+            faults.append(fault_in(f"env {name}", "this names no setting", code="S201", hint=hint))
+            continue
+        loc = tuple(int(part) if part.isdigit() else part.lower() for part in segments)
+        yield _Variable(name, loc, environ[name], from_file)
+
+
+def _node_of(variable: _Variable, faults: list[Fault]) -> Node | None:
+    span = Span(f"env {variable.name}")
+    if variable.from_file:
+        text = _secret(variable, faults)
+        return None if text is None else Node(text, span, span, secret=True)
+    if variable.value.startswith("["):
+        node, found = compose(variable.value, span.file)
+        faults += [fault_in(span.file, fault.message, code=fault.code, hint=fault.hint) for fault in found]
+        return None if found else _placed(node, span)
+    try:
+        return Node(meaning_of(variable.value), span, span)
+    except DoubtfulScalarError as doubt:
+        hint = doubt.hint.partition(", or quote")[0] if "or quote" in doubt.hint else ""
+        faults.append(fault_in(span.file, doubt.message, code="Y012", hint=hint))
+        return None
+
+
+def _placed(node: Node, span: Span) -> Node:
+    if isinstance(node.value, list):
+        return Node([_placed(entry, span) for entry in node.value], span)
+    if isinstance(node.value, dict):
+        return Node({name: _placed(entry, span) for name, entry in node.value.items()}, span)
+    return Node(node.value, span)
+
+
+def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
+    """The file's text without the line break that editors leave at its end."""
+    try:
+        with Path(variable.value).open("rb") as file:
+            raw = file.read(MAX_SECRET_BYTES + 1)
+        if len(raw) <= MAX_SECRET_BYTES:
+            return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        problem = f"{variable.value} is larger than {MAX_SECRET_BYTES} bytes"
+    except UnicodeDecodeError:
+        problem = f"{variable.value} is not UTF-8"
+    except (OSError, ValueError) as error:
+        problem = f"{variable.value} cannot be read: {getattr(error, 'strerror', None) or 'no such path'}".lower()
+    faults.append(fault_in(f"env {variable.name}", problem, code="S203"))
+    return None
+
+
+def _as_in_file(root: Node, loc: Loc) -> Loc:
+    """Upstream names have hyphens, variables cannot: `MY_SERVER` is `my-server`."""
+    if loc[0] == "upstreams" and len(loc) > 1:
+        return (loc[0], str(loc[1]).replace("_", "-"), *loc[2:])
+    return loc
+
+
+def _laid_over(node: Node, loc: Loc, leaf: Node, faults: list[Fault]) -> Node:
+    """The tree with `leaf` at `loc`; sections that are not there are made, at the leaf's place."""
+    if not loc:
+        return replace(leaf, key=node.key or leaf.key)
+    step, rest = loc[0], loc[1:]
+    below = node.child(step) or Node({} if rest else None, leaf.span, leaf.span)
+    if isinstance(node.value, dict):
+        return replace(node, value={**node.value, str(step): _laid_over(below, rest, leaf, faults)})
+    if node.value is None:
+        return replace(node, value={str(step): _laid_over(below, rest, leaf, faults)})
+    if isinstance(node.value, list) and isinstance(step, int) and step <= len(node.value):
+        entries = [*node.value[:step], _laid_over(below, rest, leaf, faults), *node.value[step + 1 :]]
+        return replace(node, value=entries)
+    what = "a list: write its entry's number" if isinstance(node.value, list) else "a value, not a section"
+    faults.append(fault_in(leaf.span.file, f"what stands before {str(step).upper()} is {what}", code="S201"))
+    return node
+
+
+def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Document:
+    """`${VAR}` inside upstream definitions. Nothing else expands: elsewhere a dollar is a dollar."""
+    upstreams = document.root.child("upstreams")
+    if upstreams is None or not isinstance(document.root.value, dict):
+        return document
+    filled = _expanded(upstreams, ("upstreams",), document, environ, faults)
+    return replace(document, root=replace(document.root, value={**document.root.value, "upstreams": filled}))
+
+
+def _expanded(node: Node, loc: Loc, document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Node:
+    if isinstance(node.value, dict):
+        entries = {k: _expanded(v, (*loc, k), document, environ, faults) for k, v in node.value.items()}
+        return replace(node, value=entries)
+    if isinstance(node.value, list):
+        return replace(
+            node, value=[_expanded(v, (*loc, i), document, environ, faults) for i, v in enumerate(node.value)]
+        )
+    if not isinstance(node.value, str) or "${" not in node.value:
+        return node
+    text, problems = _expand(node.value, environ)
+    faults += [document.fault(loc, problem, "S204", hint) for problem, hint in problems]
+    return replace(node, value=text, shown=node.value)
+
+
+def _expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    problems: list[tuple[str, str]] = []
+
+    def value_of(found: re.Match[str]) -> str:
+        name, default = found["name"], found["default"]
+        value = environ.get(name, "")
+        if default is not None:
+            return value or default.removeprefix(":-")  # as in a shell: `:-` also stands in for an empty value
+        if name not in environ:
+            problems.append((f"the variable {name} is not set", f"set it, or write ${{{name}:-default}}"))
+        return value
+
+    filled = _PLACEHOLDER.sub(value_of, text)
+    if "${" in _PLACEHOLDER.sub("", text):
+        problems.append(("this ${...} is not understood", "write ${VAR}, ${VAR:-default} or ${env:VAR}"))
+    return filled, problems

@@ -1,0 +1,189 @@
+"""What is wrong with a value, in words for the person who wrote it?
+
+Validators say it with `reject()`; what pydantic finds by itself is translated here: what was expected, what is
+nearest to what was written. A finding has no file yet: `Document.validate` knows where its value stands.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from sidecar.settings.nodes import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong. `at` is where, seen from the value under check; `on_key`: its key is wrong, not its value."""
+
+    message: str
+    code: str = "Y104"
+    hint: str = ""
+    at: Loc = ()
+    on_key: bool = False
+
+
+def reject(*findings: Finding) -> NoReturn:
+    """Say inside a pydantic validator what is wrong, all of it."""
+    raise PydanticCustomError("findings", "invalid", {"findings": findings})
+
+
+def reject_any(findings: Iterable[Finding]) -> None:
+    """`reject` what there is; nothing is fine."""
+    if found := tuple(findings):
+        reject(*found)
+
+
+def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Finding]:
+    """Every finding of a failed validation, each `at` its place in the whole document."""
+    for detail in error.errors(include_url=False):
+        yield from _translated(detail, model)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The hint for a word that is nearly a known one, else the list of known ones if that is short."""
+    choices = sorted(known)
+    if near := get_close_matches(word, choices, n=1, cutoff=0.6):
+        return f'did you mean "{near[0]}"?'
+    return f"known here: {', '.join(choices)}" if choices and len(choices) <= 24 else ""
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be at least"),
+    "greater_than": ("gt", "must be more than"),
+    "less_than_equal": ("le", "must be at most"),
+    "less_than": ("lt", "must be less than"),
+}
+_LENGTHS = {
+    "too_short": ("min_length", "must have at least", "entries"),
+    "too_long": ("max_length", "must have at most", "entries"),
+    "string_too_short": ("min_length", "must have at least", "characters"),
+    "string_too_long": ("max_length", "must have at most", "characters"),
+}
+
+
+def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Finding]:
+    loc: Loc = detail["loc"]
+    context: Mapping[str, Any] = detail.get("ctx") or {}
+    if detail["type"] == "findings":
+        yield from (replace(found, at=loc + found.at) for found in context["findings"])
+    else:
+        yield replace(_finding(detail["type"], loc, detail, context, model), at=loc)
+
+
+def _finding(kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]) -> Finding:
+    last = str(loc[-1]) if loc else ""
+    if kind == "extra_forbidden":
+        return Finding(f'unknown key "{last}"', "Y101", did_you_mean(last, _keys_at(model, loc[:-1])), on_key=True)
+    if kind == "missing":
+        return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
+    if kind in _EXPECTED:
+        return _wrong_type(_EXPECTED[kind], detail["input"])
+    if kind == "literal_error":
+        return _wrong_word(detail["input"], context)
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return Finding(f"{words} {context[bound]}")
+    if kind in _LENGTHS:
+        bound, words, unit = _LENGTHS[kind]
+        return Finding(f"{words} {context[bound]} {unit}")
+    if kind == "value_error":
+        return Finding(str(context["error"]))
+    return Finding(detail["msg"][:1].lower() + detail["msg"][1:])
+
+
+def _wrong_type(expected: str, found: object) -> Finding:
+    hint = ""
+    if expected == "a string" and isinstance(found, bool | int | float):
+        hint = "quote it"
+    elif expected == "a list" and isinstance(found, str):
+        hint = "put it into brackets: [ ]"
+    elif isinstance(found, str) and expected in {"a whole number", "a number", "true or false"}:
+        hint = "write it without quotes"
+    return Finding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "a mapping"
+        case Sequence():
+            return "a list"
+    return "something else"
+
+
+def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:
+    expected = str(context["expected"])
+    words = [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
+    hint = f"it must be {expected.replace(chr(39), chr(34))}"
+    if isinstance(found, str) and (near := get_close_matches(found, words, n=1)):
+        hint = f'did you mean "{near[0]}"?'
+    shown = f'"{found}"' if isinstance(found, str) else _kind_of(found)
+    return Finding(f"{shown} is not one of the known values", "Y104", hint)
+
+
+def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
+    """The keys that the schema knows at a place; steps that the schema does not have (union tags) are passed over."""
+    here: list[Any] = [model]
+    for step in loc:
+        here = [inner for kind in here for inner in _below(kind, step)] or here
+    return {
+        field.alias or name
+        for kind in here
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for name, field in kind.model_fields.items()
+    }
+
+
+def _below(kind: Any, step: str | int) -> list[Any]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+        return _flat(fields[step].annotation) if isinstance(step, str) and step in fields else []
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if not isinstance(origin, type) or not arguments:
+        return []
+    if issubclass(origin, Mapping) and isinstance(step, str):
+        return _flat(arguments[1])
+    if issubclass(origin, Sequence) and isinstance(step, int):
+        return _flat(arguments[0])
+    return []
+
+
+def _flat(annotation: Any) -> list[Any]:
+    """`Annotated` and unions taken apart."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _flat(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _flat(part)]
+    return [annotation]

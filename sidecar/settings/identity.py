@@ -1,0 +1,172 @@
+"""Whose word do we take for who is calling?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from sidecar.settings.fields import ClaimName, KeyUrl, Many, PathField, Seconds, Section, Slug, Word, is_nhi
+from sidecar.settings.findings import Finding, reject, reject_any
+
+MAX_LEEWAY_S = 60  # beyond a minute it is no longer clock skew
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Asymmetric only: who can check an HMAC can also make one."""
+
+KEYS_OF_PRESET: Mapping[str, str] = {
+    "keycloak": "{issuer}/protocol/openid-connect/certs",  # issuer: https://<host>/realms/<realm>
+    "entra": "{issuer_without_version}/discovery/v2.0/keys",  # https://login.microsoftonline.com/<tenant>/v2.0
+    "okta": "{issuer}/v1/keys",  # https://<org>.okta.com/oauth2/<server>
+}
+ROLES_OF_PRESET: Mapping[str, str] = {"keycloak": "realm_access.roles", "entra": "roles", "okta": "groups"}
+
+
+def _listed(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+def _absent_as_empty(word: str) -> str:
+    return "" if word == "none" else word
+
+
+class RolesFrom(Section):
+    """Roles that a token grants to its own subject: `role:<namespace>/<value>`."""
+
+    claim: ClaimName
+    """The claim with a string or a list of strings; dots walk into objects (realm_access.roles)."""
+    namespace: Slug
+    """What these roles are called after."""
+    only: Many[Word] = ()
+    """Only these values become roles, `*` matching any run of characters; empty takes all."""
+    required: bool = False
+    """Whether a token without the claim is refused."""
+
+
+class Issuer(Section):
+    """Who signs tokens, and what its tokens may say."""
+
+    issuer: Word
+    """The exact `iss` of its tokens."""
+    preset: Annotated[
+        Literal["keycloak", "entra", "okta", "spiffe"] | None,
+        Field(description="What is known of a product's tokens fills what is not written here."),
+    ] = None
+    audiences: Many[Word] = ()
+    """Accepted `aud`; empty is <public_url>/mcp/<server>."""
+    jwks_url: KeyUrl | None = None
+    """Where its public keys are fetched; a preset knows it."""
+    jwks_path: PathField | None = None
+    """File with its public keys, instead of jwks_url."""
+    algorithms: Annotated[Many[Algorithm], Field(min_length=1)] = ("RS256",)
+    """The signature algorithms of its keys, no others."""
+    kinds: Annotated[Many[Literal["user", "nhi"]], Field(min_length=1)] = ("user",)
+    """What it may name."""
+    namespace: Slug | None = None
+    """Its names become `user:<namespace>/<id>`; needed by all but one of several issuers."""
+    typ: Annotated[Many[Annotated[Word, AfterValidator(_absent_as_empty)]], BeforeValidator(_listed)] = ()
+    """Accepted `typ` headers of its access tokens, `none` for one without; empty is at+jwt and JWT, or the preset's."""
+    actor_from: Literal["act", "azp", "client_id", "cid", "appid"] | None = None
+    """The claim with the client id that is looked up in `clients`; `act` looks up none (RFC 8693 is always read)."""
+    clients: Mapping[Word, str] = {}
+    """Client id → `direct` (a person's own program) or `nhi:<name>`; a client that is not listed is refused."""
+    roles_from: RolesFrom | None = None
+    """Roles out of a claim."""
+    kind_claim: ClaimName | None = None
+    """The claim whose value is `user` or `nhi`; without it and with several kinds, `sub` says it: `nhi:planner`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, given: Any) -> Any:
+        preset = given.get("preset") if isinstance(given, dict) else None
+        if preset == "spiffe":
+            hint = "write issuer, jwks_path, algorithms and kinds out"
+            reject(Finding("the preset spiffe is not supported by this version", "S105", hint, ("preset",)))
+        return _filled(given, preset) if isinstance(preset, str) and preset in KEYS_OF_PRESET else given
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _no_shared_secret(cls, given: Any) -> Any:
+        hint = "name what only the issuer can sign with: RS256, ES256, EdDSA"
+        reject_any(
+            Finding(f"{name} is not accepted", "S106", hint, (index,))
+            for index, name in enumerate(given if isinstance(given, list) else [])
+            if isinstance(name, str) and (name.upper().startswith("HS") or name.lower() == "none")
+        )
+        return given
+
+    @field_validator("clients")
+    @classmethod
+    def _known_clients(cls, clients: Mapping[str, str]) -> Mapping[str, str]:
+        reject_any(
+            Finding("a client is direct or an NHI", hint="write direct, or nhi:<id>", at=(client,))
+            for client, means in clients.items()
+            if means != "direct" and not is_nhi(means)
+        )
+        return clients
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Issuer:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if (self.jwks_url is None) == (self.jwks_path is None):
+            hint = "write jwks_url: https://... or jwks_path: keys.json"
+            yield Finding("an issuer needs exactly one of jwks_url and jwks_path", "S107", hint, ("issuer",))
+        if self.actor_from not in (None, "act") and not self.clients:
+            hint = "write clients: {<client id>: direct} or {<client id>: nhi:<name>}"
+            yield Finding("actor_from without clients refuses every token", "S108", hint, ("actor_from",))
+        if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
+            yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
+        if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
+            hint = "write kinds: [user, nhi]"
+            yield Finding("this issuer may name no NHI", "S109", hint, ("clients",))
+
+
+class IdentitySettings(Section):
+    """Tokens and keys."""
+
+    issuers: Many[Issuer] = ()
+    """Whose tokens are accepted."""
+    api_keys_path: PathField | None = None
+    """YAML file with the API keys, as MACs."""
+    leeway_s: Annotated[Seconds, Field(le=MAX_LEEWAY_S)] = 30.0
+    """By how much clocks may differ."""
+    max_token_lifetime_s: Seconds = 86400.0
+    """A token that lives longer (exp - iat) is refused."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> IdentitySettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        """No issuer can mint into another's names (CONTRACT 1.1)."""
+        names = Counter(issuer.issuer for issuer in self.issuers)
+        spaces = Counter(issuer.namespace for issuer in self.issuers)
+        first_without = next((i for i, issuer in enumerate(self.issuers) if issuer.namespace is None), None)
+        for index, issuer in enumerate(self.issuers):
+            at = ("issuers", index)
+            if names[issuer.issuer] > 1:
+                yield Finding("this issuer stands twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
+            if issuer.namespace is None and index != first_without:
+                hint = "of several issuers all but one need a namespace of their own"
+                yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
+            if issuer.namespace and spaces[issuer.namespace] > 1:
+                yield Finding("two issuers share this namespace", "S111", "give each its own", (*at, "namespace"))
+
+
+def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
+    """What was written, over where the product keeps its keys and roles. How its tokens look is known to identity."""
+    filled = dict(given)
+    if "jwks_url" not in given and "jwks_path" not in given:
+        issuer = str(given.get("issuer", "")).rstrip("/")
+        places = {"issuer": issuer, "issuer_without_version": issuer.removesuffix("/v2.0")}
+        filled["jwks_url"] = KEYS_OF_PRESET[preset].format(**places)
+    roles = given.get("roles_from")
+    if isinstance(roles, dict):
+        filled["roles_from"] = {"claim": ROLES_OF_PRESET[preset], **roles}
+    return filled

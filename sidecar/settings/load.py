@@ -1,0 +1,148 @@
+"""What are the settings in force, and where does each come from?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.errors import Fault, SettingsError
+from sidecar.settings.documents import Document, read_document
+from sidecar.settings.environment import overlay
+from sidecar.settings.findings import Finding
+from sidecar.settings.nodes import Loc, Node, shown_line
+from sidecar.settings.root import Settings
+from sidecar.settings.secrets import WeakSecretError, checked_secret
+
+MASKED = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings, and the document (with the environment laid over it) they were read from."""
+
+    settings: Settings
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One setting as an operator may see it. `origin`: `default`, `preset`, `<file>:<line>` or `env <VARIABLE>`."""
+
+    loc: Loc
+    value: Any
+    origin: str
+
+
+def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
+    """Settings from a file and the environment. Raises SettingsError with every fault of file, variables and values.
+
+    With `check_files`, files that are named must be there, and secrets of ours must be strong.
+    """
+    return load(path, environ, check_files=check_files).settings
+
+
+def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Loaded:
+    """As `load_settings`, with the document, for those who say where a value comes from."""
+    document, faults = overlay(read_document(path), environ)
+    try:
+        settings = document.validate(Settings, context={"folder": path.parent})
+    except SettingsError as error:
+        known = {(fault.file, fault.line, fault.column) for fault in faults}
+        document.refuse([*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)])
+    if check_files:
+        faults += _file_faults(settings, document)
+    if faults:
+        document.refuse(faults)
+    return Loaded(settings, document)
+
+
+def shown_settings(loaded: Loaded) -> list[Shown]:
+    """Every setting in force, in the order of the schema, secrets masked."""
+    tree = loaded.settings.model_dump(mode="json")
+    return [_shown(loc, value, loaded.document) for loc, value in _leaves(tree)]
+
+
+def _shown(loc: Loc, value: Any, document: Document) -> Shown:
+    node = _exactly(document.root, loc)
+    if node is None:
+        written = _exactly(document.root, (*loc[:3], "preset")) if loc[:2] == ("identity", "issuers") else None
+        filled = written is not None and written.value is not None and loc[3:] in _FILLED_BY_PRESET
+        return Shown(loc, value, "preset" if filled else "default")
+    origin = f"{node.span.file}:{node.span.line}" if node.span.line else node.span.file
+    if node.secret:
+        return Shown(loc, MASKED, origin)
+    if node.shown is not None:
+        return Shown(loc, node.shown, origin)  # what ${VAR} stands for may be a secret
+    return Shown(loc, _masked(value), origin)
+
+
+_FILLED_BY_PRESET = {("jwks_url",), ("roles_from", "claim")}
+
+
+def _masked(value: Any) -> Any:
+    """A password inside a URL, however long, is three stars."""
+    if not isinstance(value, str) or (starred := shown_line(value)) == value:
+        return value
+    before, _, after = starred.rpartition("@")
+    return f"{before.rstrip('*')}{MASKED}@{after}"
+
+
+def _leaves(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
+    if isinstance(value, dict) and value:
+        for name, entry in value.items():
+            yield from _leaves(entry, (*loc, name))
+    elif isinstance(value, list) and value:
+        for index, entry in enumerate(value):
+            yield from _leaves(entry, (*loc, index))
+    else:
+        yield loc, value
+
+
+def _exactly(root: Node, loc: Loc) -> Node | None:
+    node: Node | None = root
+    for step in loc:
+        node = node.child(step) if node else None
+    return node
+
+
+def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
+    for loc, path in _folders(settings):
+        if not path.is_dir():
+            yield document.fault(loc, f"{path} is no folder", "S116", "make it, or correct the path")
+    for loc, path in _files(settings):
+        if not path.is_file():
+            yield document.fault(loc, f"{path} is no file", "S116", "make it, or correct the path")
+    for index, credential in enumerate(settings.admin.credentials):
+        if finding := _weakness(credential.secret_path):
+            loc = ("admin", "credentials", index, "secret_path")
+            yield document.fault(loc, finding.message, finding.code, finding.hint)
+
+
+def _weakness(path: Path) -> Finding | None:
+    try:
+        checked_secret(path, "ours")
+    except WeakSecretError as weak:
+        return weak.finding
+    return None
+
+
+def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
+    yield ("policy", "models"), settings.policy.models
+    yield ("policy", "path"), settings.policy.path
+
+
+def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
+    """Files that we read and never make."""
+    named: list[tuple[Loc, Path | None]] = [(("identity", "api_keys_path"), settings.identity.api_keys_path)]
+    if settings.server.tls and settings.server.tls != "external":
+        named.append((("server", "tls", "cert_path"), settings.server.tls.cert_path))
+        named.append((("server", "tls", "key_path"), settings.server.tls.key_path))
+    for index, issuer in enumerate(settings.identity.issuers):
+        named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
+    for name, upstream in settings.upstreams.items():
+        if credential := upstream.credential:
+            named.append((("upstreams", name, "credential", "bearer_path"), credential.bearer_path))
+            named.append((("upstreams", name, "credential", "value_path"), credential.value_path))
+    yield from ((loc, path) for loc, path in named if path is not None)

@@ -1,0 +1,27 @@
+"""Where do the models and the rules lie, and are they in force?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sidecar.settings.fields import Many, PathField, Section, Word, not_yet
+
+
+class PolicySettings(Section):
+    """Policy as code."""
+
+    models: PathField = Field(default=Path("models"), validate_default=True)
+    """Folder of the Casbin models, one per permission kind."""
+    path: PathField = Field(default=Path("policies"), validate_default=True)
+    """Folder of the rules."""
+    mode: Annotated[Literal["enforce", "shadow"], not_yet("shadow mode", "shadow")] = "enforce"
+    """`enforce`. `shadow` is not supported by this version."""
+    self_test: Annotated[bool, Field(strict=True), not_yet("self_test", True)] = False
+    """Run the policy tests before a policy is taken into use. Not supported by this version."""
+    shadow_until: Annotated[Word | None, not_yet("shadow mode")] = None
+    """When shadow mode ends. Not supported by this version."""
+    scopes: Annotated[Many[Any], not_yet("policy.scopes")] = ()
+    """What the files of a folder may say. Not supported by this version."""

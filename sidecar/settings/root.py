@@ -1,0 +1,100 @@
+"""What does sidecar.yaml hold as a whole?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.audit import AuditSettings
+from sidecar.settings.fields import Many, PathField, Section, Slug, not_yet
+from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.identity import IdentitySettings
+from sidecar.settings.nodes import Loc
+from sidecar.settings.policy import PolicySettings
+from sidecar.settings.server import (
+    AdminSettings,
+    AnswerSettings,
+    LocalListener,
+    MetricsSettings,
+    ServerSettings,
+    SessionSettings,
+)
+from sidecar.settings.store import StoreSettings
+from sidecar.settings.upstreams import Upstream
+
+
+class Settings(Section):
+    """Everything an operator decides outside of policy. Paths are resolved, addresses and durations parsed."""
+
+    version: Literal[1]
+    """The version of this format."""
+    data: PathField = Field(default=Path("data"), validate_default=True)
+    """Folder of what the sidecar writes: audit, keys made at first start, the control socket."""
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    """The data listener."""
+    local: Many[LocalListener] = ()
+    """Listeners whose callers are one NHI."""
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    """The admin listener."""
+    metrics: MetricsSettings | None = None
+    """A second address for metrics and health only."""
+    identity: IdentitySettings = Field(default_factory=IdentitySettings)
+    """Tokens and API keys."""
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    """Models and rules."""
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    """Where limits are counted."""
+    audit: AuditSettings = Field(default_factory=AuditSettings)
+    """The evidence."""
+    upstreams: Mapping[Slug, Upstream] = {}
+    """The servers behind us, by name."""
+    sessions: SessionSettings = Field(default_factory=SessionSettings)
+    """MCP sessions."""
+    answers: AnswerSettings = Field(default_factory=AnswerSettings)
+    """How refusals are told."""
+    agents: Annotated[dict[str, Any], not_yet("a CLI agent")] = Field(default_factory=dict)
+    """CLI programs as agents. Not supported by this version."""
+    schedules: Annotated[dict[str, Any], not_yet("a schedule")] = Field(default_factory=dict)
+    """When agents run. Not supported by this version."""
+
+    @property
+    def audit_path(self) -> Path:
+        """The audit file."""
+        return self.audit.path or self.data / "audit" / "audit.jsonl"
+
+    @property
+    def audit_key_path(self) -> Path:
+        """The key of the audit's hashes; made at first start where none was configured."""
+        return self.audit.key_path or self.data / "keys" / "audit.key"
+
+    def listeners(self) -> Iterator[tuple[Loc, Address | UnixAddress]]:
+        """Every address we listen on, and where it is configured."""
+        yield ("server", "listen"), self.server.listen
+        for index, local in enumerate(self.local):
+            yield ("local", index, "listen"), local.listen
+        yield ("admin", "listen"), self.admin.listen
+        if self.metrics:
+            yield ("metrics", "listen"), self.metrics.listen
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_with_paths(cls, given: Any) -> Any:
+        """A section that is not written still has paths, and they start at the file's folder."""
+        return {"policy": {}, **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _addresses_differ(self) -> Settings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        seen: dict[str, str] = {}
+        for loc, address in self.listeners():
+            name, where = str(address), ".".join(map(str, loc))
+            if name in seen and not (isinstance(address, Address) and address.port == 0):
+                yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
+            seen.setdefault(name, where)

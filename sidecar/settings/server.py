@@ -1,0 +1,162 @@
+"""Where is the sidecar reached, by whom in plain, and how much may they send?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag, model_validator
+
+from sidecar.settings.addresses import Address
+from sidecar.settings.fields import (
+    Bytes,
+    Count,
+    Host,
+    Listen,
+    Many,
+    NhiName,
+    Origin,
+    PathField,
+    PublicUrl,
+    Seconds,
+    Section,
+    not_yet,
+)
+from sidecar.settings.findings import Finding, reject_any
+
+
+class TlsFiles(Section):
+    """The listener's own certificate."""
+
+    cert_path: PathField
+    """PEM file with the certificate and its chain."""
+    key_path: PathField
+    """PEM file with its private key."""
+    client_ca_path: Annotated[PathField | None, not_yet("a client certificate authority")] = None
+    """PEM file with the authorities of client certificates. Not supported by this version."""
+
+
+def _tls_tag(value: Any) -> str:
+    return "<external>" if isinstance(value, str) else "<files>"
+
+
+Tls = Annotated[
+    Annotated[TlsFiles, Tag("<files>")] | Annotated[Literal["external"], Tag("<external>")], Discriminator(_tls_tag)
+]
+
+
+class ServerSettings(Section):
+    """The data listener."""
+
+    listen: Listen = Address("127.0.0.1", 8080)
+    """Where callers reach it."""
+    public_url: PublicUrl | None = None
+    """The address that callers see; needed beyond loopback. Default audience: <public_url>/mcp/<server>."""
+    tls: Tls | None = None
+    """Certificate and key, or `external` when something in front ends TLS."""
+    allowed_hosts: Many[Host] = ()
+    """Further values of the Host header that are served, beside those of `listen` and `public_url`."""
+    allowed_origins: Many[Origin] = ()
+    """Values of the Origin header that are served. None by default: agents are no browsers."""
+    grpc: Annotated[Listen | None, not_yet("the gRPC listener")] = None
+    """Address of the A2A gRPC listener. Not supported by this version."""
+    max_body_bytes: Bytes = 2**20
+    """Largest request body."""
+    max_response_bytes: Bytes = 10 * 2**20
+    """Largest answer of an upstream, and largest single event of a stream."""
+    header_timeout_s: Seconds = 10.0
+    """How long a caller may take to send a request's head."""
+    body_timeout_s: Seconds = 30.0
+    """How long a caller may take to send a request's body."""
+    keepalive_timeout_s: Seconds = 75.0
+    """How long an idle connection is kept."""
+    max_connections: Count = 1024
+    """Open connections at once."""
+    shutdown_grace_s: Seconds = 30.0
+    """How long calls in flight may take to finish after SIGTERM."""
+
+    @model_validator(mode="after")
+    def _beyond_loopback(self) -> ServerSettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if self.listen.is_loopback:
+            return
+        # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.
+        if self.public_url is None:
+            hint = "write public_url: https://<the name callers use>"
+            yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=("listen",))
+        if self.tls is None:
+            hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
+            yield Finding("a listener beyond loopback needs tls", "S102", hint, at=("listen",))
+
+
+class LocalListener(Section):
+    """A listener whose callers are one NHI: whoever reaches it is that NHI."""
+
+    listen: Listen
+    """A Unix socket (made with mode 0600), or exactly loopback."""
+    principal: NhiName
+    """Who its callers are."""
+
+    @model_validator(mode="after")
+    def _only_here(self) -> LocalListener:
+        if not self.listen.is_loopback:
+            hint = "write unix:/path/to.sock or 127.0.0.1:<port>"
+            reject_any([Finding("a local listener must not leave this machine", "S103", hint, at=("listen",))])
+        return self
+
+
+class AdminCredential(Section):
+    """Who may use the admin listener."""
+
+    role: Literal["viewer", "operator", "pdp"]
+    """What the bearer of this secret may do."""
+    secret_path: PathField
+    """File with the secret: at least 32 characters that nobody guesses."""
+
+
+class AdminSettings(Section):
+    """The admin listener: health, metrics, status, API."""
+
+    listen: Listen = Address("127.0.0.1", 9090)
+    """Where operators reach it."""
+    credentials: Many[AdminCredential] = ()
+    """Without one, only /livez, /readyz and /metrics are answered."""
+
+    @model_validator(mode="after")
+    def _guarded(self) -> AdminSettings:
+        if not self.listen.is_loopback and not self.credentials:
+            hint = "write credentials: [{role: viewer, secret_path: ...}]"
+            reject_any([Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))])
+        return self
+
+
+class MetricsSettings(Section):
+    """A second address for /metrics, /livez and /readyz only."""
+
+    listen: Listen
+    """Where scrapers reach it; may be beyond loopback."""
+
+
+class SessionSettings(Section):
+    """How many MCP sessions, and how busy."""
+
+    session_calls_per_minute: Count = 600
+    """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
+    idle_s: Seconds = 1800.0
+    """A session that is still for so long ends."""
+    max_per_principal: Count = 64
+    """Sessions of one chain at once; the oldest gives way."""
+    max: Count = 10_000
+    """Sessions of all together."""
+
+
+class AnswerSettings(Section):
+    """How refusals are told."""
+
+    deny_style: Literal["auto", "http", "jsonrpc", "tool_result"] = "auto"
+    """`auto` answers as the protocol era does."""
+    disclosure: Literal["reason", "kind", "hide"] = "reason"
+    """How much a caller learns; never the rule."""
