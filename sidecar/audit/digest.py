@@ -1,0 +1,192 @@
+"""What proves an argument without showing it?
+
+A keyed digest (threats O4): a plain SHA-256 of `{"confirm": true}` is guessed in a moment, an HMAC is not, without its
+key. Every digest here is HMAC-SHA-256 over
+
+    frame(purpose) frame(part) ... frame(last part)        frame(x) = length of x in 4 bytes, big-endian, then x
+
+so that no two purposes and no two lists of parts can share an input. `args_hash` is over the purpose `sidecar/args/1`,
+the namespace, the action, the object, and the arguments in the canonical form of RFC 8785, with one extension: integers
+between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full, because they pass through us unchanged.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+import rfc8785
+
+from sidecar.errors import Reason, Refusal, SettingsError, fault_in
+
+ARGS, FACT, HEAD = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
+KEY_BYTES = 32  # RFC 2104: a key as long as the digest
+KEY_ID_CHARS = 16
+FACT_HASH_CHARS = 32  # threats O4: not fewer than 128 bits
+MAX_DEPTH = 100  # of what is written by hand; the parser stops far before
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
+_MAX_KEY_FILE_BYTES = 4096
+_FIRST_SURROGATE = "\ud800"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditKey:
+    """The secret behind the keyed digests of one data folder. `id` stands in each record and tells nothing of it."""
+
+    id: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> AuditKey:
+        """The key of a secret; its id is a digest of it, so that the two can never drift apart."""
+        return cls(sha256(b"sidecar/key-id/1" + secret).hexdigest()[:KEY_ID_CHARS], secret)
+
+    def digest(self, *parts: bytes) -> bytes:
+        """HMAC-SHA-256 over the framed parts, the purpose first."""
+        return hmac.digest(self.secret, b"".join([len(part).to_bytes(4, "big") + part for part in parts]), "sha256")
+
+
+def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:
+    """The key in `path`, one line of hex; made at first start with mode 0600. Raises SettingsError."""
+    try:
+        if not path.exists():
+            _make_key(path, entropy(KEY_BYTES))
+        return load_key(path)
+    except OSError as error:
+        raise _unusable(path, f"cannot be used: {error.strerror}") from None
+
+
+def load_key(path: Path) -> AuditKey:
+    """The key in `path`. Raises SettingsError when others may read it or it is no key, OSError when it is not there."""
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise _unusable(path, "is not a regular file")
+        if mode & 0o077:  # who can read the key can guess arguments, and forge an anchor
+            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", hint=f"chmod 600 {path}")
+        raw = file.read(_MAX_KEY_FILE_BYTES)
+    try:
+        secret = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        raise _unusable(path, "is not one line of hexadecimal digits", hint="openssl rand -hex 32") from None
+    if len(secret) < KEY_BYTES:
+        raise _unusable(path, f"holds {len(secret)} bytes; {KEY_BYTES} are needed", hint="openssl rand -hex 32")
+    return AuditKey.from_secret(secret)
+
+
+def args_hash(key: AuditKey, namespace: str, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
+    """The evidence of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for what JSON cannot hold."""
+    return key.digest(ARGS, _utf8(namespace), _utf8(action), _utf8(object_), canonical(arguments)).hex()
+
+
+def fact_hash(key: AuditKey, namespace: str, value: object) -> str:
+    """What stands for a condition's input: equal values of one namespace give equal digests, and nothing else shows."""
+    return key.digest(FACT, _utf8(namespace), canonical(value)).hex()[:FACT_HASH_CHARS]
+
+
+def canonical(value: object) -> bytes:
+    """RFC 8785 with whole 64-bit integers. Raises Refusal(MALFORMED_CALL) for what I-JSON forbids.
+
+    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
+    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand.
+    """
+    try:
+        if _is_plain(value):
+            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        written: list[bytes] = []
+        _write(value, written, MAX_DEPTH)
+        return b"".join(written)
+    except (orjson.JSONEncodeError, rfc8785.CanonicalizationError, UnicodeEncodeError):
+        raise Refusal(Reason.MALFORMED_CALL, "the arguments are not JSON that every reader reads alike") from None
+
+
+def _is_plain(value: object) -> bool:
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        kind = type(item)
+        if kind is str or kind is int or kind is bool or item is None:
+            continue
+        if isinstance(item, dict):
+            if not all(type(key) is str and (key.isascii() or max(key) < _FIRST_SURROGATE) for key in item):
+                return False
+            rest.extend(item.values())
+        elif isinstance(item, list):
+            rest.extend(item)
+        else:
+            return False
+    return True
+
+
+def _write(value: object, out: list[bytes], depth: int) -> None:
+    match value:
+        case None | bool() | str():
+            out.append(orjson.dumps(value))
+        case int():
+            out.append(_integer(value))
+        case float():
+            out.append(rfc8785.dumps(value))
+        case Mapping() if depth:
+            _write_object(value, out, depth)
+        case list() | tuple() if depth:
+            _write_array(value, out, depth)
+        case _:
+            raise rfc8785.CanonicalizationError("not JSON, or nested too deep")
+
+
+def _write_object(value: Mapping[Any, object], out: list[bytes], depth: int) -> None:
+    if not all(isinstance(key, str) for key in value):
+        raise rfc8785.CanonicalizationError("a key that is no string")
+    before = b"{"
+    for key in sorted(value, key=lambda key: key.encode("utf-16-be")):
+        out += (before, orjson.dumps(key), b":")
+        _write(value[key], out, depth - 1)
+        before = b","
+    out.append(b"}" if value else b"{}")
+
+
+def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], depth: int) -> None:
+    before = b"["
+    for item in value:
+        out.append(before)
+        _write(item, out, depth - 1)
+        before = b","
+    out.append(b"]" if value else b"[]")
+
+
+def _integer(value: int) -> bytes:
+    if not INT64_MIN <= value <= UINT64_MAX:
+        raise rfc8785.CanonicalizationError("an integer beyond 64 bits")
+    return b"%d" % value
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _make_key(path: Path, secret: bytes) -> None:
+    """Written aside and linked into place: two sidecars that start at once end with one key, and never half a key."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        os.write(descriptor, secret.hex().encode() + b"\n")
+        os.fsync(descriptor)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass  # the other one was first; its key is as good
+    finally:
+        os.close(descriptor)
+        aside.unlink()
+
+
+def _unusable(path: Path, message: str, *, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, f"the audit key {message}", code="A101", hint=hint)])

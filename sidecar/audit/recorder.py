@@ -1,0 +1,270 @@
+"""What happened to this request, and is it on record?
+
+    recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000")
+    recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
+    recording.decided()                                   evidence first, then the upstream
+    recording.outcome(http_status=200, bytes_out=512)     or .refused(refusal, http_status=403): exactly one of the two
+
+`decided`, `outcome` and `refused` write before they return. What cannot be written is refused (`strict`): they raise
+Refusal(AUDIT_UNAVAILABLE), and a terminal record that failed may be tried once more, as the refusal that came of it:
+
+    except Refusal as refusal:                            # audit-unavailable among them
+        recording.refused(refusal, http_status=503)       # never raises for that reason
+
+With `best_effort` a failure is counted and the call goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sidecar.audit import record as shape
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.record import Clock, Counts, Event
+from sidecar.audit.writer import AuditFile
+from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
+from sidecar.vocabulary import Call, Caller, Decision
+
+Durability = Literal["strict", "best_effort"]
+RECOVERED = "recovered"  # what the control record is called that says what a start found
+
+
+class Audit:
+    """The evidence of one sidecar: one file, one writer, synchronous, for one event loop."""
+
+    __slots__ = ("_durability", "_file", "_instance", "_metrics", "_path", "clock", "key", "new_id")
+
+    def __init__(
+        self,
+        file: AuditFile,
+        *,
+        path: Path,
+        key: AuditKey,
+        durability: Durability,
+        instance: str,
+        clock: Clock,
+        new_id: Callable[[], str],
+        metrics: Counts | None,
+    ) -> None:
+        self._file = file
+        self._path = path
+        self._durability = durability
+        self._instance = shape.text(instance, shape.ID_CHARS)
+        self._metrics = metrics
+        self.key = key
+        self.clock = clock
+        self.new_id = new_id
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        path: Path,
+        key: AuditKey,
+        durability: Durability,
+        instance: str,
+        clock: Clock,
+        new_id: Callable[[], str],
+        metrics: Counts | None = None,
+    ) -> Audit:
+        """Take the file, and record what the last run left if it is not in order (`found`). Raises SettingsError.
+
+        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`).
+        """
+        file = AuditFile.open(path, key)
+        audit = cls(
+            file,
+            path=path,
+            key=key,
+            durability=durability,
+            instance=instance,
+            clock=clock,
+            new_id=new_id,
+            metrics=metrics,
+        )
+        if file.found.what:
+            try:
+                audit.control(RECOVERED, "sidecar", **file.found.facts)
+            except Refusal:
+                audit.close()
+                raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111")]) from None
+        return audit
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """What was not in order at the start, as `writer` names it; for the operator's log."""
+        return self._file.found.what
+
+    def recording(
+        self,
+        *,
+        protocol: str,
+        peer: str,
+        request_id: str | int | None = None,
+        trace_id: str | None = None,
+        run_id: str | None = None,
+        thread_id: str | None = None,
+    ) -> Recording:
+        """The record of one request, from its first byte on."""
+        return Recording(self, protocol, peer, request_id, trace_id, run_id, thread_id)
+
+    def control(self, what: str, by: str, **facts: object) -> None:
+        """Record what an operator or the sidecar itself did: start, stop, reload, mode, switches, keys."""
+        record = shape.blank()
+        record["control"] = shape.control_facts(what, by, facts)
+        self.write("control", record)
+
+    def write(self, event: Event, record: dict[str, Any]) -> None:
+        """Stamp the record, give it its place in the chain, hand it to the operating system."""
+        record["event"] = event
+        record["id"] = self.new_id()
+        record["timestamp"] = shape.timestamp(self.clock.time())
+        record["instance"] = self._instance
+        record["key_id"] = self.key.id
+        try:
+            self._file.append(record)
+        except OSError:
+            self._count(event, "failed")
+            if self._durability == "strict":  # what cannot be recorded does not happen (threats I3, O2)
+                raise Refusal(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0) from None
+        else:
+            self._count(event, "written")
+
+    def close(self) -> None:
+        """Let the file go. Whatever is recorded afterwards fails."""
+        self._file.close()
+
+    def _count(self, event: Event, result: str) -> None:
+        if self._metrics is not None:
+            self._metrics.audit_recorded(event, result)
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """The evidence of one request while it is under way. The pipeline sets the plain attributes as it learns them.
+
+    `charged` is what each of `limits` was charged: 1 as long as the call may be forwarded, 0 once it was given back.
+    `upstream` is for a request that ends before there is a call. `stages_s` holds the seconds spent, by stage.
+    """
+
+    audit: Audit = field(repr=False)
+    protocol: str
+    peer: str
+    request_id: str | int | None = None
+    trace_id: str | None = None
+    run_id: str | None = None
+    thread_id: str | None = None
+    caller: Caller | None = None
+    call: Call | None = None
+    decision: Decision | None = None
+    limits: tuple[LimitState, ...] = ()
+    charged: int = 1
+    upstream: str = ""
+    enforcement: str = "enforce"
+    bytes_in: int = 0
+    stages_s: dict[str, float] = field(default_factory=dict)
+    done: bool = False
+    decision_id: str = field(init=False)
+    _started_mono_s: float = field(init=False)
+    _marked_mono_s: float = field(init=False)
+    _known: dict[str, Any] | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.decision_id = self.audit.new_id()
+        self._started_mono_s = self._marked_mono_s = self.audit.clock.monotonic()
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds since the request began."""
+        return self.audit.clock.monotonic() - self._started_mono_s
+
+    def mark(self, stage: str) -> None:
+        """The time since the last mark went into `stage`: a word of ours, never of a caller."""
+        now = self.audit.clock.monotonic()
+        self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._marked_mono_s
+        self._marked_mono_s = now
+
+    def decided(self) -> None:
+        """Write `decision`, immediately before the upstream is written to.
+
+        Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL for arguments that cannot be hashed.
+        """
+        if self._known is not None or self.done:
+            raise AssertionError("a decision is recorded once, and before the end")
+        record = self._gather(self._args_hash(), charged=self.charged)
+        self.audit.write("decision", record)
+        self._known = record
+
+    def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
+        """Write how it ended. `bytes_out` is the answer's body. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        self._end("outcome", reason, http_status, bytes_out)
+
+    def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
+        """Write that it was refused: `refusal`, or the `outcome` of a call that was already decided.
+
+        Raises Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself.
+        """
+        if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
+            self.limits = (*self.limits, refusal.limit)
+        event: Event = "refusal" if self._known is None else "outcome"
+        try:
+            self._end(event, refusal.reason, http_status, bytes_out)
+        except Refusal:
+            if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
+                raise
+            self.done = True  # the caller hears 503; there is nobody left to tell
+
+    def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
+        if self.done:
+            raise AssertionError("a request has one terminal record")
+        record = self._known or self._gather(self._args_hash_if_any(), charged=0)
+        answer = ANSWERS[reason] if reason is not None else None
+        record["status"] = answer.status if answer else "success"
+        record["reason"] = reason
+        record["error_message"] = answer.message if answer else None
+        record["limits"] = shape.limits(self.limits, 0 if self._known is None else self.charged)
+        record["http_status"] = http_status
+        record["bytes_out"] = bytes_out
+        record["duration_ms"] = round(self.duration_s * 1000, 3)
+        record["latency"] = shape.milliseconds(self.stages_s)
+        self.audit.write(event, record)
+        self.done = True
+
+    def _args_hash(self) -> str | None:
+        if self.call is None:
+            return None
+        return shape.arguments_digest(self.audit.key, self.caller, self.call.question)
+
+    def _args_hash_if_any(self) -> str | None:
+        try:
+            return self._args_hash()
+        except Refusal:  # arguments that no reader could hash are refused, and that refusal must be on record
+            return None
+
+    def _gather(self, args_hash: str | None, *, charged: int) -> dict[str, Any]:
+        record = shape.blank()
+        call, caller, decision = self.call, self.caller, self.decision
+        record["upstream"] = shape.optional_text(self.upstream)
+        if call is not None:
+            record |= shape.about_call(call)
+        if caller is not None:
+            record |= shape.about_caller(caller)
+        if decision is not None:
+            record |= shape.about_decision(self.audit.key, caller, decision)
+        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
+        record["decision_id"] = self.decision_id
+        record["request_id"] = shape.request_id(asked_as)
+        record["trace_id"] = shape.optional_text(self.trace_id)
+        record["run_id"] = shape.optional_text(self.run_id)
+        record["thread_id"] = shape.optional_text(self.thread_id)
+        record["peer"] = shape.optional_text(self.peer)
+        record["protocol"] = shape.optional_text(self.protocol)
+        record["args_hash"] = args_hash
+        record["limits"] = shape.limits(self.limits, charged)
+        record["enforcement"] = self.enforcement
+        record["bytes_in"] = self.bytes_in
+        record["latency"] = shape.milliseconds(self.stages_s)
+        return record
