@@ -41,7 +41,7 @@ class _Variable:
 def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, list[Fault]]:
     """The document with what the environment sets laid over it, and what is wrong with the variables."""
     faults: list[Fault] = []
-    root = document.root if isinstance(document.root.value, dict) else replace(document.root, value={})
+    root = document.root
     taken: dict[Loc, str] = {}
     for variable in _variables(environ, faults):
         if earlier := taken.get(variable.loc):

@@ -38,14 +38,14 @@ Many = Annotated[tuple[T, ...], Field(strict=False)]
 """A list in the file, a tuple in the code."""
 
 
-def not_yet(what: str, *words: str) -> BeforeValidator:
+def not_yet(what: str, *words: str | bool) -> BeforeValidator:
     """Refuse a value whose machinery does not exist: a name that is accepted and ignored would be a lie.
 
-    With `words`, only these values are refused.
+    With `words`, only these values are refused. Nothing and an empty collection ask for nothing.
     """
 
     def refuse(value: Any) -> Any:
-        if not words or value in words:
+        if value in words if words else value not in (None, [], {}, ()):
             reject(Finding(f"{what} is not supported by this version", "S105", "remove it, or use a newer version"))
         return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,9 +12,9 @@ from sidecar.settings.fields import Many, PathField, Section, Word, not_yet
 class PolicySettings(Section):
     """Policy as code."""
 
-    models: PathField = Field(default=Path("models"), validate_default=True)
+    models: PathField = Field(default="models", validate_default=True)
     """Folder of the Casbin models, one per permission kind."""
-    path: PathField = Field(default=Path("policies"), validate_default=True)
+    path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
     mode: Annotated[Literal["enforce", "shadow"], not_yet("shadow mode", "shadow")] = "enforce"
     """`enforce`. `shadow` is not supported by this version."""

@@ -32,7 +32,7 @@ class Settings(Section):
 
     version: Literal[1]
     """The version of this format."""
-    data: PathField = Field(default=Path("data"), validate_default=True)
+    data: PathField = Field(default="data", validate_default=True)
     """Folder of what the sidecar writes: audit, keys made at first start, the control socket."""
     server: ServerSettings = Field(default_factory=ServerSettings)
     """The data listener."""

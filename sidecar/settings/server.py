@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from sidecar.settings.addresses import Address
 from sidecar.settings.fields import (
     Bytes,
     Count,
@@ -48,7 +47,7 @@ Tls = Annotated[
 class ServerSettings(Section):
     """The data listener."""
 
-    listen: Listen = Address("127.0.0.1", 8080)
+    listen: Listen = Field(default="127.0.0.1:8080", validate_default=True)
     """Where callers reach it."""
     public_url: PublicUrl | None = None
     """The address that callers see; needed beyond loopback. Default audience: <public_url>/mcp/<server>."""
@@ -120,7 +119,7 @@ class AdminCredential(Section):
 class AdminSettings(Section):
     """The admin listener: health, metrics, status, API."""
 
-    listen: Listen = Address("127.0.0.1", 9090)
+    listen: Listen = Field(default="127.0.0.1:9090", validate_default=True)
     """Where operators reach it."""
     credentials: Many[AdminCredential] = ()
     """Without one, only /livez, /readyz and /metrics are answered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -79,7 +79,7 @@ class Upstream(Section):
 
     mcp: McpUpstream | None = None
     """It speaks MCP."""
-    a2a: Annotated[Any, not_yet("an A2A upstream")] = None
+    a2a: Annotated[None, not_yet("an A2A upstream")] = None
     """It speaks A2A. Not supported by this version."""
     credential: UpstreamCredential | None = None
     """What we call it with; by default nothing."""
