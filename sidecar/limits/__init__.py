@@ -1,0 +1,143 @@
+"""How much may they still do?
+
+    budgets.py     budgets.yaml → entries
+    plan.py        an allowed call → its charges: which counters it moves
+    __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
+    store.py       where the counters live: memory.py or redis.py (admit.lua, settle.lua, wire.py)
+    counters.py    the arithmetic of hours, days, rates and slots
+    sessions.py    the bound on lists and pings
+
+A reservation is made before the upstream is written to. Once it was, the charges stay, whatever the upstream does;
+until then, everything comes back: a refused argument, a lost caller, a crash of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from sidecar.errors import LimitState, Reason, Refusal
+from sidecar.limits.budgets import load_budgets
+from sidecar.limits.counters import SECOND_US, Standing
+from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges
+from sidecar.limits.sessions import SessionCalls
+from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict, open_store
+
+__all__ = [
+    "NOTHING",
+    "Budgets",
+    "Charge",
+    "Lease",
+    "Limiter",
+    "Plan",
+    "SessionCalls",
+    "Store",
+    "StoreUnavailable",
+    "load_budgets",
+    "open_store",
+    "plan_charges",
+]
+
+RETRY_OUTAGE_S = 1.0
+
+_REASONS: dict[Kind, Reason] = {
+    "hour": Reason.RATE_LIMITED,
+    "rate": Reason.RATE_LIMITED,
+    "day": Reason.QUOTA_SPENT,
+    "concurrency": Reason.TOO_MANY_CONCURRENT,
+}
+
+
+class Limiter:
+    """Charges calls against one store. `lease_s` must be the store's: leases are extended three times as often."""
+
+    def __init__(self, store: Store, *, lease_s: float = LEASE_S) -> None:
+        self.store = store
+        self._beat_s = lease_s / 3
+        self._held: dict[str, Plan] = {}
+        self._beat: asyncio.TimerHandle | None = None
+
+    def reserve(self, plan: Plan, decision_id: str) -> Lease:
+        """Charge a plan for as long as the `async with` lasts. `decision_id` is ours, one per call.
+
+        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT or TOO_MANY_CONCURRENT with the limit that takes longest to
+        have room, or STORE_UNAVAILABLE. A plan without charges asks nobody.
+        """
+        return Lease(self, plan, decision_id)
+
+    async def charge(self, plan: Plan, decision_id: str) -> Verdict:
+        """Ask the store; hold what it gave."""
+        try:
+            verdict = await self.store.reserve(plan.charges, decision_id)
+        except StoreUnavailable as error:
+            raise Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S) from error
+        if not verdict.admitted:
+            raise _refusal(plan, verdict)
+        self._held[decision_id] = plan
+        if self._beat is None:
+            self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+        return verdict
+
+    def settle(self, plan: Plan, decision_id: str, *, forwarded: bool) -> None:
+        """The call is over: free its slots, or give everything back. Never waits, so it cannot be interrupted."""
+        if self._held.pop(decision_id, None) is None:
+            return
+        if forwarded:
+            self.store.release(plan.charges, decision_id)
+        else:
+            self.store.give_back(plan.charges, decision_id)
+
+    async def close(self) -> None:
+        """Stop extending leases and let go of the store."""
+        if self._beat:
+            self._beat.cancel()
+        await self.store.close()
+
+    def _extend(self) -> None:
+        self._beat = None
+        for decision_id, plan in self._held.items():
+            self.store.extend(plan.charges, decision_id)
+        if self._held:
+            self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+
+
+class Lease:
+    """What one call holds. Set `forwarded` just before the upstream is written to: from there on the charges stay."""
+
+    __slots__ = ("_decision_id", "_limiter", "_plan", "_verdict", "forwarded")
+
+    def __init__(self, limiter: Limiter, plan: Plan, decision_id: str) -> None:
+        self.forwarded = False
+        self._limiter = limiter
+        self._plan = plan
+        self._decision_id = decision_id
+        self._verdict: Verdict | None = None
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """Every limit that was charged, and where it stands now."""
+        if self._verdict is None:
+            return ()
+        return tuple(map(_state, self._plan.charges, self._verdict.standings))
+
+    async def __aenter__(self) -> Lease:
+        if self._plan.charges:
+            self._verdict = await self._limiter.charge(self._plan, self._decision_id)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._verdict is not None:
+            self._limiter.settle(self._plan, self._decision_id, forwarded=self.forwarded)
+
+
+def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
+    """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
+    charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
+    return Refusal(_REASONS[charge.kind], limit=_state(charge, standing), retry_after_s=standing.wait_us / SECOND_US)
+
+
+def _state(charge: Charge, standing: Standing) -> LimitState:
+    reset_at = standing.reset_us / SECOND_US if standing.reset_us else None
+    return LimitState(charge.limit, charge.most, standing.remaining, charge.window_s, reset_at)

@@ -1,0 +1,133 @@
+-- May this call be charged against all of its limits? All are asked first; then all are charged, or none.
+--
+-- KEYS  the decision's record, then one counter per charge (one hash tag, so that they share a slot)
+-- ARGV  decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
+-- Reply decision id, 1 admitted | 0 refused | 2 given back already, now µs; then per charge: remaining, wait µs, reset µs
+--
+-- The same arithmetic as counters.py, in integers below 2^53 throughout. The clock is the server's.
+
+local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
+local SLOT_WAIT = 1000000
+
+local owner, record_ms, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+-- Redis is not trusted: what is not a whole number of ours refuses the call, before anything was written.
+local function whole(value, default)
+  if not value then return default end
+  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
+  return tonumber(value)
+end
+
+local function digits(number) return string.format('%.0f', number) end
+
+local ask = {}
+
+-- hash: m the latest bucket, n the count over the window ending there, <bucket> its count
+function ask.hour(key, amount, most)
+  local got = redis.call('HMGET', key, 'm', 'n')
+  local bucket = math.floor(now / MINUTE)
+  local last, total, left = whole(got[1], bucket), whole(got[2], 0), {}
+  if last > bucket then bucket = last end
+  local whole_window_left = bucket - last > WINDOW
+  if whole_window_left then
+    total = 0
+  else
+    for old = last - WINDOW, bucket - WINDOW - 1 do left[#left + 1] = digits(old) end
+    if #left > 0 then
+      local counts = redis.call('HMGET', key, unpack(left))
+      for i = 1, #left do total = total - whole(counts[i], 0) end
+    end
+  end
+  if total < 0 then error('garbage in a counter') end
+
+  local wait, missing = 0, total + amount - most
+  if missing > 0 then
+    wait = (WINDOW + 1) * MINUTE
+    local names = {}
+    for old = bucket - WINDOW, bucket do names[#names + 1] = digits(old) end
+    local counts = redis.call('HMGET', key, unpack(names))
+    for i = 1, #names do
+      missing = missing - whole(counts[i], 0)
+      if missing <= 0 then wait = (bucket + i) * MINUTE - now break end
+    end
+  end
+
+  local reset = total > 0 and (last + WINDOW + 1) * MINUTE or now
+  return math.max(0, most - total), wait, reset, function()
+    if whole_window_left then redis.call('DEL', key)
+    elseif #left > 0 then redis.call('HDEL', key, unpack(left)) end
+    redis.call('HSET', key, 'm', digits(bucket), 'n', digits(total + amount))
+    redis.call('HINCRBY', key, digits(bucket), digits(amount))
+    redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000)
+    return math.max(0, most - total - amount), (bucket + WINDOW + 1) * MINUTE
+  end
+end
+
+-- hash: d the day, n its count
+function ask.day(key, amount, most)
+  local got = redis.call('HMGET', key, 'd', 'n')
+  local today = math.floor(now / DAY)
+  local day, count = whole(got[1], today), whole(got[2], 0)
+  if day < today then day, count = today, 0 end
+  local reset = (day + 1) * DAY
+  local wait = count + amount > most and reset - now or 0
+  return math.max(0, most - count), wait, reset, function()
+    redis.call('HSET', key, 'd', digits(day), 'n', digits(count + amount))
+    redis.call('PEXPIRE', key, digits(math.ceil(((today + 1) * DAY - now) / 1000) + 3600000))
+    return math.max(0, most - count - amount), reset
+  end
+end
+
+-- hash: t when the burst is whole again, z when a charge last found it whole or within one call of it
+function ask.rate(key, amount, most, interval)
+  local got = redis.call('HMGET', key, 't', 'z')
+  local full, low, burst = whole(got[1], 0), whole(got[2], 0), most * interval
+  local backlog = math.min(math.max(full - now, 0), burst)
+  local wait = math.max(0, backlog + amount * interval - burst)
+  return math.floor((burst - backlog) / interval), wait, now + backlog, function()
+    if backlog < interval then low = now end
+    backlog = backlog + amount * interval
+    redis.call('HSET', key, 't', digits(now + backlog), 'z', digits(low))
+    redis.call('PEXPIRE', key, digits(math.ceil(backlog / 1000) + 1000))
+    return math.floor((burst - backlog) / interval), now + backlog
+  end
+end
+
+-- sorted set: owner → end of its lease
+function ask.concurrency(key, amount, most)
+  local held = redis.call('ZCOUNT', key, '(' .. digits(now), '+inf')
+  local wait = held >= most and SLOT_WAIT or 0
+  return math.max(0, most - held), wait, 0, function()
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
+    redis.call('ZADD', key, digits(now + lease), owner)
+    redis.call('PEXPIRE', key, digits(math.ceil(lease / 1000) + 1000))
+    return math.max(0, most - held - 1), 0
+  end
+end
+
+local done = whole(redis.call('GET', KEYS[1]), -1)
+local standings, charges, admitted = {}, {}, 1
+for i = 2, #KEYS do
+  local at = 4 * (i - 1)
+  local remaining, wait, reset, charge =
+    ask[ARGV[at]](KEYS[i], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
+  if wait > 0 then admitted = 0 end
+  local to = 3 * (i - 2)
+  standings[to + 1], standings[to + 2], standings[to + 3] = remaining, wait, reset
+  charges[i] = charge
+end
+
+if done == 0 then
+  admitted = 2
+elseif done > 0 then
+  admitted = 1
+elseif admitted == 1 then
+  redis.call('SET', KEYS[1], digits(now), 'PX', record_ms)
+  for i = 2, #KEYS do
+    local to = 3 * (i - 2)
+    standings[to + 1], standings[to + 3] = charges[i]()
+  end
+end
+return {owner, admitted, now, unpack(standings)}

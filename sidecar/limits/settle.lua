@@ -1,0 +1,76 @@
+-- The call is over, or goes on: give its charges back, release its slots, or keep them.
+--
+-- KEYS  the decision's record, then its counters, as for admit.lua
+-- ARGV  "give_back" | "release" | "extend", decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
+-- Reply decision id
+--
+-- Each may arrive twice, late, or before the charge it undoes: the record says what is still to be done.
+
+local MINUTE, DAY = 60000000, 86400000000
+local verb, owner, record_ms, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+local function whole(value, default)
+  if not value then return default end
+  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
+  return tonumber(value)
+end
+
+local function digits(number) return string.format('%.0f', number) end
+
+local give_back = {}
+
+function give_back.hour(key, charged, amount)
+  local bucket = digits(math.floor(charged / MINUTE))
+  if whole(redis.call('HGET', key, bucket), 0) < amount then return end
+  redis.call('HINCRBY', key, bucket, digits(-amount))
+  redis.call('HINCRBY', key, 'n', digits(-amount))
+end
+
+function give_back.day(key, charged, amount)
+  local got = redis.call('HMGET', key, 'd', 'n')
+  if whole(got[1], -1) ~= math.floor(charged / DAY) or whole(got[2], 0) < amount then return end
+  redis.call('HINCRBY', key, 'n', digits(-amount))
+end
+
+function give_back.rate(key, charged, amount, interval)
+  local got = redis.call('HMGET', key, 't', 'z')
+  if not got[1] or whole(got[2], 0) > charged then return end
+  redis.call('HSET', key, 't', digits(math.max(0, whole(got[1], 0) - amount * interval)))
+end
+
+function give_back.concurrency(key)
+  redis.call('ZREM', key, owner)
+end
+
+local function each(act)
+  for i = 2, #KEYS do
+    local at = 1 + 4 * (i - 1)
+    act(ARGV[at], KEYS[i], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 3]))
+  end
+end
+
+if verb == 'give_back' then
+  local charged = whole(redis.call('GET', KEYS[1]), 0)
+  if charged > 0 then
+    each(function(kind, key, amount, interval) give_back[kind](key, charged, amount, interval) end)
+  end
+  -- Also when there was no charge yet: one that arrives later finds itself given back.
+  redis.call('SET', KEYS[1], '0', 'PX', record_ms)
+elseif verb == 'release' then
+  each(function(kind, key) if kind == 'concurrency' then redis.call('ZREM', key, owner) end end)
+  redis.call('DEL', KEYS[1])
+elseif verb == 'extend' then
+  redis.call('PEXPIRE', KEYS[1], record_ms)
+  each(function(kind, key)
+    if kind ~= 'concurrency' then return end
+    -- A lease that has ended stays ended: its slot may be another's by now.
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
+    redis.call('ZADD', key, 'XX', digits(now + lease), owner)
+    redis.call('PEXPIRE', key, digits(math.ceil(lease / 1000) + 1000))
+  end)
+else
+  error('unknown verb')
+end
+return owner

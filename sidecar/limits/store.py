@@ -1,0 +1,86 @@
+"""Where do the counters live?
+
+In this process, or in Redis or Valkey; the two answer alike, and one contract test runs over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.limits.counters import Standing
+from sidecar.limits.plan import Charge
+
+LEASE_S = 60.0
+"""A slot whose owner has died comes back after this; a living owner extends it every third of it."""
+REMEMBER_S = 120
+"""A reservation can be given back for this long: longer than any call waits before it is forwarded."""
+
+Charges = tuple[Charge, ...]
+
+
+class StoreUnavailable(Exception):
+    """The store gave no answer that can be trusted. Its text is for operators: what happened, never a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a store said to one reservation: all was charged or nothing; one standing per charge, in their order."""
+
+    admitted: bool
+    now_us: int
+    standings: tuple[Standing, ...]
+
+
+class Store(Protocol):
+    """All counters of a deployment. `decision_id` is our own id of the call, never the caller's: charging twice under
+    one id charges once, and so does undoing. Only `reserve` and `ping` wait; what the others begin is finished even
+    while the store is away or the caller was cancelled.
+    """
+
+    kind: str
+    """`memory` or `redis`."""
+
+    @property
+    def up(self) -> bool:
+        """Whether the last that was heard of it was good."""
+
+    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
+        """Ask all limits, then charge all or none, in one step. Raises StoreUnavailable within 100 ms."""
+
+    def give_back(self, charges: Charges, decision_id: str) -> None:
+        """Undo a reservation, also one whose answer never came."""
+
+    def release(self, charges: Charges, decision_id: str) -> None:
+        """Free the slots of a call that is over; its other charges stay."""
+
+    def extend(self, charges: Charges, decision_id: str) -> None:
+        """Keep the slots of a call that goes on."""
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable if it does not answer in time."""
+
+    async def close(self) -> None:
+        """Finish what was begun, within a second, and let go."""
+
+
+def open_store(url: str, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> Store:
+    """The store of `store.url`: `memory://`, `redis://`, `rediss://` or `unix://`. `clock` gives seconds since the
+    epoch; Redis has its own. Nothing is connected yet. Raises SettingsError for any other URL.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "memory":
+        from sidecar.limits.memory import MemoryStore
+
+        return MemoryStore(clock, lease_s=lease_s)
+    if scheme in {"redis", "rediss", "unix"}:
+        from sidecar.limits.redis import RedisStore  # half a second of imports that `memory://` need not pay
+
+        return RedisStore.at(url, lease_s=lease_s)
+    hint = "Sentinel and Cluster come with a later version" if scheme.startswith("redis+") else ""
+    raise SettingsError(
+        [fault_in("store.url", "must be memory://, redis://, rediss:// or unix://", code="S201", hint=hint)]
+    )
