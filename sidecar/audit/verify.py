@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """What a verification found. `ok` when nothing contradicts the evidence; `unproved` still says what that leaves open.
+    """What a verification found. `ok`: nothing contradicts the evidence; `unproved` says what that leaves open.
 
     `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way.
     """
@@ -87,7 +87,7 @@ def verify(paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = F
         walk.read(path)
     walk.close_gaps()
     _check_end(walk, anchor, before, _read_anchor(anchor), key)
-    _sum_up(walk, key)
+    _sum_up(walk, before.head, key)
     return report
 
 
@@ -254,7 +254,7 @@ def _went_on(after: _Anchor, last_seq: int, key: AuditKey | None) -> bool:
     return head is not None and head.seq >= last_seq - 1 and (key is None or head.made_with(key))
 
 
-def _sum_up(walk: _Walk, key: AuditKey | None) -> None:
+def _sum_up(walk: _Walk, head: Head | None, key: AuditKey | None) -> None:
     report = walk.report
     if walk.torn_bytes:
         report.notes.append(
@@ -263,7 +263,7 @@ def _sum_up(walk: _Walk, key: AuditKey | None) -> None:
     if report.ok and report.records:
         which = f"records {report.first_seq} to {report.last_seq}"
         report.proved.append(f"{which}: none was changed, removed, moved or put in after it was sealed")
-        if key is not None:
+        if key is not None and head is not None:
             report.proved.append(
                 f"the anchor was made with the key {key.id}, so that the log ends where the sidecar ended"
             )

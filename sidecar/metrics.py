@@ -1,0 +1,364 @@
+"""How often, how long, how many: what does the operator see?
+
+Every series of CONTRACT 8 whose part exists, declared once. The stages say what happened through the verbs of
+`Metrics`; nobody else knows a series' name.
+
+Labels come from configuration or from closed sets; anything else becomes `other`, so that no caller can make a series
+(threats O7). A hard cap stands behind that, and what it folds away is counted.
+
+The numbers are plain ones in plain tables, turned into prometheus-client's families at the scrape: an observation costs
+a tenth of that library's own children, and a request makes ten. One event loop writes, any thread may render: a table
+only grows, and every number in it is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import accumulate, product
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from sidecar import __version__
+from sidecar.errors import Reason
+from sidecar.protocols.mcp import METHODS, NOTIFICATIONS, SERVER_REQUESTS
+from sidecar.vocabulary import PermissionKind
+
+OTHER = "other"
+NONE = "none"  # the reason of what was allowed
+MAX_SERIES = 5_000  # of one metric; its label sets multiply to fewer unless the configuration is very large
+
+# OpenTelemetry's buckets for MCP operations, and below them where a call to a server beside us ends.
+REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+
+PROTOCOLS = ("mcp",)
+STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
+WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
+COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so that `rate()` sees it
+STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")
+KINDS = tuple(kind.value for kind in PermissionKind)
+CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
+LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
+MODES = ("enforce", "shadow")
+AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control"), ("written", "failed")
+POLICY_REASONS = (
+    Reason.DENIED_BY_RULE,
+    Reason.EXPIRED,
+    Reason.CONDITION_FALSE,
+    Reason.NO_MATCHING_RULE,
+    Reason.PRINCIPAL_DISABLED,
+    Reason.TOOL_DISABLED,
+    Reason.METHOD_UNKNOWN,
+)
+AUTH_REASONS = (
+    Reason.UNAUTHENTICATED,
+    Reason.BAD_CREDENTIAL,
+    Reason.CREDENTIAL_CONFLICT,
+    Reason.CLIENT_UNKNOWN,
+    Reason.INSUFFICIENT_SCOPE,
+)
+
+Labels = tuple[str, ...]
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Table:
+    """The numbers of one metric, a row for each set of labels; never more than MAX_SERIES, and one for the rest.
+
+    A row is one number; of a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
+    """
+
+    __slots__ = ("bounds", "folded", "help", "kind", "labels", "name", "rows")
+
+    def __init__(self, kind: Kind, name: str, help_: str, labels: Labels = (), bounds: tuple[float, ...] = ()) -> None:
+        self.kind, self.name, self.help, self.labels, self.bounds = kind, f"sidecar_{name}", help_, labels, bounds
+        self.rows: dict[Labels, list[float]] = {}
+        self.folded = 0
+
+    def declare(self, *choices: Iterable[str]) -> None:
+        """Rows at nought for every combination, so that `rate()` sees the first event."""
+        for labels in product(*choices):
+            self._row(labels)
+
+    def add(self, labels: Labels, amount: float = 1) -> None:
+        """Count."""
+        try:
+            self.rows[labels][0] += amount
+        except KeyError:
+            self._row(labels)[0] += amount
+
+    def set(self, labels: Labels, value: float) -> None:
+        """The value now."""
+        self._row(labels)[0] = value
+
+    def only(self, labels: Labels) -> None:
+        """Of all rows this one is 1 and the others are gone: what describes a state (`policy_info`)."""
+        self.rows = {labels: [1.0]}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """One measurement of a histogram."""
+        try:
+            row = self.rows[labels]
+        except KeyError:
+            row = self._row(labels)
+        row[bisect_left(self.bounds, value)] += 1
+        row[-1] += value
+
+    def family(self) -> Metric:
+        """As prometheus-client knows it."""
+        rows = list(self.rows.items())
+        if self.kind == "histogram":
+            return self._histogram(rows)
+        of_kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = of_kind(self.name, self.help, labels=self.labels)
+        for labels, row in rows:
+            family.add_metric(labels, row[0])
+        return family
+
+    def _histogram(self, rows: list[tuple[Labels, list[float]]]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        edges = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        for labels, row in rows:
+            *counts, total = tuple(row)
+            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
+        return family
+
+    def _row(self, labels: Labels) -> list[float]:
+        if len(self.rows) >= MAX_SERIES and labels not in self.rows:
+            self.folded += 1
+            labels = (OTHER,) * len(self.labels)
+        return self.rows.setdefault(labels, [0.0] * (len(self.bounds) + 2 if self.bounds else 1))
+
+
+class Metrics:
+    """Every series, and the verbs that move them. Times in seconds.
+
+    `upstreams` and `limits` are the configured names, `reconfigured` changes them.
+    """
+
+    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str]) -> None:
+        self._requests = Table(
+            "counter",
+            "requests_total",
+            "Requests answered on the data listener.",
+            ("protocol", "upstream", "method", "status"),
+        )
+        self._request_s = Table(
+            "histogram",
+            "request_duration_seconds",
+            "Time from the first byte of a request to the end of its answer.",
+            ("protocol", "upstream"),
+            REQUEST_BUCKETS_S,
+        )
+        self._stage_s = Table(
+            "histogram", "stage_duration_seconds", "Time spent in each stage of a request.", ("stage",), STAGE_BUCKETS_S
+        )
+        self._decisions = Table(
+            "counter", "decisions_total", "Policy answers, one for each call.", ("kind", "decision", "reason")
+        )
+        self._limit_checks = Table("counter", "limit_checks_total", "Limits asked, by answer.", ("limit", "outcome"))
+        self._auth_failures = Table(
+            "counter", "auth_failures_total", "Requests whose caller was not accepted.", ("credential", "reason")
+        )
+        self._schema_violations = Table(
+            "counter", "schema_violations_total", "Calls whose arguments did not fit the schema.", ("upstream",)
+        )
+        self._upstream_up = Table(
+            "gauge", "upstream_up", "Whether the upstream answered last (1) or not.", ("upstream",)
+        )
+        self._upstream_s = Table(
+            "histogram",
+            "upstream_duration_seconds",
+            "Time from sending a call to the upstream to the end of its answer.",
+            ("upstream",),
+            REQUEST_BUCKETS_S,
+        )
+        self._inflight = Table("gauge", "inflight_requests", "Requests under way.", ("protocol",))
+        self._streams = Table("gauge", "open_streams", "Event streams open to callers.", ("protocol",))
+        self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
+        self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", ("kind",))
+        self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", ("revision",))
+        self._reloads = Table("counter", "policy_reloads_total", "Attempts to load a policy.", ("result",))
+        self._reloaded_at = Table(
+            "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
+        )
+        self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", ("mode",))
+        self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
+        self._store_info = Table("gauge", "store_info", "Which store counts the limits.", ("kind",))
+        self._store_s = Table(
+            "histogram", "store_duration_seconds", "Time of one question to the store of limits.", (), STAGE_BUCKETS_S
+        )
+        self._audit = Table(
+            "counter", "audit_records_total", "Audit records, by what became of them.", ("event", "result")
+        )
+        self._loop_lag_s = Table(
+            "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", (), STAGE_BUCKETS_S
+        )
+        self._build = Table("gauge", "build_info", "What runs here.", ("version", "python"))
+        self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
+        self._upstreams: frozenset[str] = frozenset()
+        self._limits: frozenset[str] = frozenset()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        self._declare()
+        self.reconfigured(upstreams=upstreams, limits=limits)
+
+    def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str]) -> None:
+        """These are the names now. Series of names that are gone stay as they are: a counter must not go back."""
+        self._upstreams, self._limits = frozenset(upstreams), frozenset(limits)
+        named = (*sorted(self._upstreams), OTHER)
+        self._requests.declare(PROTOCOLS, sorted(self._upstreams), COMMON_METHODS, STATUSES)
+        self._request_s.declare(PROTOCOLS, named)
+        self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
+        self._schema_violations.declare(sorted(self._upstreams))
+        self._upstream_up.declare(sorted(self._upstreams))
+        self._upstream_s.declare(sorted(self._upstreams))
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def request_started(self, protocol: str) -> None:
+        """Paired with `request_finished`."""
+        self._inflight.add((_of(PROTOCOLS, protocol),))
+
+    def request_finished(
+        self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]
+    ) -> None:
+        """A request was answered. `status` is the audit's; `stages_s` the seconds spent by stage."""
+        protocol, upstream = _of(PROTOCOLS, protocol), _of(self._upstreams, upstream)
+        self._inflight.add((protocol,), -1)
+        self._requests.add((protocol, upstream, _of(WIRE_METHODS, method), _of(STATUSES, status)))
+        self._request_s.observe((protocol, upstream), duration_s)
+        for stage, spent_s in stages_s.items():
+            self._stage_s.observe((_of(STAGES, stage),), spent_s)
+
+    def decided(self, kind: str, decision: str, reason: str | None) -> None:
+        """Policy answered a call. `kind` is that of the deciding link, `decision` allow or deny."""
+        reason = NONE if reason is None else _of(POLICY_REASONS, reason)
+        self._decisions.add((_of(KINDS, kind), _of(("allow", "deny"), decision), reason))
+
+    def limit_checked(self, limit: str, outcome: str) -> None:
+        """A limit was `admitted`, `refused` or `unavailable`. `limit` is its configured label."""
+        self._limit_checks.add((_of(self._limits, limit), _of(LIMIT_OUTCOMES, outcome)))
+
+    def auth_failed(self, credential: str, reason: str) -> None:
+        """A caller was not accepted. `credential` is the kind that was presented, or `none`."""
+        self._auth_failures.add((_of(CREDENTIALS, credential), _of(AUTH_REASONS, reason)))
+
+    def schema_violated(self, upstream: str) -> None:
+        """Arguments did not fit."""
+        self._schema_violations.add((_of(self._upstreams, upstream),))
+
+    # --- upstreams, streams, sessions -------------------------------------------------------------------------------
+
+    def upstream_answered(self, upstream: str, duration_s: float) -> None:
+        """One exchange with an upstream ended, well or not."""
+        self._upstream_s.observe((_of(self._upstreams, upstream),), duration_s)
+
+    def upstream_up(self, upstream: str, up: bool) -> None:
+        """Whether it can be reached, as far as its last exchange shows."""
+        self._upstream_up.set((_of(self._upstreams, upstream),), up)
+
+    def stream_opened(self, protocol: str) -> None:
+        """Paired with `stream_closed`."""
+        self._streams.add((_of(PROTOCOLS, protocol),))
+
+    def stream_closed(self, protocol: str) -> None:
+        """Paired with `stream_opened`."""
+        self._streams.add((_of(PROTOCOLS, protocol),), -1)
+
+    def sessions(self, count: int) -> None:
+        """How many are alive."""
+        self._sessions.set((), count)
+
+    # --- policy, store, audit, loop ---------------------------------------------------------------------------------
+
+    def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
+        """A policy serves from now on. `rules` counts them by kind, `at` is in seconds since the epoch."""
+        self._policy_info.only((revision,))
+        for kind in KINDS:
+            self._policy_rules.set((kind,), rules.get(kind, 0))
+        self._reloads.add(("success",))
+        self._reloaded_at.set((), at)
+
+    def policy_refused(self) -> None:
+        """A policy could not be loaded; the old one serves on."""
+        self._reloads.add(("failure",))
+
+    def enforcing(self, mode: str) -> None:
+        """The mode in force: `enforce` or `shadow`."""
+        for each in MODES:
+            self._mode.set((each,), each == mode)
+
+    def store_is(self, kind: str) -> None:
+        """Which store counts the limits: a word of the configuration."""
+        self._store_info.only((kind,))
+
+    def store_up(self, up: bool) -> None:
+        """Whether its last answer came."""
+        self._store_up.set((), up)
+
+    def store_answered(self, duration_s: float) -> None:
+        """One question to the store ended, well or not."""
+        self._store_s.observe((), duration_s)
+
+    def audit_recorded(self, event: str, result: str) -> None:
+        """One audit record was `written`, or `failed`."""
+        self._audit.add((_of(AUDIT_EVENTS, event), _of(AUDIT_RESULTS, result)))
+
+    def loop_lagged(self, lag_s: float) -> None:
+        """One measurement of the event loop's lag."""
+        self._loop_lag_s.observe((), lag_s)
+
+    # --- what a scrape sees -----------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family; prometheus-client calls this at the scrape."""
+        for table in self._tables:
+            yield table.family()
+        folded = CounterMetricFamily(
+            "sidecar_metrics_folded_total", "Observations folded into `other` by the cap on series.", labels=("metric",)
+        )
+        for table in self._tables:
+            folded.add_metric((table.name,), table.folded)
+        yield folded
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """Content type and body for an `Accept` header: OpenMetrics 1.0 for who asks, else the text format 0.0.4."""
+        if "application/openmetrics-text" in accept:
+            return OPENMETRICS, _as_openmetrics(self._registry)
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+
+    def _declare(self) -> None:
+        self._stage_s.declare(STAGES)
+        self._decisions.declare(KINDS, ("allow",), (NONE,))
+        self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
+        self._auth_failures.declare(CREDENTIALS, AUTH_REASONS)
+        self._inflight.declare(PROTOCOLS)
+        self._streams.declare(PROTOCOLS)
+        self._policy_rules.declare(KINDS)
+        self._reloads.declare(("success", "failure"))
+        self._mode.declare(MODES)
+        self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
+        for table in (self._sessions, self._reloaded_at, self._store_up, self._store_s, self._loop_lag_s):
+            table.declare()
+        self._build.only((__version__, platform.python_version()))
+
+
+_as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # it has no types of its own
+
+
+def _of(known: Container[str], value: str) -> str:
+    return value if value in known else OTHER
