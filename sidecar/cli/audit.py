@@ -1,0 +1,199 @@
+"""`sidecar audit`: does the evidence hold, and what does it say?"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from sidecar.audit.chain import MAX_LINE_BYTES, ascii_json
+from sidecar.audit.digest import AuditKey, load_key
+from sidecar.audit.record import EVENTS
+from sidecar.audit.render import render_record, wants_colour
+from sidecar.audit.verify import Report, verify
+from sidecar.errors import ConfigError, Reason
+
+EVIDENCE_BROKEN, CONFIG_INVALID = 5, 3  # CONTRACT 3
+_SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group("audit")
+def audit() -> None:
+    """Check and read the evidence."""
+
+
+@audit.command("verify")
+@click.argument("paths", nargs=-1, required=True, type=_FILE)
+@click.option("--key", "key_path", type=_FILE, help="The audit key; without it nobody knows who made the anchor.")
+@click.option("--part", is_flag=True, help="Earlier lines and the anchor may be elsewhere.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def verify_command(paths: tuple[Path, ...], key_path: Path | None, part: bool, as_json: bool) -> None:
+    """Find changed, removed, moved, inserted and cut lines in the files of one log, given oldest first.
+
+    Exits 5 when the evidence does not hold, and says what was proved and what was not.
+    """
+    key = _key(key_path)
+    started = time.monotonic()
+    report = verify(paths, key=key, part=part)
+    took_s = time.monotonic() - started
+    if key_path is not None and any(_beside(key_path, path) for path in paths):
+        report.unproved.append("anything against whoever can write both log and key: the key lies in the log's folder")
+    if as_json:
+        click.echo(orjson.dumps(_as_data(report)))
+    else:
+        _print(report, took_s)
+    if not report.ok:
+        sys.exit(EVIDENCE_BROKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which records are wanted; empty means all. Principals and objects take `*`."""
+
+    principal: str = ""
+    object: str = ""
+    event: str = ""
+    status: str = ""
+    reason: str = ""
+    decision_id: str = ""
+    since: str = ""  # an RFC 3339 time as the records have it, so that text order is time order
+
+    def wants(self, record: dict[str, Any]) -> bool:
+        """Whether everything asked for is so."""
+        exact = ("event", "status", "reason", "decision_id")
+        if any(
+            wanted and record.get(name) != wanted for name, wanted in ((name, getattr(self, name)) for name in exact)
+        ):
+            return False
+        if self.since and str(record.get("timestamp")) < self.since:
+            return False
+        if self.object and not fnmatchcase(str(record.get("object")), _literal(self.object)):
+            return False
+        pattern = _literal(self.principal)
+        return not self.principal or any(fnmatchcase(str(name), pattern) for name in record.get("chain") or ())
+
+
+@audit.command("show")
+@click.argument("paths", nargs=-1, required=True, type=_FILE)
+@click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
+@click.option("--object", "object_", default="", help="`*` matches any run of characters.")
+@click.option("--event", default="", type=click.Choice(["", *EVENTS]), show_choices=False, help="|".join(EVENTS))
+@click.option("--status", default="", help="success|permission_denied|rate_limited|error")
+@click.option("--reason", default="", type=click.Choice(["", *Reason]), show_choices=False, help="Why it was refused.")
+@click.option("--decision-id", default="", help="All records of one request.")
+@click.option("--since", default="", help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines.")
+def show_command(
+    paths: tuple[Path, ...],
+    principal: str,
+    object_: str,
+    event: str,
+    status: str,
+    reason: str,
+    decision_id: str,
+    since: str,
+    as_json: bool,
+) -> None:
+    """Print records, oldest first. This does not check them: `audit verify` does."""
+    wanted = Filter(principal, object_, event, status, reason, decision_id, _since(since, datetime.now(UTC)))
+    colour = wants_colour(sys.stdout, os.environ)
+    for path in paths:
+        for record in _records(path):
+            if wanted.wants(record):
+                click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    unreadable = 0
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                record = None
+            if isinstance(record, dict):
+                yield record
+            else:
+                unreadable += 1
+    if unreadable:
+        click.echo(f"{path}: {unreadable} lines are no records; run `sidecar audit verify`", err=True)
+
+
+def _print(report: Report, took_s: float) -> None:
+    for problem in report.problems:
+        click.echo(str(problem))
+    if report.problem_count > len(report.problems):
+        click.echo(f"and {report.problem_count - len(report.problems)} more")
+    events = ", ".join(f"{count} {event}" for event, count in sorted(report.events.items()))
+    click.echo(f"{report.records} records in {took_s:.1f} s" + (f" ({events})" if events else ""))
+    for what in report.proved:
+        click.echo(f"proved      {what}")
+    for what in report.unproved:
+        click.echo(f"not proved  {what}")
+    for what in report.notes:
+        click.echo(f"note        {what}")
+    if report.unfinished:
+        click.echo(f"note        {len(report.unfinished)} decisions have no outcome: cut off by a crash, or under way")
+    click.echo("the evidence holds" if report.ok else f"the evidence does NOT hold: {report.problem_count} problems")
+
+
+def _as_data(report: Report) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "records": report.records,
+        "first_seq": report.first_seq,
+        "last_seq": report.last_seq,
+        "events": dict(report.events),
+        "problem_count": report.problem_count,
+        "problems": [asdict(problem) for problem in report.problems],
+        "proved": report.proved,
+        "not_proved": report.unproved,
+        "notes": report.notes,
+        "unfinished": len(report.unfinished),
+    }
+
+
+def _key(path: Path | None) -> AuditKey | None:
+    if path is None:
+        return None
+    try:
+        return load_key(path)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(CONFIG_INVALID)
+
+
+def _beside(key_path: Path, path: Path) -> bool:
+    return key_path.resolve().parent == path.resolve().parent
+
+
+def _literal(pattern: str) -> str:
+    """`*` is the only wildcard (CONTRACT 2.1)."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def _since(given: str, now: datetime) -> str:
+    if not given:
+        return ""
+    span = _SPAN.match(given)
+    if span is not None:
+        moment = now - timedelta(**{_UNITS[span[2]]: int(span[1])})
+    else:
+        try:
+            moment = datetime.fromisoformat(given)
+        except ValueError:
+            raise click.BadParameter("a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
