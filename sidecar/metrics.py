@@ -43,15 +43,16 @@ MAX_SERIES = 5_000  # of one metric; its label sets multiply to fewer unless the
 REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
-PROTOCOLS = ("mcp",)
+PROTOCOLS = ("mcp", "http")  # http: what is refused before anyone knows the protocol
 STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
 WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so that `rate()` sees it
-STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")
+STAGES = ("identify", "understand", "decide", "validate", "limit", "audit", "upstream")  # as `pipeline` marks them
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
 MODES = ("enforce", "shadow")
+RELOADS = ("ok", "failed")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control"), ("written", "failed")
 POLICY_REASONS = (
     Reason.DENIED_BY_RULE,
@@ -148,7 +149,7 @@ class Metrics:
     `upstreams` and `limits` are the configured names, `reconfigured` changes them.
     """
 
-    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str]) -> None:
+    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
         self._requests = Table(
             "counter",
             "requests_total",
@@ -190,7 +191,7 @@ class Metrics:
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
         self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", ("kind",))
         self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", ("revision",))
-        self._reloads = Table("counter", "policy_reloads_total", "Attempts to load a policy.", ("result",))
+        self._reloads = Table("counter", "policy_reloads_total", "Reloads of the policy.", ("result",))
         self._reloaded_at = Table(
             "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
         )
@@ -216,7 +217,7 @@ class Metrics:
         self._declare()
         self.reconfigured(upstreams=upstreams, limits=limits)
 
-    def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str]) -> None:
+    def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
         """These are the names now. Series of names that are gone stay as they are: a counter must not go back."""
         self._upstreams, self._limits = frozenset(upstreams), frozenset(limits)
         named = (*sorted(self._upstreams), OTHER)
@@ -290,14 +291,13 @@ class Metrics:
         self._policy_info.only((revision,))
         for kind in KINDS:
             self._policy_rules.set((kind,), rules.get(kind, 0))
-        self._reloads.add(("success",))
         self._reloaded_at.set((), at)
 
-    def policy_refused(self) -> None:
-        """A policy could not be loaded; the old one serves on."""
-        self._reloads.add(("failure",))
+    def policy_reloaded(self, result: str) -> None:
+        """A reload was `ok`, or `failed` and the old policy serves on."""
+        self._reloads.add((_of(RELOADS, result),))
 
-    def enforcing(self, mode: str) -> None:
+    def enforcement(self, mode: str) -> None:
         """The mode in force: `enforce` or `shadow`."""
         for each in MODES:
             self._mode.set((each,), each == mode)
@@ -349,7 +349,7 @@ class Metrics:
         self._inflight.declare(PROTOCOLS)
         self._streams.declare(PROTOCOLS)
         self._policy_rules.declare(KINDS)
-        self._reloads.declare(("success", "failure"))
+        self._reloads.declare(RELOADS)
         self._mode.declare(MODES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
         for table in (self._sessions, self._reloaded_at, self._store_up, self._store_s, self._loop_lag_s):
