@@ -1,0 +1,299 @@
+"""Do these arguments fit the schema that their tool declares?
+
+Both sides are untrusted: the schema is the upstream's, the arguments are the caller's. A schema is looked at once, when
+it is learned, and refused where checking it could reach out, run away, or mean something else to another reader; the
+tool is then quarantined, alone. What is accepted is compiled for `jsonschema-rs`: linear-time patterns, no retrieval.
+
+    bound                                  why
+    64 KiB, 64 levels, 64 patterns         compiling is work, and patterns are memory
+    10,000 subschemas with refs unfolded   `allOf: [ref, ref]` doubles at each level (threat C3)
+    subschemas x values of one call        what one call may cost; about 10 ns for each pair
+    explaining only where it is cheap      the engine answers yes or no at once, but collects errors branch by branch
+
+`format` is an annotation, as in JSON Schema 2020-12. `$` in a pattern is the end of the text, never before a line end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import jsonschema_rs
+import orjson
+
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+MAX_LEVELS: Final = 64
+MAX_PATTERNS: Final = 64
+MAX_PATTERN_BYTES: Final = 1024 * 1024  # compiled; `^[\w.-]{1,255}$` needs 64 KiB
+MAX_WEIGHT: Final = 10_000
+MAX_WORK: Final = 5_000_000  # subschemas x values: about 50 ms
+MAX_PATTERN_WORK: Final = 16_000_000  # patterns x characters
+MAX_EXPLAIN_WORK: Final = 2_000
+MAX_POINTER_CHARS: Final = 256
+
+TOO_MUCH: Final = "too-much-work"
+UNEXPLAINED: Final = "schema"
+
+DIALECTS: Final[Mapping[str, type[Any]]] = {
+    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
+    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
+    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
+    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
+    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
+}
+DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP 2025-11-25, SEP-1613
+
+_ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
+        "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAPS = ("dependencies", "dependentSchemas", "patternProperties", "properties")
+_DEFINITIONS = ("$defs", "definitions")
+_BRANCHES = frozenset({"anyOf", "oneOf"})
+
+
+class SchemaRefused(Exception):
+    """This schema is not used; its tool is quarantined. `reason` is for operators and names the place in the schema."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Where arguments do not fit: a JSON Pointer (RFC 6901) into them and the keyword. Never the value (threat C5).
+
+    Two keywords are ours: `too-much-work` (nothing was checked) and `schema` (refused, too costly to say where).
+    """
+
+    pointer: str
+    keyword: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSchema:
+    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded."""
+
+    weight: int
+    patterns: int
+    branches: int
+    cyclic: bool
+    _validator: Any
+
+    def violation(self, arguments: Mapping[str, Any]) -> Violation | None:
+        """The first thing wrong with parsed arguments, or None. Bounded in time whatever they are."""
+        values, characters, depth = _extent(arguments, MAX_WORK // self.weight)
+        if values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK:
+            return Violation("", TOO_MUCH)
+        if self._validator.is_valid(arguments):
+            return None
+        # Errors of alternatives are collected in every branch, and in a recursive schema again at every level.
+        if values * self.branches ** (depth if self.cyclic else 1) > MAX_EXPLAIN_WORK:
+            return Violation("", UNEXPLAINED)
+        try:
+            self._validator.validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            return Violation(_pointer(error.instance_path), error.kind.name)
+        return Violation("", UNEXPLAINED)  # the engine disagrees with itself: its no stands
+
+
+def compile_schema(schema: object) -> ArgumentSchema:
+    """Check and compile one `inputSchema`. Raises SchemaRefused with the first reason found."""
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise SchemaRefused("the schema must be an object with type: object")
+    _refuse_size(schema)
+    dialect = schema.get("$schema", DEFAULT_DIALECT)
+    validator = DIALECTS.get(dialect.removesuffix("#")) if isinstance(dialect, str) else None
+    if validator is None:
+        raise SchemaRefused("/$schema names a dialect that is not known here")
+    if not jsonschema_rs.meta.is_valid(schema):
+        raise SchemaRefused(_why_invalid(schema))
+    survey = _Survey(schema)
+    weight, patterns = survey.weigh(schema, "", 0)
+    if weight > MAX_WEIGHT or survey.patterns > MAX_PATTERNS:
+        raise SchemaRefused("the schema has too many subschemas or patterns, references counted where they lead")
+    try:
+        compiled = validator(
+            schema,
+            retriever=_no_retrieval,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),
+        )
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise SchemaRefused(_why_uncompiled(error)) from None
+    return ArgumentSchema(weight, patterns, survey.branches, survey.cyclic, compiled)
+
+
+class _Survey:
+    """Walks every subschema once, follows references, and adds up what checking may cost."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.cyclic = False
+        self.branches = 1
+        self.patterns = 0
+        self._root = root
+        self._known: dict[int, tuple[int, int]] = {}
+        self._open: set[int] = set()
+
+    def weigh(self, node: object, at: str, level: int) -> tuple[int, int]:
+        """Subschemas and patterns below `node`, itself included, references unfolded."""
+        if not isinstance(node, dict):
+            return 1, 0
+        if id(node) in self._open:
+            self.cyclic = True
+            return 1, 0
+        if id(node) not in self._known:
+            if level > MAX_LEVELS:
+                raise SchemaRefused(f"{at or '/'} is nested deeper than {MAX_LEVELS} levels, references included")
+            self._open.add(id(node))
+            self._known[id(node)] = self._weigh_open(node, at, level + 1)
+            self._open.discard(id(node))
+        return self._known[id(node)]
+
+    def _weigh_open(self, node: dict[str, Any], at: str, level: int) -> tuple[int, int]:
+        self._refuse_keywords(node, at)
+        own_patterns = ("pattern" in node) + len(_mapping(node, "patternProperties"))
+        self.patterns += own_patterns
+        weight = 1 + len(_list(node, "enum")) // 8 + (16 if node.get("uniqueItems") else 0)
+        patterns, branching = own_patterns, 0
+        for keyword, step, child in _subschemas(node):
+            below, within = self.weigh(child, f"{at}/{step}", level)
+            if keyword in _DEFINITIONS:  # costs nothing until something refers to it
+                continue
+            weight, patterns = weight + below, patterns + within
+            branching += below if keyword in _BRANCHES else 0
+        if "$ref" in node:
+            below, within = self.weigh(self._target(node["$ref"], at), f"{at}/$ref", level)
+            weight, patterns = weight + below, patterns + within
+        self.branches = max(self.branches, branching)
+        return weight, patterns
+
+    def _refuse_keywords(self, node: dict[str, Any], at: str) -> None:
+        for keyword in ("$dynamicRef", "$recursiveRef"):
+            if keyword in node:
+                raise SchemaRefused(f"{at}/{keyword} is not supported")
+        # A second base would give every "#/..." below it another meaning.
+        for keyword in ("$id", "id"):
+            if node is not self._root and isinstance(node.get(keyword), str):
+                raise SchemaRefused(f"{at}/{keyword} stands below the top of the schema")
+
+    def _target(self, reference: object, at: str) -> object:
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise SchemaRefused(f"{at}/$ref leads out of the schema: {str(reference)[:100]!r}")
+        fragment = unquote(reference[1:])
+        if fragment and not fragment.startswith("/"):
+            return self._anchored(fragment, at)
+        node: object = self._root
+        for token in fragment.split("/")[1:]:
+            step = token.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and step in node:
+                node = node[step]
+            elif isinstance(node, list) and step.isascii() and step.isdigit() and int(step) < len(node):
+                node = node[int(step)]
+            else:
+                raise SchemaRefused(f"{at}/$ref leads nowhere: {reference[:100]!r}")
+        if not isinstance(node, dict | bool):
+            raise SchemaRefused(f"{at}/$ref leads to what is no schema: {reference[:100]!r}")
+        return node
+
+    def _anchored(self, name: str, at: str) -> object:
+        found = [node for node in _every(self._root) if node.get("$anchor") == name]
+        if len(found) != 1:
+            raise SchemaRefused(f"{at}/$ref names an anchor that does not exist once: {name[:100]!r}")
+        return found[0]
+
+
+def _subschemas(node: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
+    """Keyword, path and value of every schema directly below this one."""
+    for keyword in _ONE:
+        if isinstance(node.get(keyword), dict):
+            yield keyword, keyword, node[keyword]
+    for keyword in _LISTS:
+        for index, child in enumerate(_list(node, keyword)):
+            yield keyword, f"{keyword}/{index}", child
+    for keyword in (*_MAPS, *_DEFINITIONS):
+        for name, child in _mapping(node, keyword).items():
+            if isinstance(child, dict | bool):
+                yield keyword, f"{keyword}/{_escaped(name)}", child
+
+
+def _every(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    waiting: list[object] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(child for _, _, child in _subschemas(node))
+
+
+def _list(node: dict[str, Any], keyword: str) -> list[Any]:
+    value = node.get(keyword)
+    return value if isinstance(value, list) else []
+
+
+def _mapping(node: dict[str, Any], keyword: str) -> dict[str, Any]:
+    value = node.get(keyword)
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_size(schema: dict[str, Any]) -> None:
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError:  # nested beyond what orjson writes, or an integer beyond 64 bits
+        raise SchemaRefused("the schema is no plain JSON, or nested too deeply") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise SchemaRefused(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
+
+
+def _extent(arguments: Mapping[str, Any], enough: int) -> tuple[int, int, int]:
+    """Values, characters (keys included) and depth of parsed JSON; counting ends soon after `enough` values."""
+    values, characters, depth = 0, 0, 0
+    level: list[Any] = [arguments]
+    while level and values <= enough:
+        depth += 1
+        values += len(level)
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                characters += len(value)
+            elif isinstance(value, dict):
+                characters += sum(map(len, value))
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+        level = below
+    return values, characters, depth
+
+
+def _pointer(path: list[str | int]) -> str:
+    pointer = "".join(f"/{_escaped(str(token))}" for token in path)
+    # Below additionalProperties a name is the caller's own; it need not fill an answer.
+    return pointer if len(pointer) <= MAX_POINTER_CHARS else pointer[:MAX_POINTER_CHARS].rpartition("/")[0]
+
+
+def _escaped(token: str) -> str:
+    return token.replace("~", "~0").replace("/", "~1")
+
+
+def _no_retrieval(uri: str) -> Any:
+    raise ValueError("references are never fetched")
+
+
+def _why_uncompiled(error: Exception) -> str:
+    path = _pointer(getattr(error, "instance_path", []))
+    if path.endswith("/pattern") or "patternProperties" in path:
+        return f"{path} is no pattern of the linear-time kind, or too large: no look-around, no back-references"
+    return f"{path or '/'} cannot be compiled"
+
+
+def _why_invalid(schema: dict[str, Any]) -> str:
+    """The second engine's explanation of what the meta-schema refuses. Imported late: rarely needed."""
+    import jsonschema
+    from jsonschema.exceptions import best_match
+
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    error = best_match(judge(judge.META_SCHEMA).iter_errors(schema))
+    if error is None:
+        return "the schema does not follow its dialect"
+    return f"{_pointer(list(error.absolute_path)) or '/'} does not follow the dialect ({error.validator})"
