@@ -1,0 +1,267 @@
+"""Does this row's `when` hold for this call?
+
+Conditions are CEL, run by Google's C++ runtime through `cel-expr-python`, compiled and type-checked at load time. A
+condition is true only when it gives Boolean true; an error, another value or a spent budget is `error`, which an
+allow row takes for "no match" and a deny row for "match" (CONTRACT 2.1).
+
+What a caller sends is bounded here, in this order: only what the expression reads is converted; values nested deeper
+than 64 are not (the runtime converts by recursion on the C stack: 10,000 levels end the process); the size of what is
+read, and of it times the macros' iterations, must fit the decision's `Purse`. The runtime itself stops after 10,000
+iterations, and its regular expressions (RE2) are linear.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Literal
+
+from cel_expr_python import cel
+
+from sidecar.policy.faults import meant, shown
+from sidecar.policy.grammar import Wrong
+from sidecar.policy.syntax import Path, Syntax, syntax_of
+from sidecar.vocabulary import Chain, Fact, Principal, Question
+
+MAX_CONDITION_CHARS = 4096
+MAX_DEPTH = 64
+MAX_ITERATIONS = 10_000  # the runtime's own budget
+# One unit is about 5 to 30 ns of the runtime's work, measured; a decision may spend some tens of milliseconds.
+MAX_UNITS = 1_000_000
+_CHARS_PER_UNIT = 16
+
+PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
+CALL_FIELDS = ("server", "tool", "action", "meta")
+VARIABLES = ("args", "principal", "origin", "chain", "call", "now")
+
+Outcome = Literal["true", "false", "error", "assumed"]
+
+_COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+_Tree = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Purse:
+    """How many units a decision may still spend on its conditions."""
+
+    units: float = MAX_UNITS
+
+    def spend(self, units: float) -> bool:
+        self.units -= units
+        return self.units >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the conditions of one link may read. `subject` is the place in the chain of the link's subject; `args` are
+    empty for every link but the last; `call` describes the call as a whole, the same for every link."""
+
+    chain: Chain
+    subject: int
+    question: Question
+    args: Mapping[str, Any]
+    now_s: float
+    roles_of: Callable[[Principal], frozenset[str]]
+
+    def variable(self, name: str) -> Any:
+        """The value of a variable, made when it is asked for."""
+        match name:
+            case "args":
+                return self.args
+            case "principal":
+                return self._principal(self.chain[self.subject])
+            case "origin":
+                return self._principal(self.chain[0])
+            case "chain":
+                return [self._principal(principal) for principal in self.chain]
+            case "call":
+                question = self.question
+                return {
+                    "server": question.server,
+                    "tool": question.name,
+                    "action": question.action,
+                    "meta": question.meta,
+                }
+            case _:
+                return datetime.fromtimestamp(self.now_s, UTC)
+
+    def _principal(self, principal: Principal) -> dict[str, Any]:
+        return {
+            "name": principal.name,
+            "kind": principal.kind,
+            "id": principal.id,
+            "scopes": sorted(principal.scopes),
+            "roles": sorted(self.roles_of(principal)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One compiled `when`. `from_caller` if it reads what the caller writes: `args`, or `call.meta`."""
+
+    text: str
+    digest: str
+    paths: tuple[Path, ...]
+    from_caller: bool
+    program: cel.Expression
+    trees: tuple[tuple[str, _Tree], ...]
+    looped: tuple[Path, ...]
+    loops: int
+    loop_nodes: int
+    matches: bool
+
+    def run(self, scene: Scene, purse: Purse) -> tuple[Outcome, Mapping[str, Any]]:
+        """How it comes out, and the variables as far as it read them. Never raises for what a caller can send."""
+        data: dict[str, Any] = {}
+        try:
+            for name, tree in self.trees:
+                data[name] = _cut(scene.variable(name), tree)
+            if not purse.spend(self._cost(data)):
+                return "error", data
+            value = self.program.eval(data=data).plain_value()
+        except (RuntimeError, ValueError, OverflowError, _TooDeep):
+            return "error", data  # the runtime's own failures; the rule's effect decides which way is closed
+        if value is True:
+            return "true", data
+        return ("false" if value is False else "error"), data
+
+    def fact(self, outcome: Literal["true", "false", "error"], data: Mapping[str, Any]) -> Fact:
+        """For the evidence: what it read, by path; what was not there is left out. `now` is in seconds."""
+        inputs = {}
+        for path in self.paths:
+            value, there = _at(data, path)
+            if there:
+                inputs[".".join(path)] = value.timestamp() if isinstance(value, datetime) else value
+        return Fact(self.digest, outcome, inputs)
+
+    def _cost(self, data: Mapping[str, Any]) -> float:
+        per_char = 1.0 if self.matches else 1 / _CHARS_PER_UNIT
+        size = _weight(data.values(), per_char)
+        if not self.loops:
+            return size
+        looped = _weight((_at(data, path)[0] for path in self.looped), per_char)
+        return size + min(MAX_ITERATIONS, size**self.loops) * (looped + self.loop_nodes)
+
+
+class _TooDeep(Exception):
+    pass
+
+
+class Language:
+    """The CEL environment of conditions. One per load; compiled conditions outlive it."""
+
+    def __init__(self) -> None:
+        record = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+        types = dict.fromkeys(VARIABLES, record)
+        types |= {"chain": cel.Type.List(record), "now": cel.Type.TIMESTAMP}
+        has_role = cel.Overload(
+            "has_role_principal_string",
+            return_type=cel.Type.BOOL,
+            parameters=[record, cel.Type.STRING],
+            impl=lambda principal, role: role in principal["roles"],
+        )
+        self._env = cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
+
+    def compile(self, text: str) -> Condition:
+        """The condition. Raises Wrong, with the place inside the text."""
+        if len(text) > MAX_CONDITION_CHARS:
+            raise Wrong("P401", f"a condition has at most {MAX_CONDITION_CHARS} characters")
+        try:
+            program = self._env.compile(text)
+        except RuntimeError as error:
+            raise _compile_error(str(error)) from None
+        if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
+            raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
+        syntax = syntax_of(program.serialize())
+        _check_reads(syntax)
+        return _condition(text, program, syntax)
+
+
+def _compile_error(message: str) -> Wrong:
+    found = _COMPILE_ERROR.search(message)
+    if found is None:
+        return Wrong("P401", "does not compile: " + message.splitlines()[0][:200])
+    hint = "variables are " + ", ".join(VARIABLES) if "undeclared reference" in found[3] else ""
+    return Wrong("P401", "does not compile: " + found[3][:200], hint, offset=max(0, int(found[2]) - 1), width=1)
+
+
+def _check_reads(syntax: Syntax) -> None:
+    for read in syntax.reads:
+        known = {"principal": PRINCIPAL_FIELDS, "origin": PRINCIPAL_FIELDS, "call": CALL_FIELDS}.get(read.path[0])
+        if known and len(read.path) > 1 and read.path[1] not in known:
+            hint = meant(read.path[1], known) or "there are " + ", ".join(known)
+            raise Wrong("P403", f"{read.path[0]} has no {shown(read.path[1])}", hint, offset=read.offset, width=1)
+    for call in syntax.calls:
+        if call.function == "has_role" and any(path[0] in ("args", "call") for path in call.first_argument):
+            hint = "ask principal, origin or one of chain"
+            raise Wrong("P404", "has_role of something that the caller wrote", hint, offset=call.offset, width=1)
+
+
+def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
+    paths = _outermost({read.path for read in syntax.reads if read.path[0] in VARIABLES})
+    trees: dict[str, _Tree] = {}
+    for path in paths:
+        tree = trees.setdefault(path[0], {})
+        for step in path[1:]:
+            tree = tree.setdefault(step, {})
+    return Condition(
+        text=text,
+        digest=sha256(text.encode()).hexdigest(),
+        paths=paths,
+        from_caller=any(path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta") for path in paths),
+        program=program,
+        trees=tuple(trees.items()),
+        looped=_outermost({read.path for read in syntax.reads if read.looped and read.path[0] in VARIABLES}),
+        loops=syntax.loops,
+        loop_nodes=syntax.loop_nodes,
+        matches=any(call.function == "matches" for call in syntax.calls),
+    )
+
+
+def _outermost(paths: set[Path]) -> tuple[Path, ...]:
+    """Without those that lie inside another one."""
+    return tuple(sorted(path for path in paths if not any(path[:size] in paths for size in range(1, len(path)))))
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _cut(value: Any, tree: _Tree) -> Any:
+    if not tree or not isinstance(value, dict):
+        return value
+    return {key: _cut(value[key], below) for key, below in tree.items() if key in value}
+
+
+def _at(value: Mapping[str, Any], path: Path) -> tuple[Any, bool]:
+    found: Any = value
+    for step in path:
+        if not isinstance(found, dict) or step not in found:
+            return None, False
+        found = found[step]
+    return found, True
+
+
+def _weight(values: Iterable[Any], per_char: float) -> float:
+    """The units that some values cost: one for each node, and some for long strings. Stops at more than any purse."""
+    total = 0.0
+    level = list(values)
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            total += 1
+            if isinstance(value, str):
+                total += len(value) * per_char
+            elif isinstance(value, dict):
+                total += len(value)
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+        if not below:
+            return total
+        if total + len(below) > MAX_UNITS:
+            return MAX_UNITS + 1
+        level = below
+    raise _TooDeep

@@ -1,0 +1,117 @@
+"""Which files make up the policy?
+
+Every file under the policy folder is either known by its name or a fault: a mistyped file name must not be a policy
+that silently does not apply. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed, and
+nothing but regular files is ever opened.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.policy.faults import Faults, meant
+from sidecar.policy.rows import MAX_FILE_BYTES, decoded
+from sidecar.vocabulary import PermissionKind
+
+ROLES, GUARDRAILS = "roles", "guardrails"
+KINDS = tuple(kind for kind in PermissionKind if kind is not PermissionKind.GUARDRAIL)
+STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
+MAX_FILES = 4096
+
+_OTHERS = frozenset({"budgets.yaml", "pins.yaml", "disabled.yaml"})  # known, and somebody else's
+_OTHER_FOLDER = "tests"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """One file of rows. `stem` is a kind, `roles` or `guardrails`; `relative` its path with `/` under the folder."""
+
+    path: Path
+    relative: str
+    stem: str
+
+    @property
+    def kind(self) -> PermissionKind | None:
+        """The kind of its `p` rows; None for a file of roles."""
+        if self.stem == ROLES:
+            return None
+        return PermissionKind.GUARDRAIL if self.stem == GUARDRAILS else PermissionKind(self.stem)
+
+
+def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
+    """Every file of rows under the folder, in the order of their names."""
+    if not folder.is_dir():
+        faults.whole("P001", "this folder is not there", str(folder))
+        return []
+    found: list[PolicyFile] = []
+    for path in _walk(folder, faults):
+        relative = path.relative_to(folder).as_posix()
+        if relative in _OTHERS:
+            continue
+        if len(found) == MAX_FILES:
+            faults.whole("P001", f"more than {MAX_FILES} files", str(folder))
+            break
+        stem = _stem(path, faults)
+        if stem:
+            found.append(PolicyFile(path, relative, stem))
+    return found
+
+
+def read_text(path: Path, faults: Faults) -> str | None:
+    """The text of one file, or None with a fault. A pipe or device is never opened: it could block for ever."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            faults.whole("P001", "not a regular file", str(path))
+            return None
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        faults.whole("P001", f"cannot be read: {error.strerror}", str(path))
+        return None
+    if len(raw) > MAX_FILE_BYTES:
+        faults.whole("P001", f"larger than {MAX_FILE_BYTES // 2**20} MiB", str(path))
+        return None
+    return decoded(raw, str(path), faults)
+
+
+def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
+    """Files under the folder, by name. A folder that was entered already (a link upwards) is not entered again."""
+    entered: set[tuple[int, int]] = set()
+    todo = [folder]
+    while todo:
+        current = todo.pop()
+        try:
+            info = current.stat()
+            paths = sorted(current.iterdir())
+        except OSError as error:
+            faults.whole("P001", f"cannot be read: {error.strerror}", str(current))
+            continue
+        if (info.st_dev, info.st_ino) in entered:
+            continue
+        entered.add((info.st_dev, info.st_ino))
+        folders = []
+        for path in paths:
+            if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and path.is_dir()):
+                continue
+            if path.is_dir():
+                folders.append(path)
+            else:
+                yield path
+        todo.extend(reversed(folders))
+
+
+def _stem(path: Path, faults: Faults) -> str:
+    stem, _, _ = path.name.partition(".")
+    if path.suffix in (".yaml", ".yml"):
+        hint = "until then write the same rules as CSV" if path.name not in _OTHERS else "it belongs to the top folder"
+        faults.whole("P003", "policies in YAML come with the next version", str(path), hint)
+    elif path.suffix != ".csv" or stem not in STEMS:
+        known = [f"{name}.csv" for name in STEMS]
+        hint = meant(path.name, known) or "known are <kind>.csv, <kind>.<name>.csv, roles.csv, guardrails.csv"
+        faults.whole("P002", "no file of a policy has this name", str(path), hint)
+    else:
+        return stem
+    return ""

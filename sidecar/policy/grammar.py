@@ -1,0 +1,243 @@
+"""What may stand in which column of a row?
+
+Each reader takes the text of one field and returns what it means, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
+`role:`, `tool:` …), so that no caller can be called like a role (threats K12), and ASCII, so that nothing looks like
+something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+from sidecar.policy.faults import meant, shown
+from sidecar.policy.patterns import glob
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
+
+NONE = "-"
+Per = Literal["subject", "origin", "rule"]
+
+# CONTRACT 1.4: what calls are asked as, and what `use` stands for.
+USED = (
+    "tools/call",
+    "prompts/get",
+    "resources/read",
+    "message/send",
+    "message/stream",
+    "tasks/get",
+    "tasks/list",
+    "tasks/cancel",
+    "tasks/resubscribe",
+    DELEGATE,
+)
+ACTIONS = frozenset(
+    {
+        *USED,
+        "push/set",
+        "push/get",
+        "push/list",
+        "push/delete",
+        "card/extended",
+        "sampling/createMessage",
+        "elicitation/create",
+        "roots/list",
+        "initialize",
+        "ping",
+        "server/discover",
+        "tools/list",
+        "prompts/list",
+        "resources/list",
+        "resources/templates/list",
+        "logging/setLevel",
+        "subscriptions/listen",
+        "notifications/initialized",
+        "notifications/cancelled",
+        "notifications/progress",
+        "notifications/roots/list_changed",
+    }
+)
+USE = "use"
+
+_USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL
+_SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
+    _USER: ("user", "role", ANONYMOUS),
+    _NHI: ("nhi", "role"),
+    _TOOL: ("user", "nhi", "role", ANONYMOUS),
+    PermissionKind.GUARDRAIL: ("user", "nhi", "role", ANONYMOUS),
+}
+_THINGS = ("tool", "prompt", "resource", "nhi", "set")
+_OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
+    _USER: ("nhi", "set"),
+    _NHI: ("nhi", "set"),
+    _TOOL: _THINGS,
+    PermissionKind.GUARDRAIL: _THINGS,
+}
+_ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
+_ID_PATTERN = re.compile(r"[!#-&(-+\-./0-{}~]{1,256}")
+_SERVER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # CONTRACT 1.2
+_SERVER_PATTERN = re.compile(r"[a-z0-9*\-]+")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-/*]{1,128}")
+_URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")
+_RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}")
+_LIMIT = re.compile(r"[1-9][0-9]{0,8}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+class Wrong(Exception):
+    """One field is wrong. `offset` and `width` say where in its text; width 0 is the whole field."""
+
+    def __init__(self, code: str, message: str, hint: str = "", *, offset: int = 0, width: int = 0) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.offset, self.width = code, message, hint, offset, width
+
+
+def subject(text: str, kind: PermissionKind) -> str:
+    """`user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous`, `*`; as far as the kind can have them."""
+    _check_ascii(text)
+    word, colon, rest = text.partition(":")
+    allowed = _SUBJECTS[kind]
+    if text == "*" or (text == ANONYMOUS and ANONYMOUS in allowed):
+        return text
+    if not colon or word not in allowed:
+        known = ", ".join(name if name == ANONYMOUS else f"{name}:…" for name in allowed)
+        raise Wrong("P103", f"{shown(text)} is no subject here", meant(word, allowed) or f"write {known} or *")
+    _check_name(rest, _ID if word == "role" else _ID_PATTERN)
+    return text
+
+
+def object_(text: str, kind: PermissionKind) -> str:
+    """`tool:<server>/<tool>` and its like (patterns), `nhi:<name>` (pattern), `set:<name>` (exact), `*`."""
+    return text if text == "*" else _thing(text, _OBJECTS[kind])
+
+
+def member(text: str) -> str:
+    """Who may be in a role: `user:…`, `nhi:…` or `role:…`, exactly."""
+    return _named(text, ("user", "nhi", "role"))
+
+
+def role(text: str) -> str:
+    return _named(text, ("role",))
+
+
+def element(text: str) -> str:
+    """What may be in a set: any object, exactly, or another set."""
+    _check_exact(text)
+    return _thing(text, _THINGS)
+
+
+def set_(text: str) -> str:
+    return _named(text, ("set",))
+
+
+def action(text: str) -> str:
+    """One action, `use`, or a pattern that some action fits."""
+    _check_ascii(text)
+    if text != USE and not any(glob(known, text) for known in ACTIONS):
+        hint = meant(text, {*ACTIONS, USE}) or "`use` stands for the usual ones"
+        raise Wrong("P104", f"action {shown(text)} is unknown", hint)
+    return text
+
+
+def effect(text: str) -> Literal["allow", "deny"]:
+    """Exactly `allow` or `deny`: Casbin takes any other word for neither (threats K4)."""
+    if text == "allow":
+        return "allow"
+    if text == "deny":
+        return "deny"
+    raise Wrong("P105", f"{shown(text)} is neither allow nor deny", meant(text.lower(), ("allow", "deny")))
+
+
+def expires_at(text: str) -> float | None:
+    """Seconds since the epoch; None for `-`."""
+    if text == NONE:
+        return None
+    if _TIME.fullmatch(text):
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError):
+            pass
+    raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", "write 2027-03-31T00:00:00Z, or -")
+
+
+def limit(text: str, effect: str) -> int | None:
+    """Calls per hour; None for `-`. 0 would be a deny in disguise."""
+    if text == NONE:
+        return None
+    if effect == "deny":
+        raise Wrong("P107", f"{shown(text)} on a deny row limits nothing", "write -")
+    if not _LIMIT.fullmatch(text):
+        raise Wrong("P107", f"{shown(text)} is no number from 1 to 999999999", "write -, or a deny row instead of 0")
+    return int(text)
+
+
+def rule_id(text: str) -> str:
+    if _RULE_ID.fullmatch(text):
+        return text
+    raise Wrong("P109", f"{shown(text)} is no id", "up to 128 letters, digits, dots, dashes, underscores, slashes")
+
+
+def word(text: str, known: tuple[str, ...]) -> str:
+    """One of a few words of a `#:` line."""
+    if text in known:
+        return text
+    raise Wrong("P109", f"{shown(text)} is not one of {', '.join(known)}", meant(text, known))
+
+
+def _thing(text: str, allowed: tuple[str, ...]) -> str:
+    _check_ascii(text)
+    word, colon, rest = text.partition(":")
+    if not colon or word not in allowed:
+        hint = meant(word, allowed) or "write " + ", ".join(f"{name}:…" for name in allowed) + " or *"
+        raise Wrong("P113", f"{shown(text)} is no object here", hint)
+    if word == "set":
+        _check_name(rest, _ID)
+    elif word == "nhi":
+        _check_name(rest, _ID_PATTERN)
+    else:
+        _check_on_server(text, word, rest)
+    return text
+
+
+def _check_on_server(text: str, word: str, rest: str) -> None:
+    server, slash, name = rest.partition("/")
+    exact = "*" not in server
+    if not (_SERVER if exact else _SERVER_PATTERN).fullmatch(server):
+        raise Wrong("P113", f"{shown(text)} names no server", f"write {word}:<server>/<name>, the server in lower case")
+    if not slash and exact:
+        raise Wrong("P113", f"{shown(text)} fits nothing", f"write {word}:{server}/* for everything on it")
+    if slash and not (_URI_PATTERN if word == "resource" else _TOOL_NAME).fullmatch(name):
+        raise Wrong("P113", f"{shown(text)} names no {word} that can exist")
+
+
+def _named(text: str, kinds: tuple[str, ...]) -> str:
+    _check_ascii(text)
+    _check_exact(text)
+    word, colon, rest = text.partition(":")
+    if not colon or word not in kinds:
+        known = ", ".join(f"{name}:…" for name in kinds)
+        raise Wrong("P303", f"{shown(text)} is not {known}", meant(word, kinds))
+    _check_name(rest, _ID)
+    return text
+
+
+def _check_name(rest: str, grammar: re.Pattern[str]) -> None:
+    if "*" in rest and grammar is _ID:
+        _check_exact(rest)
+    if not grammar.fullmatch(rest):
+        hint = "1 to 256 ASCII characters without blanks, quotes, commas and |"
+        raise Wrong("P103", f"{shown(rest)} is no name", hint)
+
+
+def _check_exact(text: str) -> None:
+    if "*" in text:
+        raise Wrong("P303", f"{shown(text)} holds a wildcard", "roles and sets hold exact names only")
+
+
+def _check_ascii(text: str) -> None:
+    """Refuse what may look like something else, such as a Cyrillic letter among Latin ones."""
+    for offset, character in enumerate(text):
+        if not character.isascii():
+            message = f"U+{ord(character):04X} in {shown(text)} looks like something else"
+            raise Wrong("P110", message, "names are plain ASCII: retype this character", offset=offset, width=1)

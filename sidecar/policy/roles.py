@@ -1,0 +1,118 @@
+"""Which roles does a caller have, which sets hold an object, and by which way?
+
+`g` and `g2` rows are one-way links between exact names: a member has a role, a role may have roles; an object is in a
+set, a set may be in sets. Casbin follows ten links and silently no further, and lives with cycles (threats K11); here
+a chain of more than eight roles and any cycle are faults at load time, so that following links always ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+MAX_DEPTH = 8  # CONTRACT 2.1
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Member → what it is directly in. `Links.of` builds it; acyclic once `cycle()` was asked."""
+
+    parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Links:
+        """From (member, container) pairs, in any order."""
+        parents: dict[str, set[str]] = {}
+        for member, container in pairs:
+            parents.setdefault(member, set()).add(container)
+        return cls({member: tuple(sorted(found)) for member, found in sorted(parents.items())})
+
+    def closure(self, start: Iterable[str]) -> frozenset[str]:
+        """Everything that any of `start` is in, directly or not; without `start` itself."""
+        seen: set[str] = set()
+        todo = [container for name in start for container in self.parents.get(name, ())]
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo.extend(self.parents.get(name, ()))
+        return frozenset(seen)
+
+    def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
+        """The containers passed on a shortest way from one of `start` to `goal`, `goal` last; () if there is none.
+
+        Names in `start` that are the goal themselves count as one step: a token may grant the role itself.
+        """
+        came_from: dict[str, str] = {}
+        queue = deque(sorted(start))
+        seen = set(queue)
+        while queue:
+            name = queue.popleft()
+            if name == goal:
+                return _walked(name, came_from)
+            for container in self.parents.get(name, ()):
+                if container not in seen:
+                    seen.add(container)
+                    came_from[container] = name
+                    queue.append(container)
+        return ()
+
+    def members(self, container: str) -> frozenset[str]:
+        """Every name that is in the container, directly or not."""
+        return frozenset(name for name in self.parents if container in self.closure((name,)))
+
+    def cycle(self) -> tuple[str, ...]:
+        """One cycle, first name repeated at its end; () if there is none."""
+        left = _peeled(self.parents)
+        if not left:
+            return ()
+        path, name = [], min(left)
+        while name not in path:
+            path.append(name)
+            name = next(parent for parent in self.parents[name] if parent in left)
+        return (*path[path.index(name) :], name)
+
+    def chains(self) -> Mapping[str, int]:
+        """For every name, how many containers the longest chain from it has, itself included. Only without cycles."""
+        chains: dict[str, int] = {}
+        for name in self.parents:
+            todo = [name]
+            while todo:
+                top = todo[-1]
+                above = self.parents.get(top, ())
+                unknown = [parent for parent in above if parent not in chains]
+                if unknown:
+                    todo.extend(unknown)
+                else:
+                    chains[top] = max((chains[parent] for parent in above), default=0) + int(_is_container(top))
+                    todo.pop()
+        return chains
+
+
+def _walked(name: str, came_from: Mapping[str, str]) -> tuple[str, ...]:
+    way = [name]
+    while name in came_from:
+        name = came_from[name]
+        way.append(name)
+    return tuple(step for step in reversed(way) if _is_container(step))
+
+
+def _is_container(name: str) -> bool:
+    return name.startswith(("role:", "set:"))
+
+
+def _peeled(parents: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    """What is left of the names when those with nothing above them are taken away again and again."""
+    children: dict[str, list[str]] = {}
+    above = {name: len(containers) for name, containers in parents.items()}
+    for name, containers in parents.items():
+        for container in containers:
+            children.setdefault(container, []).append(name)
+    free = [name for name in children if name not in above]
+    while free:
+        for child in children.get(free.pop(), ()):
+            above[child] -= 1
+            if above[child] == 0:
+                free.append(child)
+    return frozenset(name for name, count in above.items() if count > 0)

@@ -1,0 +1,191 @@
+"""What does this CSV file say, row by row?
+
+A strict reader of our own: Casbin's drops lines that it does not understand (threats K4-K7, reports BL-026). Here a
+row either means what it says or is a fault with file, line and column. Fields are separated by commas, blanks and tabs
+around them are trimmed, a field with a comma or a double quote is quoted as in RFC 4180; a row is one line. A byte
+order mark and CRLF are accepted. `#` begins a comment line, `#:` describes the row on the next line.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sidecar.policy.faults import Faults, Line, meant, shown
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_LINE_CHARS = 8 * 1024
+ROW_TYPES = ("p", "g", "g2")
+NOTES = ("id", "owner", "reason", "shadow", "per", "created_at")
+
+_BLANKS = " \t"
+_NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One trimmed, unquoted field. `column` counts from 1 and `width` in characters, both as written in the line."""
+
+    text: str
+    column: int
+    width: int
+    quoted: bool = False
+
+    def column_of(self, offset: int) -> int:
+        """The column of the character at `offset` of the text."""
+        doubled = self.text[:offset].count('"') if self.quoted else 0
+        return self.column + offset + doubled + int(self.quoted)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its type (`p`, `g`, `g2`), the fields after it, and what `#:` says about it."""
+
+    type: str
+    fields: tuple[Field, ...]
+    line: Line
+    notes: Mapping[str, Field] = field(default_factory=dict)
+    notes_line: Line | None = None
+
+
+def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
+    """The text of a policy file, or None (with a fault) when it is not UTF-8."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        faults.error("P005", "not UTF-8", Line(file, line, ""), column, hint="save the file as UTF-8")
+        return None
+
+
+def parse_rows(file: str, text: str, faults: Faults) -> list[Row]:
+    """Every well-formed row, in order; every other line that says something is a fault."""
+    rows: list[Row] = []
+    notes: tuple[Line, dict[str, Field]] | None = None
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = Line(file, number, raw.removesuffix("\r")[:MAX_LINE_CHARS])
+        content = line.text.strip(_BLANKS)
+        described, notes = notes, None
+        if len(raw) > MAX_LINE_CHARS:
+            faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", Line(file, number, ""))
+        elif _hidden_character(line, faults):
+            pass
+        elif content.startswith("#:"):
+            notes = (line, _notes(line, faults))
+        elif content and not content.startswith("#"):
+            _read_row(line, described, rows, faults)
+            described = None
+        if described is not None:
+            _stray_notes(described[0], faults)
+    if notes is not None:
+        _stray_notes(notes[0], faults)
+    return rows
+
+
+def _stray_notes(line: Line, faults: Faults) -> None:
+    faults.error("P109", "#: stands above no row", line, hint="it describes the row on the very next line")
+
+
+def _hidden_character(line: Line, faults: Faults) -> bool:
+    """Control, format and unassigned characters: what a reviewer cannot see must not be in a rule."""
+    if line.text.isascii() and line.text.isprintable():
+        return False
+    for column, character in enumerate(line.text, start=1):
+        if character != "\t" and unicodedata.category(character)[0] in "CZ" and character != " ":
+            name = unicodedata.name(character, "a control character")
+            faults.error("P110", f"U+{ord(character):04X} ({name}) is not allowed here", line, column)
+            return True
+    return False
+
+
+def _read_row(line: Line, described: tuple[Line, dict[str, Field]] | None, rows: list[Row], faults: Faults) -> None:
+    fields = _fields(line, faults)
+    if fields is None:
+        return
+    head, *rest = fields
+    if head.text not in ROW_TYPES:
+        hint = meant(head.text.lower(), ROW_TYPES) or "a row begins with p, g or g2"
+        if len(fields) == 1:
+            hint = "fields are separated by commas"
+        faults.error("P101", f"row type {shown(head.text)} is unknown", line, head.column, max(1, head.width), hint)
+        return
+    above, notes = described or (None, {})
+    rows.append(Row(head.text, tuple(rest), line, notes, above))
+
+
+def _fields(line: Line, faults: Faults) -> list[Field] | None:
+    """The fields of one line, or None with a fault."""
+    text, at, fields = line.text, 0, []
+    while True:
+        while at < len(text) and text[at] in _BLANKS:
+            at += 1
+        read = _quoted if text[at : at + 1] == '"' else _plain
+        one = read(line, at, faults)
+        if one is None:
+            return None
+        fields.append(one)
+        at = one.column - 1 + one.width
+        while at < len(text) and text[at] in _BLANKS:
+            at += 1
+        if at == len(text):
+            return fields
+        if text[at] != ",":
+            faults.error("P102", "only a comma may follow a quoted field", line, at + 1)
+            return None
+        at += 1
+
+
+def _plain(line: Line, at: int, faults: Faults) -> Field | None:
+    end = line.text.find(",", at)
+    raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(_BLANKS)
+    quote = raw.find('"')
+    if quote >= 0:
+        hint = 'quote the whole field and double its quotes: "args.x == ""y"""'
+        faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=hint)
+        return None
+    return Field(raw, at + 1, len(raw))
+
+
+def _quoted(line: Line, at: int, faults: Faults) -> Field | None:
+    end = at + 1
+    while True:
+        end = line.text.find('"', end)
+        if end < 0:
+            faults.error("P102", "the quoted field does not end on its line", line, at + 1, len(line.text) - at)
+            return None
+        if line.text[end + 1 : end + 2] != '"':
+            break
+        end += 2
+    return Field(line.text[at + 1 : end].replace('""', '"'), at + 1, end + 1 - at, quoted=True)
+
+
+def _notes(line: Line, faults: Faults) -> dict[str, Field]:
+    """The `key=value` pairs of one `#:` line."""
+    at, notes = line.text.index("#:") + 2, dict[str, Field]()
+    while True:
+        while at < len(line.text) and line.text[at] in _BLANKS:
+            at += 1
+        if at == len(line.text):
+            return notes
+        match = _NOTE.match(line.text, at)
+        if match is None:
+            hint = 'write key=value, with the value in double quotes if it holds blanks: reason="Runbook 12"'
+            faults.error("P109", "this is not key=value", line, at + 1, len(line.text) - at, hint)
+            return notes
+        _keep_note(match, line, notes, faults)
+        at = match.end()
+
+
+def _keep_note(match: re.Match[str], line: Line, notes: dict[str, Field], faults: Faults) -> None:
+    key, raw = match[1], match[2]
+    if key not in NOTES:
+        hint = meant(key, NOTES) or f"known are {', '.join(NOTES)}"
+        faults.error("P109", f"{shown(key)} is unknown here", line, match.start() + 1, len(key), hint)
+    elif key in notes:
+        faults.error("P109", f"{key} is there twice", line, match.start() + 1, len(key))
+    else:
+        value = raw[1:-1].replace('""', '"') if raw.startswith('"') else raw
+        notes[key] = Field(value, match.start(2) + 1, len(raw), quoted=raw.startswith('"'))

@@ -1,0 +1,200 @@
+"""What does a CEL expression read?
+
+CEL's compiler gives its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
+are needed, so the tree is walked as it stands: field numbers are those of google/cel-spec `syntax.proto` and
+`checked.proto`, which are a published, stable format.
+
+A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "repo"); what is computed ends a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Path = tuple[str, ...]
+
+# cel.expr.CheckedExpr, SourceInfo
+_CHECKED_EXPR, _SOURCE_INFO, _POSITIONS = 4, 5, 4
+# cel.expr.Expr
+_ID, _CONST, _IDENT, _SELECT, _CALL, _LIST, _STRUCT, _COMPREHENSION = 2, 3, 4, 5, 6, 7, 8, 9
+_STRING_VALUE = 6
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a variable. `offset` is where in the text, in characters; `looped` if inside a macro's body."""
+
+    path: Path
+    offset: int
+    looped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call of a function, and the variables that its first argument reads."""
+
+    function: str
+    first_argument: tuple[Path, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """What was found. `loops` is how deeply macros are nested, `loop_nodes` how much stands inside their bodies."""
+
+    reads: tuple[Read, ...]
+    calls: tuple[Called, ...]
+    loops: int
+    loop_nodes: int
+
+
+def syntax_of(serialized: bytes) -> Syntax:
+    """From `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
+    checked = _only(dict(_fields(serialized)), 2)
+    parts = list(_fields(checked))
+    source = next((value for number, value in parts if number == _SOURCE_INFO), b"")
+    walk = _Walk(_positions(_bytes(source)))
+    walk.visit(_bytes(next(value for number, value in parts if number == _CHECKED_EXPR)), frozenset(), 0)
+    return Syntax(tuple(walk.reads), tuple(walk.calls), walk.loops, walk.loop_nodes)
+
+
+class _Walk:
+    """One pass over the tree; `bound` are the names that macros have bound at this place, `depth` their nesting."""
+
+    def __init__(self, positions: dict[int, int]) -> None:
+        self._positions = positions
+        self.reads: list[Read] = []
+        self.calls: list[Called] = []
+        self.loops = 0
+        self.loop_nodes = 0
+
+    def visit(self, expr: bytes, bound: frozenset[str], depth: int) -> None:
+        if depth:
+            self.loop_nodes += 1
+        fields = dict(_fields(expr))
+        path = _path(expr)
+        if path is not None:
+            if path[0] not in bound:
+                self.reads.append(Read(path, self._offset(fields), depth > 0))
+        elif _SELECT in fields:
+            self.visit(_only(dict(_fields(_only(fields, _SELECT))), 1), bound, depth)
+        elif _CALL in fields:
+            self._visit_call(fields, bound, depth)
+        elif _COMPREHENSION in fields:
+            self._visit_comprehension(dict(_fields(_only(fields, _COMPREHENSION))), bound, depth)
+        elif _LIST in fields:
+            for number, element in _fields(_only(fields, _LIST)):
+                if number == 1:
+                    self.visit(_bytes(element), bound, depth)
+        elif _STRUCT in fields:
+            self._visit_struct(_only(fields, _STRUCT), bound, depth)
+
+    def _visit_call(self, fields: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
+        parts = list(_fields(_only(fields, _CALL)))
+        arguments = [_bytes(value) for number, value in parts if number == 3]
+        function = next((_bytes(value).decode() for number, value in parts if number == 2), "")
+        before = len(self.reads)
+        first = tuple[Path, ...]()
+        for index, argument in enumerate([*(_bytes(v) for n, v in parts if n == 1), *arguments]):
+            self.visit(argument, bound, depth)
+            if index == 0:
+                first = tuple(read.path for read in self.reads[before:])
+        self.calls.append(Called(function, first, self._offset(fields)))
+
+    def _visit_comprehension(self, parts: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
+        names = {_bytes(parts[number]).decode() for number in (1, 3, 8) if number in parts}
+        self.loops = max(self.loops, depth + 1)
+        for number in (2, 4):  # range and start value: outside the loop
+            self.visit(_only(parts, number), bound, depth)
+        for number in (5, 6, 7):  # condition, step, result
+            self.visit(_only(parts, number), bound | names, depth + 1)
+
+    def _visit_struct(self, struct: bytes, bound: frozenset[str], depth: int) -> None:
+        for number, entry in _fields(struct):
+            if number == 2:
+                for key, value in _fields(_bytes(entry)):
+                    if key in (3, 4):  # map_key, value
+                        self.visit(_bytes(value), bound, depth)
+
+    def _offset(self, fields: dict[int, bytes | int]) -> int:
+        number = fields.get(_ID, 0)
+        return self._positions.get(number, 0) if isinstance(number, int) else 0
+
+
+def _path(expr: bytes) -> Path | None:
+    """The path that an expression is, as far as it is one: a variable, its fields, its constant string keys."""
+    fields = dict(_fields(expr))
+    if _IDENT in fields:
+        return (_bytes(dict(_fields(_only(fields, _IDENT))).get(1, b"")).decode().lstrip("."),)
+    if _SELECT in fields:
+        select = dict(_fields(_only(fields, _SELECT)))
+        below = _path(_only(select, 1))
+        return None if below is None else (*below, _bytes(select.get(2, b"")).decode())
+    if _CALL in fields:
+        return _indexed(list(_fields(_only(fields, _CALL))))
+    return None
+
+
+def _indexed(parts: list[tuple[int, bytes | int]]) -> Path | None:
+    function = next((value for number, value in parts if number == 2), b"")
+    arguments = [_bytes(value) for number, value in parts if number == 3]
+    if function != b"_[_]" or len(arguments) != 2:
+        return None
+    below, key = _path(arguments[0]), dict(_fields(arguments[1])).get(_CONST)
+    text = dict(_fields(key)).get(_STRING_VALUE) if isinstance(key, bytes) else None
+    return (*below, text.decode()) if below is not None and isinstance(text, bytes) else None
+
+
+def _positions(source: bytes) -> dict[int, int]:
+    positions = {}
+    for number, entry in _fields(source):
+        if number == _POSITIONS:
+            pair = dict(_fields(_bytes(entry)))
+            key, value = pair.get(1, 0), pair.get(2, 0)
+            if isinstance(key, int) and isinstance(value, int):
+                positions[key] = value
+    return positions
+
+
+# --- protobuf's wire form (protobuf.dev, "Encoding") ----------------------------------------------------------------
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == _BYTES:
+            size, at = _varint(message, at)
+        elif wire in (_FIXED64, _FIXED32):
+            size = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        yield number, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _bytes(value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where a message was expected")
+    return value
+
+
+def _only(fields: dict[int, bytes | int], number: int) -> bytes:
+    return _bytes(fields.get(number, b""))
