@@ -81,6 +81,11 @@ class Document:
             self.refuse(self._placed(finding) for finding in findings_of(error, model))
 
     def _placed(self, finding: Finding) -> Fault:
+        node = self.nearest(finding.at)
+        if node.secret or node.shown is not None:
+            # Hints and quoted words may repeat the value; what came from a secret's file or ${VAR} stays there.
+            message = "this value is not valid here" if '"' in finding.message else finding.message
+            return self.fault(finding.at, message, finding.code)
         return self.fault(finding.at, finding.message, finding.code, finding.hint, key=finding.on_key)
 
 

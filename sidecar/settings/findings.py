@@ -43,7 +43,8 @@ def reject_any(findings: Iterable[Finding]) -> None:
 def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Finding]:
     """Every finding of a failed validation, each `at` its place in the whole document."""
     for detail in error.errors(include_url=False):
-        yield from _translated(detail, model)
+        if not _is_echo(detail):
+            yield from _translated(detail, model)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -76,11 +77,16 @@ _BOUNDS = {
     "less_than": ("lt", "must be less than"),
 }
 _LENGTHS = {
-    "too_short": ("min_length", "must have at least", "entries"),
-    "too_long": ("max_length", "must have at most", "entries"),
-    "string_too_short": ("min_length", "must have at least", "characters"),
-    "string_too_long": ("max_length", "must have at most", "characters"),
+    "too_short": ("min_length", "must have at least", "entries", "entry"),
+    "too_long": ("max_length", "must have at most", "entries", "entry"),
+    "string_too_short": ("min_length", "must have at least", "characters", "character"),
+    "string_too_long": ("max_length", "must have at most", "characters", "character"),
 }
+
+
+def _is_echo(detail: ErrorDetails) -> bool:
+    """pydantic counts valid entries only: a list with one wrong entry is also "too short" to it."""
+    return detail["type"] == "too_short" and len(detail["input"]) >= (detail.get("ctx") or {})["min_length"]
 
 
 def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Finding]:
@@ -106,8 +112,8 @@ def _finding(kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, An
         bound, words = _BOUNDS[kind]
         return Finding(f"{words} {context[bound]}")
     if kind in _LENGTHS:
-        bound, words, unit = _LENGTHS[kind]
-        return Finding(f"{words} {context[bound]} {unit}")
+        bound, words, unit, unit_of_one = _LENGTHS[kind]
+        return Finding(f"{words} {context[bound]} {unit if context[bound] != 1 else unit_of_one}")
     if kind == "value_error":
         return Finding(str(context["error"]))
     return Finding(detail["msg"][:1].lower() + detail["msg"][1:])

@@ -1,0 +1,223 @@
+"""Does the YAML reader take one meaning, refuse two, and know where everything stands?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from sidecar.errors import ConfigError, PolicyError, SettingsError
+from sidecar.settings.documents import Document, read_document
+from sidecar.settings.nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS
+
+FILE = Path("some.yaml")
+
+
+def read(text: str | bytes) -> Document:
+    return read_document(FILE, text=text)
+
+
+def faults_of(text: str | bytes) -> list[tuple[int, int, str]]:
+    with pytest.raises(SettingsError) as error:
+        read(text)
+    return [(fault.line, fault.column, fault.code) for fault in error.value.faults]
+
+
+TRAPS = [
+    ("a key twice", "a: 1\nb: 2\na: 3\n", [(3, 1, "Y010")]),
+    ("a key twice, deep and in flow style", "a: [{b: 1, b: 2}]\n", [(1, 12, "Y010")]),
+    ("a quoted key is the same key", 'a: 1\n"a": 2\n', [(2, 1, "Y010")]),
+    ("an anchor and its alias", "a: &x 1\nb: *x\n", [(1, 4, "Y008"), (2, 4, "Y008")]),
+    ("an anchor on a mapping", "a: &x {b: 1}\n", [(1, 4, "Y008")]),
+    ("a merge key", "a:\n  <<: {b: 1}\n", [(2, 3, "Y008")]),
+    ("a tag", "a: !!str 1\n", [(1, 4, "Y009")]),
+    ("a tag that would build an object", "a: !!python/object/apply:os.system [x]\n", [(1, 4, "Y009")]),
+    ("a directive", "%YAML 1.1\n---\na: 1\n", [(1, 1, "Y009")]),
+    ("a second document", "a: 1\n---\nb: 2\n", [(2, 1, "Y006")]),
+    ("a word that is a boolean", "a: no\nb: On\n", [(1, 4, "Y012"), (2, 4, "Y012")]),
+    ("a boolean as a key", "on: 1\n", [(1, 1, "Y012")]),
+    ("a number as a key", "1: x\n", [(1, 1, "Y011")]),
+    ("nothing as a key", "~: x\n", [(1, 1, "Y011")]),
+    ("a list as a key", "[a]: x\n", [(1, 1, "Y011")]),
+    ("an octal number", "port: 010\n", [(1, 7, "Y012")]),
+    ("a time of day", "at: 1:30\n", [(1, 5, "Y012")]),
+    ("a tab for indentation", "a:\n\tb: 1\n", [(2, 1, "Y004")]),
+    ("a tab in a comment", "a: 1 #\tb\n", [(1, 7, "Y004")]),
+    ("a byte order mark", "\ufeffa: 1\n", [(1, 1, "Y004")]),
+    ("a NUL", "a: x\0y\n", [(1, 5, "Y004")]),
+    ("a lone carriage return", "a: 1\rb: 2\n", [(1, 5, "Y004")]),
+    ("a line separator", "a: 1\u2028b: 2\n", [(1, 5, "Y004")]),
+    ("a mark that turns the reading direction", "a: 'x\u202ey'\n", [(1, 6, "Y004")]),
+    ("not UTF-8", b"a: 1\nb: \xff\n", [(2, 4, "Y003")]),
+    ("UTF-16", "a: 1".encode("utf-16"), [(1, 1, "Y003")]),
+    ("an open quote", "a: 'x\n", [(2, 1, "Y005")]),
+    ("a variable in braces without quotes", "a: {b: ${X}}\n", [(1, 9, "Y005")]),
+    ("one level too deep", "[" * (MAX_DEPTH + 1), [(1, MAX_DEPTH + 1, "Y007")]),
+    ("a million levels too deep", "{a: " * 200_000, [(1, MAX_DEPTH * 4 + 1, "Y007")]),
+    ("a byte too large", "#" * (MAX_BYTES + 1), [(0, 0, "Y002")]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [trap[1:] for trap in TRAPS], ids=[trap[0] for trap in TRAPS])
+def test_a_trap_is_refused_at_its_place(text: str | bytes, expected: list[tuple[int, int, str]]) -> None:
+    assert faults_of(text) == expected
+
+
+def test_faults_of_a_hopeless_file_are_counted_only_so_far() -> None:
+    assert len(faults_of("\n".join(f"k{n}: no" for n in range(1000)))) == MAX_FAULTS
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="no such file"):
+        read_document(tmp_path / "none.yaml", error=PolicyError)
+    with pytest.raises(SettingsError, match="is a directory"):
+        read_document(tmp_path)
+
+
+def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "big.yaml"
+    path.write_bytes(b"a: 1\n" * MAX_BYTES)
+    with pytest.raises(SettingsError, match="larger than"):
+        read_document(path)
+
+
+def test_dates_are_text_and_quoted_traps_are_words() -> None:
+    document = read("now: 2026-11-27T12:00:00Z\na: 'no'\nb: \"010\"\nc: |\n  1:30\n")
+    assert document.data == {"now": "2026-11-27T12:00:00Z", "a": "no", "b": "010", "c": "1:30\n"}
+
+
+def test_windows_line_ends_are_fine() -> None:
+    document = read("a: 1\r\nb: [x,\r\n  z]\r\n")
+    assert document.data == {"a": 1, "b": ["x", "z"]}
+    assert document.source_line(2) == "b: [x,"
+
+
+POSITIONS = [
+    (("server", "listen"), False, (3, 11, 14)),
+    (("server", "listen"), True, (3, 3, 6)),
+    (("server",), False, (2, 1, 6)),  # a section is pointed at by its name
+    (("local", 1), False, (6, 5, 1)),
+    (("local", 1, "principal"), False, (6, 17, 3)),
+    (("server", "missing"), False, (2, 1, 6)),
+    (("server", "<a union's tag>", "listen"), False, (3, 11, 14)),
+    (("nowhere",), False, (1, 1, 1)),
+    (("über",), False, (7, 7, 3)),
+]
+
+
+@pytest.mark.parametrize(("loc", "key", "expected"), POSITIONS)
+def test_every_value_knows_its_place(loc: tuple[str | int, ...], key: bool, expected: tuple[int, int, int]) -> None:
+    text = "# head\nserver:\n  listen: 127.0.0.1:8080\nlocal:\n  - {principal: one}\n  - {principal: two}\nüber: é x\n"
+    document = read("a: 1\n" + text.removeprefix("# head\n"))
+    assert document.position_of(loc, key) == expected
+
+
+def test_a_password_in_a_source_line_is_not_shown() -> None:
+    document = read('url: "redis://me:hunter2@host"\n')
+    fault = document.fault(("url",), "wrong", "S000")
+    assert "hunter2" not in str(fault)
+    assert "redis://me:*******@host" in str(fault)
+
+
+# Shapes
+
+
+class Inner(BaseModel, extra="forbid", strict=True):
+    name: str
+    count: Annotated[int, Field(ge=1)] = 1
+    tags: list[str] = []
+
+
+class Outer(BaseModel, extra="forbid", strict=True):
+    version: int
+    inner: Inner | None = None
+    many: list[Inner] = []
+    named: Mapping[str, Inner] = {}
+
+
+SHAPES = [
+    ("version: 1\nverson: 2\n", 'unknown key "verson"', 'did you mean "version"?', (2, 1, 6)),
+    ("version: 1\nmany: [{nme: x, name: a}]\n", 'unknown key "nme"', 'did you mean "name"?', (2, 9, 3)),
+    ("version: 1\nnamed: {x: {name: a, cont: 2}}\n", 'unknown key "cont"', 'did you mean "count"?', (2, 22, 4)),
+    ("version: 1\ninner: {zzz: 1, name: a}\n", 'unknown key "zzz"', "known here: count, name, tags", (2, 9, 3)),
+    ("many: []\n", 'the key "version" is missing', "", (1, 1, 1)),
+    ("version: 1\nmany:\n  - count: 2\n", 'the key "name" is missing', "", (3, 5, 1)),
+    ('version: "1"\n', "expected a whole number, found a string", "write it without quotes", (1, 10, 3)),
+    ("version: 1\ninner: {name: 5}\n", "expected a string, found a number", "quote it", (2, 15, 1)),
+    ("version: true\n", "expected a whole number, found true", "", (1, 10, 4)),
+    (
+        "version: 1\ninner: {name: a, tags: x}\n",
+        "expected a list, found a string",
+        "put it into brackets: [ ]",
+        (2, 24, 1),
+    ),
+    ("version: 1\ninner: [1]\n", "expected a mapping, found a list", "", (2, 1, 5)),
+    ("version: 1\ninner: {name: a, count: 0}\n", "must be at least 1", "", (2, 25, 1)),
+    ("version:\n", "expected a whole number, found nothing", "", (1, 9, 1)),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint", "place"), SHAPES)
+def test_a_wrong_shape_is_explained_at_its_place(
+    text: str, message: str, hint: str, place: tuple[int, int, int]
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        read(text).validate(Outer)
+    (fault,) = error.value.faults
+    assert (fault.message, fault.hint) == (message, hint)
+    assert (fault.line, fault.column, fault.width) == place
+
+
+def test_all_faults_of_shape_come_at_once_in_the_order_of_the_file() -> None:
+    with pytest.raises(PolicyError) as error:
+        read_document(FILE, text="many: [{}, {name: 1}]\nversion: x\nfoo: 1\n", error=PolicyError).validate(Outer)
+    assert [(fault.line, fault.code) for fault in error.value.faults] == [
+        (1, "Y102"),
+        (1, "Y103"),
+        (2, "Y103"),
+        (3, "Y101"),
+    ]
+
+
+def test_an_empty_file_says_what_it_needs() -> None:
+    with pytest.raises(SettingsError, match=r"the file is empty\n  hint: it needs at least: version"):
+        read("# nothing\n").validate(Outer)
+
+
+# A judge: what PyYAML writes, we read back, or say why not.
+
+keys = st.text(max_size=6)
+plain_scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8)
+)
+trees = st.recursive(
+    plain_scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
+)
+
+
+@given(trees, st.booleans())
+def test_what_another_program_wrote_is_read_back_or_refused(tree: object, flow: bool) -> None:
+    text = yaml.safe_dump(tree, allow_unicode=True, default_flow_style=flow)
+    try:
+        document = read(text)
+    except SettingsError as error:
+        assert {fault.code for fault in error.faults} <= {"Y004", "Y006", "Y008", "Y012"}  # never a syntax error
+        return
+    assert document.data == tree
+
+
+@given(st.text("{}[]:,-?&*!|>'\"%@` \n#ab1~<\u00e9\u2028\ud800", max_size=40) | st.binary(max_size=40))
+def test_no_text_makes_the_reader_fail_in_another_way(text: str | bytes) -> None:
+    try:
+        document = read(text)
+    except ConfigError as error:
+        assert error.faults
+        assert all(str(fault) for fault in error.faults)
+        return
+    for loc, _ in document.root.leaves():
+        line, column, width = document.position_of(loc)
+        assert 0 <= line <= len(document.lines) and column >= 0 and width >= 1

@@ -1,0 +1,155 @@
+"""Does the environment set what it names, and nothing else?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import SettingsError
+from sidecar.settings import Settings, load_settings
+
+FILE = """\
+version: 1
+store: {url: "redis://first"}
+upstreams:
+  my-server:
+    mcp: {url: "http://127.0.0.1:${PORT:-9100}/mcp", timeout_s: 5}
+identity:
+  issuers:
+    - {issuer: a, jwks_path: k.json}
+"""
+
+
+def load(folder: Path, environ: Mapping[str, str], text: str = FILE) -> Settings:
+    path = folder / "sidecar.yaml"
+    path.write_text(text)
+    return load_settings(path, environ, check_files=False)
+
+
+def faults(folder: Path, environ: Mapping[str, str], text: str = FILE) -> list[tuple[str, str]]:
+    with pytest.raises(SettingsError) as error:
+        load(folder, environ, text)
+    return [(fault.file, fault.code) for fault in error.value.faults]
+
+
+def test_a_variable_with_two_underscores_is_a_setting(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        {
+            "SIDECAR_STORE__URL": "redis://second:6379/0",
+            "SIDECAR_SERVER__MAX_BODY_BYTES": "2048",
+            "SIDECAR_SERVER__SHUTDOWN_GRACE_S": "5s",
+            "SIDECAR_SERVER__ALLOWED_HOSTS": "[gw.acme.example, localhost]",
+            "SIDECAR_METRICS__LISTEN": "0.0.0.0:9091",
+            "SIDECAR_UPSTREAMS__MY_SERVER__MCP__TIMEOUT_S": "7.5",
+            "SIDECAR_IDENTITY__ISSUERS__0__ISSUER": "b",
+            "SIDECAR_IDENTITY__ISSUERS__0__KINDS": "[nhi]",
+        },
+    )
+    assert settings.store.url == "redis://second:6379/0"
+    assert (settings.server.max_body_bytes, settings.server.shutdown_grace_s) == (2048, 5.0)
+    assert settings.server.allowed_hosts == ("gw.acme.example", "localhost")
+    assert settings.metrics is not None
+    assert settings.upstreams["my-server"].mcp is not None
+    assert settings.upstreams["my-server"].mcp.timeout_s == 7.5
+    assert (settings.identity.issuers[0].issuer, settings.identity.issuers[0].kinds) == ("b", ("nhi",))
+
+
+def test_variables_of_the_platform_are_not_settings(tmp_path: Path) -> None:
+    load(tmp_path, {"SIDECAR_PORT_8080_TCP_ADDR": "10.0.0.1", "SIDECAR_CONFIG": "x", "OTHER__X": "1", "__": "x"})
+
+
+def test_relative_paths_from_the_environment_start_at_the_file_too(tmp_path: Path) -> None:
+    assert load(tmp_path, {"SIDECAR_POLICY__PATH": "rules"}).policy.path == tmp_path / "rules"
+
+
+def test_an_empty_file_can_be_filled_by_the_environment_alone_but_for_its_version(tmp_path: Path) -> None:
+    assert load(tmp_path, {"SIDECAR_STORE__URL": "redis://x"}, "version: 1\nstore:\n").store.url == "redis://x"
+
+
+WRONG = [
+    ("a setting that does not exist", {"SIDECAR_STORE__URI": "x"}, "Y101"),
+    ("a section that does not exist", {"SIDECAR_STOR__URL": "x"}, "Y101"),
+    ("lower case", {"SIDECAR_store__url": "x"}, "S201"),
+    ("an empty part", {"SIDECAR_STORE____URL": "x"}, "S201"),
+    ("a part below a value", {"SIDECAR_STORE__URL__X": "x"}, "S201"),
+    ("an entry far beyond the end", {"SIDECAR_IDENTITY__ISSUERS__7__ISSUER": "x"}, "S201"),
+    ("a name where a number is due", {"SIDECAR_IDENTITY__ISSUERS__FIRST__ISSUER": "x"}, "S201"),
+    ("a value of the wrong type", {"SIDECAR_SERVER__MAX_BODY_BYTES": "many"}, "Y103"),
+    ("a trap", {"SIDECAR_POLICY__SELF_TEST": "no"}, "Y012"),
+    ("an octal trap", {"SIDECAR_SERVER__MAX_BODY_BYTES": "010"}, "Y012"),
+    ("a broken list", {"SIDECAR_SERVER__ALLOWED_HOSTS": "[a"}, "Y005"),
+    ("a list with a trap", {"SIDECAR_SERVER__ALLOWED_HOSTS": "[a, no]"}, "Y012"),
+    ("nothing where something is due", {"SIDECAR_STORE__URL": ""}, "Y103"),
+    ("a file that is not there", {"SIDECAR_STORE__URL_FILE": "/nowhere/x"}, "S203"),
+]
+
+
+@pytest.mark.parametrize(("environ", "code"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_a_wrong_variable_is_named(tmp_path: Path, environ: dict[str, str], code: str) -> None:
+    (name,) = environ
+    assert faults(tmp_path, environ) == [(f"env {name}", code)]
+
+
+def test_a_secret_comes_from_a_file_as_it_stands(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("redis://:1:30,no@host\n")
+    assert load(tmp_path, {"SIDECAR_STORE__URL_FILE": str(secret)}).store.url == "redis://:1:30,no@host"
+
+
+def test_a_secret_that_is_wrong_is_not_repeated(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("hunter2\n")
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, {"SIDECAR_STORE__URL_FILE": str(secret), "SIDECAR_STORE__ON_FAILURE_FILE": str(secret)})
+    assert len(error.value.faults) == 2
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_setting_and_its_file_together_are_an_error(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("redis://x")
+    environ = {"SIDECAR_STORE__URL": "redis://y", "SIDECAR_STORE__URL_FILE": str(secret)}
+    assert faults(tmp_path, environ) == [("env SIDECAR_STORE__URL_FILE", "S202")]
+
+
+FILLED = [
+    ("http://h:${PORT}/mcp", {"PORT": "1"}, "http://h:1/mcp"),
+    ("http://h:${env:PORT}/mcp", {"PORT": "1"}, "http://h:1/mcp"),
+    ("http://h:${PORT:-2}/mcp", {}, "http://h:2/mcp"),
+    ("http://h:${PORT:-2}/mcp", {"PORT": ""}, "http://h:2/mcp"),
+    ("http://${A}${B}/", {"A": "x", "B": "y"}, "http://xy/"),
+    ("http://${A}/", {"A": "$B", "B": "y"}, "http://$B/"),
+    ("http://h/$PORT", {"PORT": "1"}, "http://h/$PORT"),
+]
+
+
+@pytest.mark.parametrize(("url", "environ", "expected"), FILLED)
+def test_variables_are_filled_into_upstreams_once(
+    tmp_path: Path, url: str, environ: dict[str, str], expected: str
+) -> None:
+    settings = load(tmp_path, environ, f"version: 1\nupstreams:\n  a:\n    mcp: {{url: '{url}'}}\n")
+    assert settings.upstreams["a"].mcp is not None
+    assert settings.upstreams["a"].mcp.url == expected
+
+
+@pytest.mark.parametrize("url", ["http://h:${PORT}/", "http://h:${PORT:?no}/", "http://h:${}/", "http://h:${PORT/"])
+def test_a_variable_that_cannot_be_filled_names_its_place(tmp_path: Path, url: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, {}, f"version: 1\nupstreams:\n  a:\n    mcp:\n      url: '{url}'\n")
+    (fault,) = error.value.faults
+    assert (fault.line, fault.column, fault.code) == (5, 12, "S204")
+
+
+def test_outside_of_upstreams_a_dollar_is_a_dollar(tmp_path: Path) -> None:
+    assert load(tmp_path, {"X": "y"}, "version: 1\ndata: ${X}\n").data == tmp_path / "${X}"
+
+
+def test_faults_of_variables_and_of_the_file_come_together(tmp_path: Path) -> None:
+    text = "version: 1\nfoo: 1\nupstreams:\n  a:\n    mcp: {url: 'http://${X}/'}\n"
+    found = faults(tmp_path, {"SIDECAR_STORE__URL": "ftp://x"}, text)
+    assert found == [
+        (f"{tmp_path}/sidecar.yaml", "Y101"),
+        (f"{tmp_path}/sidecar.yaml", "S204"),
+        ("env SIDECAR_STORE__URL", "Y104"),
+    ]
