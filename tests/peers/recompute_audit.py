@@ -1,0 +1,138 @@
+"""Does a second program, which shares nothing with ours, come to the same evidence?
+
+Plain standard library, written from the documentation alone:
+
+    recompute_audit.py chain FILE                   checks every line's hash, its place and its predecessor
+    recompute_audit.py head FILE KEYFILE            checks that FILE.head was made with the key, and names the last line
+    recompute_audit.py args KEYFILE < CASES         args_hash of {namespace, action, object, arguments}, one JSON a line
+"""
+
+import hashlib
+import hmac
+import json
+import math
+import sys
+from pathlib import Path
+
+HASH_MEMBER_LENGTH = len(',"hash":"') + 64 + len('"}')
+
+
+def check_chain(path):
+    """(last sequence, last hash); raises ValueError with the line's number at the first thing that is not right."""
+    seq, before = 0, "0" * 64
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
+        body, tail = line[:-HASH_MEMBER_LENGTH], line[-HASH_MEMBER_LENGTH:]
+        digest = hashlib.sha256(body).hexdigest()
+        if tail != f',"hash":"{digest}"}}'.encode():
+            raise ValueError(f"line {number}: hash")
+        record = json.loads(line)
+        if record["seq"] != seq + 1:
+            raise ValueError(f"line {number}: seq")
+        if record["prev_hash"] != before:
+            raise ValueError(f"line {number}: prev_hash")
+        seq, before = record["seq"], digest
+    return seq, before
+
+
+def check_head(path, secret):
+    """(sequence, hash) as the anchor says; raises ValueError when the key did not make it."""
+    name, version, seq, digest, key_id, mac = Path(f"{path}.head").read_text("ascii").split()
+    if (name, version) != ("sidecar-audit-head", "1"):
+        raise ValueError("not an anchor")
+    if key_id != key_id_of(secret):
+        raise ValueError("another key")
+    if mac != keyed(secret, b"sidecar/head/1", b"%d" % int(seq), digest.encode()):
+        raise ValueError("mac")
+    return int(seq), digest
+
+
+def args_hash(secret, namespace, action, object_, arguments):
+    return keyed(
+        secret, b"sidecar/args/1", namespace.encode(), action.encode(), object_.encode(), canonical(arguments).encode()
+    )
+
+
+def key_id_of(secret):
+    return hashlib.sha256(b"sidecar/key-id/1" + secret).hexdigest()[:16]
+
+
+def keyed(secret, *parts):
+    mac = hmac.new(secret, digestmod="sha256")
+    for part in parts:
+        mac.update(len(part).to_bytes(4, "big"))
+        mac.update(part)
+    return mac.hexdigest()
+
+
+def canonical(value):
+    """RFC 8785, but whole integers of up to 64 bits."""
+    if value is None or value is True or value is False:
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, str):
+        return string(value)
+    if isinstance(value, list):
+        return "[" + ",".join(canonical(item) for item in value) + "]"
+    keys = sorted(value, key=utf16_units)
+    return "{" + ",".join(f"{string(key)}:{canonical(value[key])}" for key in keys) + "}"
+
+
+def utf16_units(text):
+    raw = text.encode("utf-16-be")
+    return [int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2)]
+
+
+def string(text):
+    """RFC 8785 3.2.2.2: the two-letter escapes, lower-case \\u00xx for other controls, everything else as it is."""
+    short = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(short.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in text) + '"'
+
+
+def number(value):
+    """ECMA-262 Number::toString: the shortest digits that round back, in the notation of JavaScript."""
+    if not math.isfinite(value):
+        raise ValueError("not a JSON number")
+    if value == 0:
+        return "0"
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    mantissa, _, exponent = repr(value).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    point = len(whole) + int(exponent or 0)  # the decimal point stands after so many digits of whole + fraction
+    point -= len(whole + fraction) - len(digits)
+    digits = digits.rstrip("0")
+    count = len(digits)
+    if count <= point <= 21:
+        return sign + digits + "0" * (point - count)
+    if 0 < point <= 21:
+        return sign + digits[:point] + "." + digits[point:]
+    if -6 < point <= 0:
+        return sign + "0." + "0" * -point + digits
+    power = point - 1
+    rest = "." + digits[1:] if count > 1 else ""
+    return f"{sign}{digits[0]}{rest}e{'+' if power > 0 else '-'}{abs(power)}"
+
+
+def main(command, path, *more):
+    if command == "chain":
+        print(*check_chain(path))
+    elif command == "head":
+        print(*check_head(path, read_key(more[0])))
+    elif command == "args":
+        secret = read_key(path)
+        for line in sys.stdin:
+            case = json.loads(line)
+            print(args_hash(secret, case["namespace"], case["action"], case["object"], case["arguments"]))
+    else:
+        raise SystemExit(__doc__)
+
+
+def read_key(path):
+    return bytes.fromhex(Path(path).read_text("ascii").strip())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

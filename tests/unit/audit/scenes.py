@@ -1,0 +1,144 @@
+"""What do the audit tests record? One caller, one call, one decision, and a log to put them in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from sidecar.audit import Audit, AuditKey, Recording
+from sidecar.errors import LimitState, Reason, Refusal
+from sidecar.vocabulary import (
+    Call,
+    Caller,
+    Credential,
+    Decision,
+    Fact,
+    Link,
+    PermissionKind,
+    Principal,
+    Question,
+    Rule,
+)
+
+KEY = AuditKey.from_secret(bytes(range(32)))
+OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
+START_S = 1_795_000_000.25
+ARGUMENTS: dict[str, Any] = {"repo": "acme/site", "limit": 10}
+
+
+class FakeClock:
+    """Both clocks, standing still until they are told."""
+
+    def __init__(self) -> None:
+        self.now = START_S
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Counted:
+    """Records counted by event and result."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def audit_recorded(self, event: str, result: str) -> None:
+        self.counts[event, result] = self.counts.get((event, result), 0) + 1
+
+
+def numbered_ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"id-{next(numbers):06d}"
+
+
+def open_audit(path: Path, *, key: AuditKey = KEY, **changes: Any) -> Audit:
+    given: dict[str, Any] = {"durability": "strict", "instance": "one", "clock": FakeClock(), "new_id": numbered_ids()}
+    return Audit.open(path=path, key=key, **(given | changes))
+
+
+def caller() -> Caller:
+    issuer = "https://idp.acme.example"
+    chain = (Principal("user:corp/alice", issuer), Principal("nhi:corp/researcher", issuer))
+    return Caller(chain, (Credential("jwt", issuer, "key-1"),))
+
+
+def question(**changes: Any) -> Question:
+    given: dict[str, Any] = {
+        "object": "tool:github/search",
+        "action": "tools/call",
+        "server": "github",
+        "name": "search",
+        "arguments": ARGUMENTS,
+    }
+    return Question(**(given | changes))
+
+
+def call(**changes: Any) -> Call:
+    return Call("mcp", "2026-07-28", "github", "tools/call", (question(**changes),), request_id=7)
+
+
+def decision(*, allowed: bool = True) -> Decision:
+    rule = Rule("reads-github", PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:github/*", ("use",), "allow")
+    fact = Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"})
+    links = (
+        Link(PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True, rules=(rule,)),
+        Link(
+            PermissionKind.AGENT_TO_TOOL,
+            "nhi:corp/researcher",
+            "tool:github/search",
+            "tools/call",
+            allowed,
+            rules=(rule,),
+            facts=(fact,),
+        ),
+    )
+    reason = None if allowed else Reason.DENIED_BY_RULE
+    return Decision(allowed, "rev-1", links, reason, roles=("role:oncall",), would_deny=("shadow-rule",))
+
+
+def understood(audit: Audit, **changes: Any) -> Recording:
+    """A request as far as limits."""
+    recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000", trace_id="t" * 32, run_id="run", thread_id="th")
+    recording.bytes_in = 300
+    recording.caller = caller()
+    recording.mark("identify")
+    recording.call = call(**changes)
+    recording.decision = decision()
+    recording.mark("decide")
+    recording.limits = (LimitState("row:reads-github", 120, 119, 3600.0),)
+    return recording
+
+
+def forward(audit: Audit, **changes: Any) -> Recording:
+    """A call that went through."""
+    recording = understood(audit, **changes)
+    recording.decided()
+    recording.outcome(http_status=200, bytes_out=512)
+    return recording
+
+
+def refuse(audit: Audit, reason: Reason = Reason.DENIED_BY_RULE, http_status: int = 403) -> Recording:
+    """A call that did not."""
+    recording = understood(audit)
+    recording.decision = decision(allowed=False)
+    recording.refused(Refusal(reason), http_status=http_status)
+    return recording
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def write_log(path: Path, *, calls: int = 5, key: AuditKey = KEY) -> None:
+    """A closed log of two records for each call."""
+    audit = open_audit(path, key=key)
+    for _ in range(calls):
+        forward(audit)
+    audit.close()

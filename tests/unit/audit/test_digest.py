@@ -1,0 +1,218 @@
+"""Do the keyed digests prove arguments, and give nothing away?"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import rfc8785
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.audit.digest import AuditKey, args_hash, canonical, fact_hash, load_key, load_or_make_key
+from sidecar.errors import Reason, Refusal, SettingsError
+from tests.peers import recompute_audit as peer
+from tests.unit.audit.scenes import KEY, OTHER_KEY
+
+PROGRAM = Path(peer.__file__)
+
+characters = st.characters(exclude_categories=["Cs"])
+names = st.text(characters, max_size=6) | st.text(st.sampled_from("a\U00010000\uffff\ue000é"), max_size=3)
+safe_integers = st.integers(-(2**53) + 1, 2**53 - 1)
+all_integers = st.integers(-(2**63), 2**64 - 1)
+floats = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([-0.0, 1e21, 1e-7, 5e-324, 1.7e308])
+
+
+def json_of(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
+    scalars = st.none() | st.booleans() | integers | floats | st.text(characters, max_size=20)
+    return st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
+
+
+@given(json_of(safe_integers))
+def test_the_canonical_form_is_that_of_rfc_8785(value: Any) -> None:
+    assert canonical(value) == rfc8785.dumps(value)
+
+
+@given(json_of(all_integers))
+def test_a_second_program_writes_the_same_canonical_form(value: Any) -> None:
+    assert canonical(value).decode() == peer.canonical(value)
+
+
+@given(floats)
+@settings(max_examples=500)
+def test_both_write_every_number_alike(value: float) -> None:
+    assert peer.number(value).encode() == canonical(value) == rfc8785.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (-0.0, b"0"),
+        (1.0, b"1"),
+        (1e21, b"1e+21"),
+        (1e20, b"100000000000000000000"),
+        (1e-7, b"1e-7"),
+        (2**53 + 1, b"9007199254740993"),
+        (2**64 - 1, b"18446744073709551615"),
+        (-(2**63), b"-9223372036854775808"),
+        ({"\U00010000": 1, "\uffff": 2}, '{"\U00010000":1,"\uffff":2}'.encode()),
+        ({"b": [], "a": {}, "": [1.5, {}]}, b'{"":[1.5,{}],"a":{},"b":[]}'),
+        ('\x00\x1f\x7f\u2028"\\/\b\t\n\f\r', '"\\u0000\\u001f\x7f\u2028\\"\\\\/\\b\\t\\n\\f\\r"'.encode()),
+    ],
+)
+def test_the_known_traps_are_written_as_the_rfc_says(value: Any, written: bytes) -> None:
+    assert canonical(value) == written
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    for _ in range(depth):
+        leaf = [leaf]
+    return leaf
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"lone": "\ud800"},
+        {"\udfff": 1},
+        {"\udfff": 1.5},
+        2**64,
+        -(2**63) - 1,
+        {"big": [2**64, 0.5]},
+        float("nan"),
+        {"inf": float("inf")},
+        {1: 2},
+        {1: 2.5},
+        {"bytes": b"x"},
+        {"set": {1.5}},
+        nested(5000, 1),
+        nested(5000, 1.5),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        canonical(value)
+    assert refused.value.reason is Reason.MALFORMED_CALL
+
+
+@given(
+    st.lists(st.tuples(names, names, names), min_size=2, max_size=2, unique=True),
+    st.dictionaries(names, safe_integers, max_size=3),
+)
+def test_another_namespace_action_or_object_gives_another_hash(parts: Any, arguments: dict[str, Any]) -> None:
+    first, second = (args_hash(KEY, *domain, arguments) for domain in parts)
+    assert first != second
+
+
+def test_parts_cannot_flow_into_one_another() -> None:
+    assert args_hash(KEY, "a", "bc", "", {}) != args_hash(KEY, "ab", "c", "", {}) != args_hash(KEY, "", "abc", "", {})
+
+
+def test_order_and_spelling_of_arguments_do_not_matter() -> None:
+    one = orjson.loads('{"b": 1.0, "a": [1e2, "\\u00e9"]}')
+    other = orjson.loads('{"a": [100, "é"], "b": 1}')
+    assert args_hash(KEY, "", "x", "y", one) == args_hash(KEY, "", "x", "y", other)
+
+
+def test_a_dictionary_attack_without_the_key_finds_nothing() -> None:
+    guesses = [{"confirm": True}, {"confirm": False}, {}, *({"pin": n} for n in range(200))]
+    target = args_hash(KEY, "", "tools/call", "tool:bank/pay", {"confirm": True})
+    framed = b"".join(
+        len(part).to_bytes(4, "big") + part for part in (b"sidecar/args/1", b"", b"tools/call", b"tool:bank/pay")
+    )
+    tried = set()
+    for guess in guesses:
+        form = canonical(guess)
+        tried |= {hashlib.sha256(form).hexdigest(), hashlib.sha256(framed + form).hexdigest()}
+        tried |= {hmac.digest(public.encode(), form, "sha256").hex() for public in ("", KEY.id, "sidecar")}
+        tried.add(args_hash(OTHER_KEY, "", "tools/call", "tool:bank/pay", guess))
+    assert target not in tried
+    assert target == args_hash(KEY, "", "tools/call", "tool:bank/pay", {"confirm": True})
+
+
+def test_facts_compare_within_a_namespace_and_not_across() -> None:
+    assert fact_hash(KEY, "corp", "acme/site") == fact_hash(KEY, "corp", "acme/site")
+    assert fact_hash(KEY, "corp", "acme/site") != fact_hash(KEY, "rival", "acme/site")
+    assert len(fact_hash(KEY, "", 1)) == 32
+
+
+def test_a_second_program_computes_the_same_args_hash(tmp_path: Path) -> None:
+    key = load_or_make_key(tmp_path / "audit.key")
+    chance = random.Random(7)
+    values = [None, True, -0.0, 1e21, 1.5, 2**63, 2**53 + 1, "é\u2028\x00", "\U0001f600", [], {}, [{"x": [1e-9]}]]
+    keys = ["a", "é", "\U00010000", "\uffff", ""]
+    cases = [
+        {
+            "namespace": chance.choice(["", "corp"]),
+            "action": "tools/call",
+            "object": "tool:github/é",
+            "arguments": {key: chance.choice(values) for key in chance.sample(keys, 3)},
+        }
+        for _ in range(200)
+    ]
+    lines = b"\n".join(orjson.dumps(case) for case in cases)
+    told = subprocess.run(
+        [sys.executable, "-I", PROGRAM, "args", tmp_path / "audit.key"], input=lines, capture_output=True, check=True
+    )
+    ours = [args_hash(key, case["namespace"], case["action"], case["object"], case["arguments"]) for case in cases]
+    assert told.stdout.decode().split() == ours
+
+
+def test_a_key_is_made_once_and_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "audit.key"
+    made = load_or_make_key(path)
+    assert load_or_make_key(path) == made
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["audit.key"]
+    assert made.secret.hex() not in repr(made)
+
+
+def test_two_starts_at_once_end_with_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "audit.key"
+
+    def entropy(count: int) -> bytes:
+        if not path.exists():
+            load_or_make_key(path, entropy=lambda n: b"\x01" * n)  # the other one is faster
+        return b"\x02" * count
+
+    assert load_or_make_key(path, entropy=entropy).secret == b"\x01" * 32
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
+def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "audit.key"
+    load_or_make_key(path)
+    path.chmod(mode)
+    with pytest.raises(SettingsError, match="read by others"):
+        load_or_make_key(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"00ff", b"not hex at all" * 9, b"\xff" * 64, b"zz" * 32])
+def test_what_is_no_key_is_refused_and_never_shown(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "audit.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(SettingsError) as refused:
+        load_key(path)
+    assert refused.value.faults[0].code == "A101"
+    assert not content or content.decode("latin-1") not in str(refused.value)
+
+
+def test_a_folder_in_place_of_a_key_is_the_operators_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be used"):
+        load_or_make_key(tmp_path)
+
+
+def test_the_key_id_tells_nothing_but_names_the_secret() -> None:
+    secret = os.urandom(32)
+    assert AuditKey.from_secret(secret) == AuditKey.from_secret(secret)
+    assert AuditKey.from_secret(secret).id != AuditKey.from_secret(secret[::-1]).id
+    assert len(KEY.id) == 16 and KEY.id == peer.key_id_of(KEY.secret)
