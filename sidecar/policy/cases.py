@@ -159,10 +159,12 @@ class Case:
     conditions: tuple[Condition, ...]
     answers: dict[tuple[Outcome, ...], Answer] = field(default_factory=dict)
 
-    def answer(self, scene: Scene | None, purse: Purse, *, listing: bool) -> tuple[Answer, tuple[Fact, ...]]:
-        """The answer, and how each condition came out. A case without conditions needs no scene."""
-        if scene is None or not self.conditions:
-            return self._answer(()), ()
+    def plain(self) -> Answer:
+        """The answer of a case without conditions."""
+        return self._answer(())
+
+    def answer(self, scene: Scene, purse: Purse, *, listing: bool) -> tuple[Answer, tuple[Fact, ...]]:
+        """The answer, and how each condition came out."""
         outcomes: list[Outcome] = []
         facts: list[Fact] = []
         for condition in self.conditions:
@@ -171,7 +173,7 @@ class Case:
                 continue
             outcome, data = condition.run(scene, purse)
             outcomes.append(outcome)
-            if not listing and outcome != "assumed":
+            if not listing:
                 facts.append(condition.fact(outcome, data))
         return self._answer(tuple(outcomes)), tuple(facts)
 
@@ -258,4 +260,4 @@ def _holds(outcome: Outcome, effect: str) -> bool:
 
 def nearest(ends: Iterable[float | None]) -> float | None:
     """The nearest of some expiries; None when nothing expires."""
-    return min((end for end in ends if end is not None), default=None)
+    return min([end for end in ends if end is not None], default=None)

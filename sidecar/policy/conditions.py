@@ -37,7 +37,8 @@ PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
 VARIABLES = ("args", "principal", "origin", "chain", "call", "now")
 
-Outcome = Literal["true", "false", "error", "assumed"]
+Ran = Literal["true", "false", "error"]
+Outcome = Ran | Literal["assumed"]
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _Tree = dict[str, Any]
@@ -113,7 +114,7 @@ class Condition:
     loop_nodes: int
     matches: bool
 
-    def run(self, scene: Scene, purse: Purse) -> tuple[Outcome, Mapping[str, Any]]:
+    def run(self, scene: Scene, purse: Purse) -> tuple[Ran, Mapping[str, Any]]:
         """How it comes out, and the variables as far as it read them. Never raises for what a caller can send."""
         data: dict[str, Any] = {}
         try:
@@ -128,7 +129,7 @@ class Condition:
             return "true", data
         return ("false" if value is False else "error"), data
 
-    def fact(self, outcome: Literal["true", "false", "error"], data: Mapping[str, Any]) -> Fact:
+    def fact(self, outcome: Ran, data: Mapping[str, Any]) -> Fact:
         """For the evidence: what it read, by path; what was not there is left out. `now` is in seconds."""
         inputs = {}
         for path in self.paths:

@@ -9,8 +9,8 @@ An engine is one revision. It remembers, but nothing that it answers depends on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from sidecar.errors import Reason
 from sidecar.policy.cases import Answer, Asker, Docket, Roles, nearest
@@ -40,6 +40,37 @@ _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Re
 _ON_SERVERS = ("tool:", "prompt:", "resource:")
 
 
+@dataclass(frozen=True, slots=True)
+class _Hearing:
+    """One question of one chain, at one time."""
+
+    chain: Chain
+    askers: list[Asker]
+    question: Question
+    now_s: float
+    listing: bool
+    roles_of: Callable[[Principal], frozenset[str]]
+    purse: Purse
+
+    def use(self, docket: Docket, place: int) -> _Answered:
+        """The question itself, asked of the principal at `place`."""
+        question = self.question
+        case = docket.case(self.askers[place], question.object, question.action, self.now_s)
+        if not case.conditions:
+            return case.plain(), ()
+        scene = Scene(self.chain, place, question, question.arguments, self.now_s, self.roles_of)
+        return case.answer(scene, self.purse, listing=self.listing)
+
+    def lend(self, docket: Docket, place: int, nhi: str) -> _Answered:
+        """Whether the principal at `place` may lend its authority to this NHI. Arguments belong to the question
+        itself: here there are none, and what is listed is asked as what is called."""
+        case = docket.case(self.askers[place], nhi, DELEGATE, self.now_s)
+        if not case.conditions:
+            return case.plain(), ()
+        scene = Scene(self.chain, place, self.question, {}, self.now_s, self.roles_of)
+        return case.answer(scene, self.purse, listing=False)
+
+
 class Engine:
     """Answers under one policy. Pure but for what it remembers; safe to use from several threads."""
 
@@ -59,6 +90,7 @@ class Engine:
             )
             for kind, model in source.models.items()
         }
+        self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.rows) for kind, docket in self._dockets.items()}
         self._opening: Memo[tuple[str, frozenset[str], str], tuple[Rule, ...]] = Memo(1024)
 
@@ -93,56 +125,29 @@ class Engine:
 
     def _walk(self, chain: Chain, question: Question, now_s: float, *, listing: bool) -> Iterator[_Answered]:
         """The links in order, the last one being the question itself; then what guardrails have to say."""
-        purse = Purse()
+        askers = [self._roles.asker(principal) for principal in chain]
+        hearing = _Hearing(chain, askers, question, now_s, listing, self.roles_of, Purse())
         last = len(chain) - 1
-        for place, principal in enumerate(chain):
-            if place < last:
-                kind = _nhi_kind(principal)
-                yield self._ask(kind, chain, place, chain[place + 1].name, DELEGATE, question, now_s, purse, False)
-            else:
-                kind = _last_kind(principal, question)
-                obj, act = question.object, question.action
-                yield self._ask(kind, chain, place, obj, act, question, now_s, purse, listing)
-        if self._dockets[PermissionKind.GUARDRAIL].rows:
-            yield from self._guardrails(chain, question, now_s, purse, listing)
+        for place in range(last):
+            docket = self._dockets[_nhi_kind(chain[place])]
+            yield hearing.lend(docket, place, chain[place + 1].name)
+        if chain:
+            yield hearing.use(self._dockets[_last_kind(chain[last], question)], last)
+        if self._guardrails.rows:
+            yield from self._guarded(hearing)
 
-    def _guardrails(
-        self, chain: Chain, question: Question, now_s: float, purse: Purse, listing: bool
-    ) -> Iterator[_Answered]:
+    def _guarded(self, hearing: _Hearing) -> Iterator[_Answered]:
         """Each principal on the final object, and on every NHI after it; told only where there is something to tell."""
-        kind = PermissionKind.GUARDRAIL
-        for place in range(len(chain)):
-            obj, act = question.object, question.action
-            asked = [self._ask(kind, chain, place, obj, act, question, now_s, purse, listing, final=True)]
+        for place in range(len(hearing.chain)):
+            asked = [hearing.use(self._guardrails, place)]
             asked += [
-                self._ask(kind, chain, place, later.name, DELEGATE, question, now_s, purse, False)
-                for later in chain[place + 1 :]
+                hearing.lend(self._guardrails, place, later.name)
+                for later in hearing.chain[place + 1 :]
                 if later.kind == "nhi"
             ]
             for answer, facts in asked:
                 if not answer.link.allowed or answer.would_deny or facts:
                     yield answer, facts
-
-    def _ask(
-        self,
-        kind: PermissionKind,
-        chain: Chain,
-        place: int,
-        obj: str,
-        act: str,
-        question: Question,
-        now_s: float,
-        purse: Purse,
-        listing: bool,
-        final: bool = False,
-    ) -> _Answered:
-        case = self._dockets[kind].case(self._roles.asker(chain[place]), obj, act, now_s)
-        scene = None
-        if case.conditions:
-            # Arguments belong to the final object alone: a link that lends authority is asked without them.
-            args = question.arguments if final or place == len(chain) - 1 else {}
-            scene = Scene(chain, place, question, args, now_s, self.roles_of)
-        return case.answer(scene, purse, listing=listing)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -194,21 +199,22 @@ class Engine:
     # --- the whole ----------------------------------------------------------------------------------------------------
 
     def _decision(self, chain: Chain, answered: list[_Answered], *, limited: bool) -> Decision:
-        links = tuple(_with_facts(answer.link, facts) for answer, facts in answered)
+        links = tuple([_with_facts(answer.link, facts) if facts else answer.link for answer, facts in answered])
+        if not links:  # nobody asks: denied
+            return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
         answers = [answer for answer, _ in answered]
-        refused = {link.reason for link in links if not link.allowed}
-        allowed = bool(links) and not refused  # an empty chain is nobody: denied
-        last = answers[len(chain) - 1] if answers else None
+        last = answers[len(chain) - 1]
+        reason = _first([link.reason for link in links if not link.allowed])
         return Decision(
-            allowed=allowed,
+            allowed=reason is None,
             revision=self.revision,
             links=links,
-            reason=None if allowed else _first(refused),
-            limits=_limits(chain, last) if allowed and limited and last else (),
-            until=nearest(answer.until for answer in answers) if allowed else None,
-            roles=last.roles if last else (),
-            would_deny=tuple(dict.fromkeys(name for answer in answers for name in answer.would_deny)),
-            would_allow=tuple(dict.fromkeys(name for answer in answers for name in answer.would_allow)),
+            reason=reason,
+            limits=_limits(chain, last.limited) if limited and reason is None and last.limited else (),
+            until=nearest([answer.until for answer in answers]) if reason is None else None,
+            roles=last.roles,
+            would_deny=_names([answer.would_deny for answer in answers if answer.would_deny]),
+            would_allow=_names([answer.would_allow for answer in answers if answer.would_allow]),
         )
 
 
@@ -224,17 +230,28 @@ def _last_kind(principal: Principal, question: Question) -> PermissionKind:
 
 
 def _with_facts(link: Link, facts: tuple[Fact, ...]) -> Link:
-    return replace(link, facts=facts) if facts else link
+    return Link(  # not replace(): this is on the way of every call, and it is four times slower
+        link.kind, link.subject, link.object, link.action, link.allowed, link.reason, link.rules, facts
+    )
 
 
-def _first(reasons: set[Reason | None]) -> Reason:
+def _first(reasons: list[Reason | None]) -> Reason | None:
+    """The reason that is told; None if there is nothing to tell."""
+    if not reasons:
+        return None
     return next((reason for reason in _PRECEDENCE if reason in reasons), Reason.NO_MATCHING_RULE)
 
 
-def _limits(chain: Chain, last: Answer) -> tuple[RowLimit, ...]:
+def _names(found: list[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in found for name in names)) if found else ()
+
+
+def _limits(chain: Chain, rules: tuple[Rule, ...]) -> tuple[RowLimit, ...]:
     counted = {"subject": chain[-1].name, "origin": chain[0].name, "rule": ""}
     return tuple(
-        RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
-        for rule in last.limited
-        if rule.max_calls_per_hour is not None
+        [
+            RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
+            for rule in rules
+            if rule.max_calls_per_hour is not None
+        ]
     )
