@@ -125,6 +125,16 @@ def compile_schema(schema: object) -> ArgumentSchema:
     return ArgumentSchema(weight, patterns, survey.branches, survey.cyclic, compiled)
 
 
+def every_subschema(root: object) -> Iterator[dict[str, Any]]:
+    """Every object schema in `root`, itself included, as far as keywords lead; references are not followed."""
+    waiting: list[object] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(child for _, _, child in _subschemas(node))
+
+
 class _Survey:
     """Walks every subschema once, follows references, and adds up what checking may cost."""
 
@@ -198,7 +208,7 @@ class _Survey:
         return node
 
     def _anchored(self, name: str, at: str) -> object:
-        found = [node for node in _every(self._root) if node.get("$anchor") == name]
+        found = [node for node in every_subschema(self._root) if node.get("$anchor") == name]
         if len(found) != 1:
             raise SchemaRefused(f"{at}/$ref names an anchor that does not exist once: {name[:100]!r}")
         return found[0]
@@ -216,15 +226,6 @@ def _subschemas(node: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
         for name, child in _mapping(node, keyword).items():
             if isinstance(child, dict | bool):
                 yield keyword, f"{keyword}/{_escaped(name)}", child
-
-
-def _every(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    waiting: list[object] = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting.extend(child for _, _, child in _subschemas(node))
 
 
 def _list(node: dict[str, Any], keyword: str) -> list[Any]:

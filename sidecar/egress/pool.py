@@ -70,6 +70,8 @@ class Client:
         Raises EgressError; InvalidRequest and ConnectFailed mean that nothing was sent.
         """
         message = request_bytes(verb, path, origin.host_header, headers, body)
+        if deadline_s <= 0:  # an answer could not be used, so nothing is to be executed
+            raise TimedOut("no time is left")
         until = asyncio.get_running_loop().time() + deadline_s
         connection = self._take(origin.key) or await self._connect(origin, until)
         return await connection.exchange(message, until)

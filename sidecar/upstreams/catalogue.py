@@ -1,0 +1,155 @@
+"""Which tools does this upstream have, and what arguments do they take?
+
+Learned from its own `tools/list`, kept while it is fresh, and shared by all callers: which of them may use a tool is
+policy's question. No call goes out unvalidated, so a call waits for the list, within its deadline.
+
+    state                    a call of a known tool          a call of an unknown tool
+    fresh                    at once                         one refresh, at most one in a second, then tool-unknown
+    older than its time      at once; refreshed behind it    waits for that refresh
+    changed, or too old      waits for a list begun since    the same
+    no list to be had        upstream-failed, upstream-timeout
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.upstreams.exchange import Upstream
+from sidecar.upstreams.listing import Enquiry
+from sidecar.upstreams.tools import Tool, tools_from
+
+# A list may serve this long beyond its time while the upstream does not give a newer one: an outage of tools/list
+# alone is no reason to refuse calls, and an old schema still validates. Then it is.
+MAX_STALE_S: Final = 600.0
+FORCED_EVERY_S: Final = 1.0
+RETRY_AFTER_S: Final = 1.0
+_CLOSING_S: Final = 3.0
+
+
+class Catalogue:
+    """The tools of one upstream. `clock_mono` gives monotonic seconds."""
+
+    def __init__(self, upstream: Upstream, *, clock_mono: Callable[[], float] = time.monotonic) -> None:
+        self._upstream = upstream
+        self._clock = clock_mono
+        self._enquiry = Enquiry(upstream)
+        self._tools: Mapping[str, Tool] = {}
+        self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
+        self._changes = 0  # how often we heard that the list changed
+        self._covered = -1  # how many of these the list we have was begun after
+        self._flight: asyncio.Task[None] | None = None
+        self._failure: Refusal | None = None
+        self._failed_at = -inf
+
+    def known(self, name: str) -> Tool | None:
+        """The tool, if its list may be used without waiting; a quarantined one too. No I/O."""
+        now = self._clock()
+        if not self._serves(self._changes, now):
+            return None
+        if now >= self._fresh_until:
+            self._refresh(now)
+        return self._tools.get(name)
+
+    def usable(self, name: str) -> bool:
+        """Whether a call of this tool could be validated, as far as the list at hand says: for filtering lists."""
+        tool = self._tools.get(name)
+        if tool is None and self._may_force(self._clock()):
+            self._refresh(self._clock())  # somebody was shown a tool that we have not heard of
+        return tool is not None and tool.schema is not None
+
+    async def tool(self, name: str, deadline_s: float) -> Tool:
+        """The tool, waiting for its list at most `deadline_s`.
+
+        Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE, and UPSTREAM_FAILED or UPSTREAM_TIMEOUT without a list.
+        """
+        asked_at = self._clock()
+        await self.learn(deadline_s)
+        tool = self._tools.get(name)
+        if tool is None and self._begun_at < asked_at and self._may_force(asked_at):
+            await self._landed(self._refresh(asked_at), deadline_s - (self._clock() - asked_at))
+            tool = self._tools.get(name)
+        if tool is None:
+            raise Refusal(Reason.TOOL_UNKNOWN)
+        if tool.schema is None:
+            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+        return tool
+
+    async def learn(self, deadline_s: float) -> None:
+        """Wait until there is a list that may be used, and that was begun after the last change we heard of."""
+        until, changes = self._clock() + deadline_s, self._changes
+        while not self._serves(changes, now := self._clock()):
+            if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
+                raise Refusal(self._failure.reason, self._failure.detail)
+            await self._landed(self._refresh(now), until - now)
+
+    def stale(self) -> None:
+        """The upstream said that its list changed: what we have is not used again."""
+        self._changes += 1
+
+    def summary(self) -> Mapping[str, Any]:
+        """For operators: how many tools, which are quarantined and why, the revision spoken, the last failure."""
+        quarantined = {tool.name: tool.quarantine_reason for tool in self._tools.values() if tool.schema is None}
+        return {
+            "tools": len(self._tools),
+            "quarantined": quarantined,
+            "protocol_version": self._enquiry.version,
+            "failure": None if self._failure is None else self._failure.reason.value,
+        }
+
+    async def close(self) -> None:
+        """Stop learning, and end our own session with the upstream."""
+        flight, self._flight = self._flight, None
+        if flight is not None and not flight.done():
+            flight.cancel()
+            await asyncio.wait({flight}, timeout=_CLOSING_S)
+        await self._enquiry.close()
+
+    def _serves(self, changes: int, now: float) -> bool:
+        return self._covered >= changes and now < self._serves_until
+
+    def _may_force(self, now: float) -> bool:
+        # Names that nobody has may not be used to keep the upstream busy.
+        if now - self._forced_at < FORCED_EVERY_S:
+            return False
+        self._forced_at = now
+        return True
+
+    def _refresh(self, now: float) -> asyncio.Task[None]:
+        """The enquiry that is under way, or a new one. It belongs to nobody: whoever waits may leave."""
+        if self._flight is None or self._flight.done():
+            self._fresh_until = now + RETRY_AFTER_S  # should it fail, the next try is not at once
+            self._flight = asyncio.create_task(self._learn(self._changes, now), name=f"tools of {self._upstream.name}")
+        return self._flight
+
+    async def _landed(self, flight: asyncio.Task[None], timeout_s: float) -> None:
+        done, _ = await asyncio.wait({flight}, timeout=max(0.0, timeout_s))
+        if not done or flight.cancelled():
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time")
+        flight.result()
+        if self._failure is not None:
+            raise Refusal(self._failure.reason, self._failure.detail)
+
+    async def _learn(self, changes: int, begun_at: float) -> None:
+        try:
+            async with asyncio.timeout(self._upstream.timeout_s):
+                listing = await self._enquiry.list_tools()
+                # Compiling two thousand schemas is seconds of work; the loop goes on meanwhile.
+                tools = await asyncio.to_thread(tools_from, listing.entries, self._tools)
+        except TimeoutError:
+            self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
+        except Refusal as refusal:
+            slow = refusal.reason is Reason.UPSTREAM_TIMEOUT
+            self._fail(Refusal(refusal.reason if slow else Reason.UPSTREAM_FAILED, refusal.detail))
+        else:
+            self._tools, self._failure = tools, None
+            self._covered, self._begun_at = changes, begun_at
+            self._fresh_until = begun_at + listing.ttl_s
+            self._serves_until = self._fresh_until + MAX_STALE_S
+
+    def _fail(self, refusal: Refusal) -> None:
+        self._failure, self._failed_at = refusal, self._clock()

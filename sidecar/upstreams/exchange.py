@@ -1,0 +1,213 @@
+"""How is one message sent to one upstream, and what comes back?
+
+The request is built from what we decided: allow-listed headers, the upstream's own Host, our credential. Nothing of the
+caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure below becomes one of
+three refusals; none is ever retried, because the upstream may have executed what it did not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+from sidecar.egress import (
+    Broken,
+    Client,
+    ConnectFailed,
+    EgressError,
+    InvalidRequest,
+    Response,
+    TimedOut,
+    TooLarge,
+    parse_origin,
+)
+from sidecar.errors import Reason, Refusal
+from sidecar.settings import upstreams as settings
+from sidecar.settings.secrets import read_secret
+
+JSON: Final = "application/json"
+EVENT_STREAM: Final = "text/event-stream"
+_EXTRA = frozenset({"mcp-method", "mcp-name", "traceparent", "tracestate"})
+_PARAMETER_PREFIX = "mcp-param-"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """One header that we show to an upstream. Never printed."""
+
+    header: str
+    value: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class Answer:
+    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
+
+    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    _response: Response
+
+    @property
+    def media_type(self) -> str:
+        """The media type in lower case, without its parameters; "" where there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+        try:
+            return await self._response.read(max_bytes)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+
+    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncIterator[bytes]:
+        """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole from now, in seconds;
+        None is no end. Raises Refusal."""
+        try:
+            async for chunk in self._response.chunks(idle_s=idle_s, total_s=total_s):
+                yield chunk
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+
+    def close(self) -> None:
+        """Give up what has not arrived: the connection closes at once, and the upstream can see it."""
+        self._response.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Upstream:
+    """One MCP server over HTTP. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        credential: Credential | None = None,
+        timeout_s: float = 30.0,
+        max_response_bytes: int = 10 * 2**20,
+        client: Client | None = None,
+    ) -> None:
+        """Raises ValueError for a URL that names no place."""
+        self.name = name
+        self.timeout_s = timeout_s
+        self.max_response_bytes = max_response_bytes
+        self._origin = parse_origin(url)
+        self._credential = credential
+        self._client = client or Client()
+
+    @property
+    def open_connections(self) -> int:
+        return self._client.open_connections
+
+    async def exchange(
+        self,
+        verb: str,
+        *,
+        body: bytes | None,
+        accept: str,
+        protocol_version: str | None,
+        session_id: str | None,
+        deadline_s: float,
+        last_event_id: str | None = None,
+        extra: Sequence[tuple[str, str]] = (),
+    ) -> Answer:
+        """Send one message; the answer is here as soon as its head is. `deadline_s` from now bounds that and `read()`.
+
+        `extra` may hold `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*` and trace context, nothing else (ValueError).
+        Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL for what no header holds.
+        """
+        headers = [("Accept", accept)]
+        if body is not None:
+            headers.append(("Content-Type", JSON))
+        if protocol_version is not None:
+            headers.append(("MCP-Protocol-Version", protocol_version))
+        if session_id is not None:
+            headers.append(("Mcp-Session-Id", session_id))
+        if last_event_id is not None:
+            headers.append(("Last-Event-ID", last_event_id))
+        for name, value in extra:
+            if name.lower() not in _EXTRA and not name.lower().startswith(_PARAMETER_PREFIX):
+                raise ValueError(f"{name} is not a header that goes upstream")
+            headers.append((name, value))
+        if self._credential is not None:
+            headers.append((self._credential.header, self._credential.value))
+        try:
+            response = await self._client.request(
+                self._origin, verb, self._origin.path, headers, body, deadline_s=deadline_s
+            )
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+        return Answer(response.status, response.headers, response)
+
+    async def end_session(self, session_id: str, protocol_version: str, deadline_s: float) -> None:
+        """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
+        try:
+            answer = await self.exchange(
+                "DELETE",
+                body=None,
+                accept=JSON,
+                protocol_version=protocol_version or None,
+                session_id=session_id,
+                deadline_s=deadline_s,
+            )
+        except Refusal:
+            return
+        answer.close()
+
+    async def close(self) -> None:
+        """Close every connection, those in use included."""
+        await self._client.close()
+
+
+def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> Upstream:
+    """An upstream as configured, its secret read. Raises SettingsError."""
+    mcp = section.mcp
+    if mcp is None or mcp.url is None:
+        raise ValueError("the settings promise an MCP upstream its URL")
+    return Upstream(
+        name,
+        mcp.url,
+        credential=_credential_from(section.credential),
+        timeout_s=mcp.timeout_s,
+        max_response_bytes=max_response_bytes,
+        client=Client(connect_timeout_s=mcp.connect_timeout_s, max_connections=mcp.max_connections),
+    )
+
+
+def refusal_from(failure: EgressError) -> Refusal:
+    """What a caller hears of trouble on the upstream's side: what kind, never where or with what bytes."""
+    match failure:
+        case TimedOut():
+            return Refusal(Reason.UPSTREAM_TIMEOUT)
+        case TooLarge():
+            return Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        case ConnectFailed():
+            return Refusal(Reason.UPSTREAM_FAILED, "it cannot be reached")
+        case InvalidRequest():
+            return Refusal(Reason.MALFORMED_CALL, "a value cannot be sent in a header")
+        case Broken():
+            return Refusal(Reason.UPSTREAM_FAILED, "its answer broke off or is not HTTP")
+        case _:
+            return Refusal(Reason.UPSTREAM_FAILED)
+
+
+def _credential_from(section: settings.UpstreamCredential | None) -> Credential | None:
+    if section is None:
+        return None
+    if section.bearer_path is not None:
+        return Credential("Authorization", f"Bearer {read_secret(section.bearer_path, 'theirs')}")
+    if section.header is None or section.value_path is None:
+        raise ValueError("the settings promise a credential its header and value")
+    return Credential(section.header, read_secret(section.value_path, "theirs"))

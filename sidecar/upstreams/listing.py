@@ -1,0 +1,234 @@
+"""How do we ask an upstream for its own tools, in whichever era it speaks?
+
+With our own credential and, in the session era, a session of our own that no caller shares (threat S4). The era is
+found by asking: `server/discover` first, then `initialize` (MCP 2026-07-28, versioning). What comes back is untrusted:
+pages, tools and bytes are bounded, and whatever is out of shape ends the enquiry as `upstream-failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from sidecar import __version__
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.mcp import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
+from sidecar.protocols.sse import SseParser
+from sidecar.upstreams.exchange import EVENT_STREAM, JSON, Answer, Upstream
+
+MAX_PAGES: Final = 100
+MAX_TOOLS: Final = 2_000
+MAX_LIST_BYTES: Final = 10 * 2**20
+MAX_CURSOR_CHARS: Final = 4096
+DEFAULT_TTL_S: Final = 60.0
+# An upstream that says "0, ask every time" would double every call's cost; one that says "for ever" would never change.
+MIN_TTL_S: Final = 1.0
+MAX_TTL_S: Final = 3600.0
+_FAREWELL_S: Final = 2.0
+_LARGE_BYTES: Final = 64 * 1024
+_METHOD_NOT_FOUND: Final = -32601
+_FORGOTTEN: Final = frozenset({400, 404, 405})
+
+CHANGED: Final = "notifications/tools/list_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Every entry of every page, unchecked, and for how long the upstream lets it stand."""
+
+    entries: list[object]
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What one request came to. Without `result` and `error` the HTTP status is all there is."""
+
+    status: int
+    result: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+    session_id: str | None = None
+
+
+@dataclass(slots=True)
+class Enquiry:
+    """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer."""
+
+    upstream: Upstream
+    version: str = ""
+    _session_id: str | None = None
+    _last_id: int = 0
+    _left_bytes: int = field(default=MAX_LIST_BYTES)
+
+    @property
+    def stateless(self) -> bool:
+        return self.version in STATELESS_VERSIONS
+
+    async def list_tools(self) -> Listing:
+        """Every page of `tools/list`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
+        self._left_bytes = MAX_LIST_BYTES
+        opened = not self.version
+        if opened:
+            await self._open()
+        first = await self._call("tools/list", {})
+        if first.status in _FORGOTTEN and not opened:  # restarted, or replaced by another version of itself
+            self.version, self._session_id = "", None
+            await self._open()
+            first = await self._call("tools/list", {})
+        return await self._pages(first)
+
+    async def close(self) -> None:
+        """End our session, if there is one."""
+        session_id, version = self._session_id, self.version
+        self.version, self._session_id = "", None
+        if session_id is not None:
+            await self.upstream.end_session(session_id, version, _FAREWELL_S)
+
+    async def _open(self) -> None:
+        self.version = STATELESS_VERSIONS[-1]
+        reply = await self._call("server/discover", {})
+        offered = reply.result.get("supportedVersions") if reply.result else None
+        if isinstance(offered, list):
+            for version in reversed(STATELESS_VERSIONS):
+                if version in offered:
+                    self.version = version
+                    return
+        self.version = ""
+        if reply.status in (401, 403):  # our credential; asking in another era would not mend it
+            raise _failed(f"it answered HTTP {reply.status}")
+        await self._initialize()
+
+    async def _initialize(self) -> None:
+        params = {
+            "protocolVersion": SESSION_VERSIONS[-1],
+            "capabilities": {},
+            "clientInfo": {"name": "sidecar", "version": __version__},
+        }
+        reply = await self._call("initialize", params)
+        version = reply.result.get("protocolVersion") if reply.result else None
+        if version not in SESSION_VERSIONS:
+            raise _failed(
+                f"it answered HTTP {reply.status}" if reply.result is None else "its revision is not known here"
+            )
+        self.version, self._session_id = version, reply.session_id
+        body = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        with await self._send(body, "notifications/initialized") as answer:
+            if not 200 <= answer.status < 300:
+                self.version, self._session_id = "", None
+                raise _failed(f"it answered HTTP {answer.status}")
+
+    async def _pages(self, page: _Reply) -> Listing:
+        entries: list[object] = []
+        ttls: list[float] = []
+        cursors: set[str] = set()
+        while True:
+            if page.error is not None and page.error.get("code") == _METHOD_NOT_FOUND and not cursors:
+                return Listing([], DEFAULT_TTL_S)  # a server without tools
+            result = page.result
+            if result is None:
+                raise _failed("it has no list of tools" if page.error else f"it answered HTTP {page.status}")
+            entries += _tools(result)
+            ttls.append(_ttl_s(result))
+            cursor = _cursor(result)
+            if cursor is None:
+                return Listing(entries, min(ttls))
+            if cursor in cursors or len(cursors) + 1 >= MAX_PAGES or len(entries) > MAX_TOOLS:
+                raise _failed("its list of tools is too long, or goes round in circles")
+            cursors.add(cursor)
+            page = await self._call("tools/list", {"cursor": cursor})
+
+    async def _call(self, method: str, params: dict[str, Any]) -> _Reply:
+        self._last_id += 1
+        if self.stateless:
+            params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}}}
+        body = orjson.dumps({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params})
+        with await self._send(body, method) as answer:
+            message = await self._message(answer)
+            session_id = answer.headers.get("mcp-session-id") if method == "initialize" else None
+            result, error = message.get("result"), message.get("error")
+            return _Reply(
+                answer.status,
+                result if isinstance(result, dict) and answer.status == 200 else None,
+                error if isinstance(error, dict) else None,
+                session_id,
+            )
+
+    async def _send(self, body: bytes, method: str) -> Answer:
+        return await self.upstream.exchange(
+            "POST",
+            body=body,
+            accept=f"{JSON}, {EVENT_STREAM}",
+            protocol_version=self.version or None,
+            session_id=self._session_id,
+            extra=[("Mcp-Method", method)] if self.stateless else (),
+            deadline_s=self.upstream.timeout_s,
+        )
+
+    async def _message(self, answer: Answer) -> Mapping[str, Any]:
+        """The message that answers our last request, whichever way it came; empty where there is none."""
+        if answer.media_type == JSON:
+            body = await answer.read(self._left_bytes)
+            self._spend(len(body))
+            return await _parsed(body, self._last_id)
+        if answer.media_type == EVENT_STREAM:
+            return await self._event(answer)
+        return {}
+
+    async def _event(self, answer: Answer) -> Mapping[str, Any]:
+        parser = SseParser()
+        async for chunk in answer.chunks(idle_s=None, total_s=self.upstream.timeout_s):
+            self._spend(len(chunk))
+            for event in parser.feed(chunk):
+                message = await _parsed((event.data or "").encode(), self._last_id)
+                if message:
+                    return message
+        return {}
+
+    def _spend(self, count: int) -> None:
+        self._left_bytes -= count
+        if self._left_bytes < 0:
+            raise _failed("its list of tools is too large")
+
+
+async def _parsed(raw: bytes, request_id: int) -> Mapping[str, Any]:
+    """The response to `request_id`, else nothing: an upstream may interleave what it likes."""
+    if not raw:
+        return {}
+    try:
+        # Off the loop where it is large: callers of other upstreams do not wait for this one's list.
+        message = orjson.loads(raw) if len(raw) < _LARGE_BYTES else await asyncio.to_thread(orjson.loads, raw)
+    except orjson.JSONDecodeError:
+        raise _failed("its answer is not JSON") from None
+    answers = isinstance(message, dict) and type(message.get("id")) is int and message["id"] == request_id
+    return message if answers and "method" not in message else {}
+
+
+def _tools(result: Mapping[str, Any]) -> list[object]:
+    tools = result.get("tools")
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise _failed("its list of tools is no list, or too long")
+    return tools
+
+
+def _cursor(result: Mapping[str, Any]) -> str | None:
+    cursor = result.get("nextCursor")
+    if cursor is None or cursor == "":
+        return None
+    if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARS:
+        raise _failed("its cursor is no string, or too long")
+    return cursor
+
+
+def _ttl_s(result: Mapping[str, Any]) -> float:
+    ttl_ms = result.get("ttlMs")
+    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int | float):
+        return DEFAULT_TTL_S
+    return min(max(ttl_ms / 1000, MIN_TTL_S), MAX_TTL_S)
+
+
+def _failed(detail: str) -> Refusal:
+    return Refusal(Reason.UPSTREAM_FAILED, detail)
