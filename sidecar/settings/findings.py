@@ -127,6 +127,8 @@ def _wrong_type(expected: str, found: object) -> Finding:
         hint = "put it into brackets: [ ]"
     elif isinstance(found, str) and expected in {"a whole number", "a number", "true or false"}:
         hint = "write it without quotes"
+    elif expected == "a mapping" and found is None:
+        hint = "write something below it, or remove it"
     return Finding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
 
 
@@ -148,9 +150,12 @@ def _kind_of(value: object) -> str:
 
 
 def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:
-    expected = str(context["expected"])
-    words = [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
-    hint = f"it must be {expected.replace(chr(39), chr(34))}"
+    expected = str(context["expected"]).replace("'", '"')
+    known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
+    words = [word.strip('"') for word in known]
+    hint = f"it must be {expected}"
+    if isinstance(found, str) and found in known:  # the number 1 is known, and "1" was written
+        return Finding(f"expected {expected}, found a string", "Y103", "write it without quotes")
     if isinstance(found, str) and (near := get_close_matches(found, words, n=1)):
         hint = f'did you mean "{near[0]}"?'
     shown = f'"{found}"' if isinstance(found, str) else _kind_of(found)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.audit import AuditSettings
-from sidecar.settings.fields import Many, PathField, Section, Slug, not_yet
+from sidecar.settings.fields import SLUG, Many, PathField, Section, Slug, not_yet
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.nodes import Loc
@@ -50,7 +50,9 @@ class Settings(Section):
     """Where limits are counted."""
     audit: AuditSettings = Field(default_factory=AuditSettings)
     """The evidence."""
-    upstreams: Mapping[Slug, Upstream] = {}
+    upstreams: Annotated[
+        Mapping[Slug, Upstream], Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
+    ] = {}
     """The servers behind us, by name."""
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     """MCP sessions."""

@@ -34,8 +34,16 @@ _DOUBTFUL = (
     (re.compile(r"[-+]?0o[0-9_]+"), "{text} is an octal number to YAML 1.2 and a word to YAML 1.1", _QUOTE_IT),
     (re.compile(r"[-+]?0[xX][0-9a-fA-F_]+"), "{text} is a hexadecimal number to YAML", _QUOTE_IT),
     (re.compile(r"[-+]?0b[01_]+"), "{text} is a binary number to YAML 1.1", _QUOTE_IT),
-    (re.compile(r"[-+]?[0-9]+(?::[0-9]{1,2})+(?:\.[0-9_]*)?"), "{text} is a number in base 60 to YAML 1.1", _QUOTE_IT),
-    (re.compile(r"[-+]?[0-9.]*[0-9]_[0-9_.]*"), "{text} is a number to YAML 1.1 and a word to YAML 1.2", _QUOTE_IT),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"),
+        "{text} is a number in base 60 to YAML 1.1",
+        _QUOTE_IT,
+    ),
+    (
+        re.compile(r"[-+]?\.?[0-9](?=[0-9._]*_)[0-9._]*(?:[eE][-+]?[0-9]+)?"),
+        "{text} is a number to YAML 1.1 and a word to YAML 1.2",
+        _QUOTE_IT,
+    ),
     (
         re.compile(r"[-+]?[0-9]*\.?[0-9]*[eE][-+]?[0-9]+|[-+]?[0-9]+\.|[-+]?\.[0-9]+|[-+]?0[0-9]+\.[0-9]*"),
         "YAML readers disagree whether {text} is a number",

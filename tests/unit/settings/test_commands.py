@@ -1,0 +1,172 @@
+"""Do `config show`, `schema` and `init` say and write what holds?"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from sidecar.cli.config import config, schema, schema_of
+from sidecar.cli.init import init
+from sidecar.settings import load_settings
+from sidecar.settings.documents import read_document
+from sidecar.settings.shipped import shipped
+
+FILE = """\
+version: 1
+store: {url: "redis://me:hunter2@redis:6379/0"}
+upstreams:
+  github:
+    mcp: {url: "http://${HOST}/mcp"}
+identity:
+  issuers: [{issuer: "https://k.example/realms/a", preset: keycloak}]
+"""
+
+
+def show(folder: Path, *options: str, env: dict[str, str] | None = None) -> Result:
+    path = folder / "sidecar.yaml"
+    path.write_text(FILE)
+    environ = {"HOST": "canary-host", **(env or {})}
+    return CliRunner().invoke(config, ["show", "-c", str(path), *options], env=environ)
+
+
+def test_show_prints_what_the_reader_reads_back(tmp_path: Path) -> None:
+    result = show(tmp_path)
+    assert result.exit_code == 0
+    shown = read_document(tmp_path / "shown.yaml", text=result.stdout).data
+    assert shown["server"]["listen"] == "127.0.0.1:8080"
+    assert shown["upstreams"]["github"]["mcp"]["url"] == "http://${HOST}/mcp"
+    (tmp_path / "again.yaml").write_text(result.stdout)
+    again = load_settings(tmp_path / "again.yaml", {"HOST": "canary-host"}, check_files=False)
+    before = load_settings(tmp_path / "sidecar.yaml", {"HOST": "canary-host"}, check_files=False)
+    assert again.model_copy(update={"store": before.store}) == before  # all but the masked password
+
+
+def test_no_form_of_show_prints_a_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("canary-path")
+    for options in ([], ["--origin"], ["--json"], ["--json", "--origin"]):
+        result = show(tmp_path, *options, env={"SIDECAR_AUDIT__KEY_PATH_FILE": str(secret)})
+        assert result.exit_code == 0
+        assert "***" in result.stdout
+        for canary in ("hunter2", "canary-host", "canary-path"):
+            assert canary not in result.stdout
+
+
+def test_each_value_has_its_origin(tmp_path: Path) -> None:
+    result = show(tmp_path, "--origin", "--json", env={"SIDECAR_SERVER__LISTEN": "127.0.0.1:1"})
+    told = {entry["setting"]: (entry["value"], entry["origin"]) for entry in json.loads(result.stdout)}
+    assert told["server.listen"] == ("127.0.0.1:1", "env SIDECAR_SERVER__LISTEN")
+    assert told["store.url"] == ("redis://me:***@redis:6379/0", f"{tmp_path}/sidecar.yaml:2")
+    assert told["upstreams.github.mcp.url"] == ("http://${HOST}/mcp", f"{tmp_path}/sidecar.yaml:5")
+    assert told["policy.mode"] == ("enforce", "default")
+    assert told["identity.issuers.0.jwks_url"][1] == "preset"
+    assert told["identity.issuers.0.typ"][1] == "default"
+
+
+def test_an_invalid_file_ends_with_3_and_every_fault_on_stderr(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    path.write_text("version: 2\nfoo: no\n")
+    result = CliRunner().invoke(config, ["show", "-c", str(path)])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "Y012" in result.stderr
+
+
+# Schemas
+
+
+def test_the_schema_is_one_and_accepts_what_we_accept(tmp_path: Path) -> None:
+    result = CliRunner().invoke(schema, ["config"])
+    document = json.loads(result.stdout)
+    jsonschema.Draft202012Validator.check_schema(document)
+    validator = jsonschema.Draft202012Validator(document)
+    validator.validate(yaml.safe_load(FILE))
+    shown = show(tmp_path)
+    validator.validate(yaml.safe_load(shown.stdout))
+
+
+@pytest.mark.parametrize("text", ["version: 2", "version: 1\nfoo: 1", "version: 1\nupstreams: {A_b: {}}", "{}"])
+def test_the_schema_refuses_what_we_refuse(text: str) -> None:
+    validator = jsonschema.Draft202012Validator(schema_of("config"))
+    assert not validator.is_valid(yaml.safe_load(text))
+
+
+def test_every_key_of_the_schema_is_described() -> None:
+    document = schema_of("config")
+    definitions: dict[str, Any] = document["$defs"]
+    for name, node in {"sidecar.yaml": document, **definitions}.items():
+        for key, value in node.get("properties", {}).items():
+            target = definitions.get(value.get("$ref", "").rpartition("/")[2], value)
+            assert value.get("description") or target.get("description"), f"{name}.{key}"
+
+
+@pytest.mark.parametrize("kind", ["policy", "test"])
+def test_a_schema_of_a_later_version_is_wrong_usage_and_says_so(kind: str) -> None:
+    result = CliRunner().invoke(schema, [kind])
+    assert result.exit_code == 2
+    assert "this version reads no YAML file" in result.stderr
+
+
+def test_there_is_a_schema_of_budgets() -> None:
+    result = CliRunner().invoke(schema, ["budgets"])
+    assert result.exit_code == 0
+    assert {"version", "tools", "principals"} <= set(json.loads(result.stdout)["properties"])
+
+
+# init
+
+
+def test_init_writes_a_folder_that_is_valid_and_keeps_no_secret(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "gateway"
+    result = CliRunner().invoke(init, [str(folder)])
+    assert result.exit_code == 0, result.output
+    settings = load_settings(folder / "sidecar.yaml", {})
+    assert set(settings.upstreams) == {"example"}
+    assert [local.principal for local in settings.local] == ["nhi:planner"]
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"sidecar.yaml", "policies/agent_to_tool.csv", "policies/budgets.yaml", "keys/README.md"} <= written
+    assert {f"models/{path.name}" for path in shipped("models").glob("*.conf")} <= written
+    jsonschema.validate(yaml.safe_load((folder / "sidecar.yaml").read_text()), schema_of("config"))
+
+
+def test_init_allows_nothing_by_a_star_alone(tmp_path: Path) -> None:
+    CliRunner().invoke(init, [str(tmp_path)])
+    rows = [line for path in tmp_path.rglob("*.csv") for line in path.read_text().splitlines() if line.startswith("p,")]
+    assert rows
+    for row in rows:
+        subject, target = (field.strip() for field in row.split(",")[1:3])
+        assert "*" not in subject + target
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    mine = tmp_path / "policies" / "budgets.yaml"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    result = CliRunner().invoke(init, [str(tmp_path)])
+    assert result.exit_code == 1
+    assert "policies/budgets.yaml" in result.stderr
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "sidecar.yaml").exists()
+
+
+def test_init_from_another_client_comes_later_and_says_so(tmp_path: Path) -> None:
+    result = CliRunner().invoke(init, ["--from", ".mcp.json", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--from is not supported by this version" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# The cost of asking
+
+
+def test_settings_bring_no_heavy_package_along() -> None:
+    code = (
+        "import sys, sidecar.settings; print(*{'aiohttp', 'redis', 'casbin', 'jwt', 'cryptography'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == ""
