@@ -14,20 +14,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.errors import Fault
 from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
 from sidecar.identity.names import is_principal
 from sidecar.settings.documents import Document, read_document
+from sidecar.settings.secrets import read_secret
 from sidecar.vocabulary import Credential, Principal
 
 ISSUER = "api-key"
 MAX_LIVE_KEYS = 2
-MIN_PEPPER_BYTES = 32
-MAX_PEPPER_BYTES = 4096
 HASH_PREFIX = "hmac-sha256:"
 
 _KEY = re.compile(rf"{API_KEY_PREFIX}([A-Za-z0-9]{{4,32}})_[A-Za-z0-9]{{43,86}}")
@@ -64,13 +63,17 @@ class KeyEntry(BaseModel):
     scopes: list[str] = Field(default_factory=list)
 
 
+def _listed(given: object) -> object:
+    return [] if given is None else given  # `keys:` with nothing below it yet
+
+
 class KeyFile(BaseModel):
     """keys.yaml."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     version: Literal[1]
-    keys: list[KeyEntry] = Field(default_factory=list, max_length=10_000)
+    keys: Annotated[list[KeyEntry], BeforeValidator(_listed), Field(default_factory=list, max_length=10_000)]
 
 
 class ApiKeys:
@@ -120,15 +123,7 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 
 def read_pepper(path: Path) -> bytes:
     """The secret under which keys are kept. Raises SettingsError: a short or trivial one would protect nothing."""
-    try:
-        with path.open("rb") as file:
-            pepper = file.read(MAX_PEPPER_BYTES).strip()
-    except OSError as error:
-        raise SettingsError([fault_in(path, f"cannot be read: {error.strerror}", code="S310")]) from None
-    if len(pepper) < MIN_PEPPER_BYTES or len(set(pepper)) < 8:
-        message = f"a pepper has at least {MIN_PEPPER_BYTES} random bytes"
-        raise SettingsError([fault_in(path, message, code="S311", hint="remove the file; a new one is made")])
-    return pepper
+    return read_secret(path, "ours").encode()
 
 
 def moment(text: str) -> float:

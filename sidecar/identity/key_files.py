@@ -104,13 +104,11 @@ def _text_of(path: Path) -> str:
 
 
 def _entries(path: Path, text: str) -> list[KeyEntry]:
-    if text == _EMPTY:
-        return []
     return read_document(path, text=text).validate(KeyFile).keys
 
 
 def _replace(path: Path, candidates: list[str], meant: list[KeyEntry], now: float) -> None:
-    written_anew = "".join([_EMPTY if meant else "version: 1\nkeys: []\n", *(f"{_line(entry)}\n" for entry in meant)])
+    written_anew = "".join([_EMPTY, *(f"{_line(entry)}\n" for entry in meant)])
     text = next((text for text in candidates if _says(path, text, meant)), written_anew)
     records_of(read_document(path, text=text), now)
     _write_over(path, text)

@@ -1,0 +1,189 @@
+"""How does somebody get a key or a token for trying things out?
+
+`sidecar token keygen | mint | api-key | revoke`. API keys are for use; signing keys and tokens made here are for
+development: whoever holds the private key is every user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidecar.identity.api_keys import KeyEntry
+from sidecar.identity.configured import pepper_path
+from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, write_secret
+from sidecar.identity.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
+from sidecar.settings import load_settings
+
+KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_config = click.option("-c", "--config", type=_FILE, default="sidecar.yaml", show_default=True, help="Names the files.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Duration(click.ParamType[float]):
+    """`30s`, `15m`, `1h`, `90d`, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(str(value))
+        if match is None:
+            self.fail("write 30s, 15m, 1h or 90d", param, ctx)
+        return float(int(match[1]) * _UNIT_S[match[2]])
+
+
+@click.group()
+def token() -> None:
+    """Keys and tokens: API keys, and signing keys and tokens for development."""
+
+
+@token.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder of the two files.")
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="ES256", show_default=True)
+@_json
+def keygen(out: Path, algorithm: str, as_json: bool) -> None:
+    """Make a signing key (signing-key.pem) and its public key set (jwks.json, for `jwks_path`)."""
+    key = generate(algorithm)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        write_secret(out / KEY_FILE, key.pem())
+    except FileExistsError:
+        raise click.ClickException(f"{out / KEY_FILE} exists; a key is never written over") from None
+    (out / JWKS_FILE).write_text(key.jwks(), encoding="ascii")
+    made = {"key": str(out / KEY_FILE), "jwks": str(out / JWKS_FILE), "kid": key.kid, "algorithm": algorithm}
+    _print(made, f"{made['key']}  private, mode 0600\n{made['jwks']}  public, {algorithm}, kid {key.kid}", as_json)
+
+
+@token.command()
+@click.option("--key", "key_path", type=_FILE, default=KEY_FILE, show_default=True, help="From `token keygen`.")
+@click.option("--issuer", default="https://issuer.dev.example", show_default=True, help="As configured.")
+@click.option("--sub", "subject", required=True, help="user:alice or nhi:planner.")
+@click.option("--aud", "audiences", multiple=True, required=True, help="The route's URL, or nhi:<name>.")
+@click.option("--act", "actors", multiple=True, help="An actor; several in the order of the chain.")
+@click.option("--scope", "scopes", multiple=True)
+@click.option("--claim", "claims", multiple=True, metavar="K=V", help="Any other claim; V is JSON or a word.")
+@click.option("--ttl", type=Duration(), default="1h", show_default=True)
+@click.option("--typ", default="at+jwt", show_default=True)
+@_json
+def mint(
+    key_path: Path,
+    issuer: str,
+    subject: str,
+    audiences: tuple[str, ...],
+    actors: tuple[str, ...],
+    scopes: tuple[str, ...],
+    claims: tuple[str, ...],
+    ttl: float,
+    typ: str,
+    as_json: bool,
+) -> None:
+    """Sign an access token for development."""
+    key = _signing_key(key_path)
+    known = claims_for(issuer, subject, audiences, now=time.time(), ttl_s=ttl, actors=actors, scopes=scopes)
+    values = {**known, **dict(_claim(text) for text in claims)}
+    signed = key.sign(values, typ)
+    _print({"token": signed, "claims": values}, signed, as_json)
+
+
+@token.command("api-key")
+@click.option("--principal", required=True, help="nhi:<id> or user:<id>.")
+@click.option("--expires", type=Duration(), default="90d", show_default=True, help="From now.")
+@click.option("--never-expires", is_flag=True)
+@click.option("--scope", "scopes", multiple=True)
+@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
+@click.option("--pepper", type=_FILE, help="Made if missing; else <data>/keys/api-keys.pepper.")
+@_config
+@_json
+def api_key(
+    principal: str,
+    expires: float,
+    never_expires: bool,
+    scopes: tuple[str, ...],
+    keys_path: Path | None,
+    pepper: Path | None,
+    config: Path,
+    as_json: bool,
+) -> None:
+    """Make an API key. It is printed once; keys.yaml keeps an HMAC of it."""
+    keys_path, pepper = _key_files(keys_path, pepper, config)
+    now = time.time()
+    try:
+        text, entry = make_key(
+            principal,
+            ensure_pepper(pepper, secrets.token_bytes),
+            now=now,
+            expires_at=None if never_expires else now + expires,
+            scopes=scopes,
+            random=secrets.token_bytes,
+        )
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--principal") from None
+    add_key(keys_path, entry, now)
+    _print({"key": text, **_shown(entry)}, text, as_json)
+    click.echo(f"{entry.id} of {principal}, until {entry.expires_at or 'revoked'}; shown only now", err=True)
+
+
+@token.command()
+@click.argument("key_id")
+@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
+@_config
+@_json
+def revoke(key_id: str, keys_path: Path | None, config: Path, as_json: bool) -> None:
+    """Take an API key out of keys.yaml. KEY_ID is the part between the underscores, or the whole key."""
+    keys_path = keys_path or _configured_keys(config)
+    key_id = key_id.removeprefix("sck_").partition("_")[0]
+    if not remove_key(keys_path, key_id, time.time()):
+        raise click.ClickException(f"{keys_path} has no key {key_id}")
+    _print({"revoked": key_id}, f"revoked {key_id}; a running sidecar takes it up at its next reload", as_json)
+
+
+def _signing_key(path: Path) -> SigningKey:
+    try:
+        return read_signing_key(path)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--key") from None
+
+
+def _claim(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter("write name=value", param_hint="--claim")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _key_files(keys: Path | None, pepper: Path | None, config: Path) -> tuple[Path, Path]:
+    if keys is not None and pepper is not None:
+        return keys, pepper
+    settings = load_settings(config, os.environ, check_files=False)
+    return keys or _configured_keys(config), pepper or pepper_path(settings)
+
+
+def _configured_keys(config: Path) -> Path:
+    path = load_settings(config, os.environ, check_files=False).identity.api_keys_path
+    if path is None:
+        raise click.UsageError(f"{config} names no identity.api_keys_path; write it there, or give --keys")
+    return path
+
+
+def _shown(entry: KeyEntry) -> dict[str, Any]:
+    return {name: value for name, value in entry.model_dump().items() if name != "hash" and value}
+
+
+def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
+    click.echo(json.dumps(data) if as_json else text)

@@ -1,0 +1,1 @@
+"""Who is calling? Tokens, keys, listeners and chains, honest and forged."""

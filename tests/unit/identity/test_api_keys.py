@@ -1,0 +1,340 @@
+"""Does an API key prove its principal, only while it lives, and does its file give nothing away?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.cli.token import token
+from sidecar.errors import SettingsError
+from sidecar.identity import ApiKeys, Audience, Identity, Presented, load_api_keys
+from sidecar.identity.api_keys import moment, read_pepper
+from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, written_moment
+from sidecar.vocabulary import Credential
+from tests.unit.identity.world import GITHUB, IDP, NOW, a_world, an_issuer, minted
+
+PEPPER = b"0123456789abcdef0123456789abcdef"
+DAY_S = 86_400.0
+
+
+def counting_bytes() -> Callable[[int], bytes]:
+    """Bytes that differ from call to call and not from run to run."""
+    calls = iter(range(1, 1_000_000))
+    return lambda count: next(calls).to_bytes(count)
+
+
+@pytest.fixture
+def random() -> Callable[[int], bytes]:
+    return counting_bytes()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+class KeyFile:
+    """A keys.yaml in which keys are made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._random = counting_bytes()
+
+    def make(self, principal: str, expires_at: float | None = None, scopes: tuple[str, ...] = ()) -> str:
+        text, entry = make_key(principal, PEPPER, now=NOW, expires_at=expires_at, scopes=scopes, random=self._random)
+        add_key(self.path, entry, NOW)
+        return text
+
+    def load(self, now: float = NOW) -> ApiKeys:
+        return load_api_keys(self.path, PEPPER, now)
+
+
+@pytest.fixture
+def file(path: Path) -> KeyFile:
+    return KeyFile(path)
+
+
+def id_of(key: str) -> str:
+    return key.split("_")[1]
+
+
+async def test_a_key_proves_its_principal_in_either_header(file: KeyFile) -> None:
+    key = file.make("nhi:planner", scopes=("read",))
+    world = a_world(keys=file.load())
+    for caller in (await world.ask(key=key), await world.ask(f"Bearer {key}")):
+        assert caller.last.name == "nhi:planner"
+        assert caller.last.scopes == {"read"}
+        assert caller.credentials == (Credential("api_key", "api-key", id_of(key)),)
+        assert caller.expires_at is None
+
+
+async def test_a_key_ends_to_the_second(file: KeyFile) -> None:
+    key = file.make("nhi:planner", expires_at=NOW + 10)
+    world = a_world(keys=file.load())
+    assert (await world.ask(key=key)).expires_at == NOW + 10
+    world.clock.pass_s(9)
+    await world.ask(key=key)
+    world.clock.pass_s(1)
+    assert (await world.refusal(key=key)).detail == "the API key has expired"
+
+
+async def test_a_key_in_front_of_a_users_token_bounds_the_caller(file: KeyFile) -> None:
+    key = file.make("nhi:planner", expires_at=NOW + 10)
+    caller = await a_world(keys=file.load()).ask(f"Bearer {minted()}", key=key)
+    assert caller.expires_at == NOW + 10
+
+
+async def test_every_change_of_a_key_is_refused(file: KeyFile) -> None:
+    key = file.make("nhi:planner")
+    other = file.make("nhi:other")
+    world = a_world(keys=file.load())
+    for at in range(len(key)):
+        changed = key[:at] + ("A" if key[at] != "A" else "B") + key[at + 1 :]
+        await world.refusal(key=changed)
+    crossed = f"sck_{id_of(other)}_{key.split('_')[2]}"
+    assert (await world.refusal(key=crossed)).detail == "the API key is not valid"
+    for changed in (key + "a", key.upper(), key[4:], f" {key}", key + "\n"):
+        await world.refusal(key=changed)
+
+
+async def test_without_keys_no_key_is_valid(file: KeyFile) -> None:
+    key = file.make("nhi:planner")
+    await a_world().refusal(key=key)
+    await a_world(keys=ApiKeys()).refusal(key=key)
+
+
+async def test_another_pepper_makes_every_key_worthless(file: KeyFile) -> None:
+    key = file.make("nhi:planner")
+    await a_world(keys=load_api_keys(file.path, PEPPER[::-1], NOW)).refusal(key=key)
+
+
+def test_the_file_does_not_hold_the_key(file: KeyFile) -> None:
+    key = file.make("nhi:planner")
+    assert key.split("_")[2] not in file.path.read_text()
+    assert file.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_have_256_bits_and_never_repeat() -> None:
+    seen = {
+        make_key("nhi:a", PEPPER, now=NOW, expires_at=None, scopes=(), random=random_bytes)[0]
+        for random_bytes in (
+            (lambda count: bytes([255]) * count),
+            (lambda count: bytes(count)),
+            (lambda count: bytes([1]) * count),
+        )
+    }
+    assert {len(key.split("_")[2]) for key in seen} == {43}
+    assert len(seen) == 3
+
+
+# Rotation
+
+
+async def test_two_keys_of_a_principal_live_at_once_and_a_third_does_not(file: KeyFile) -> None:
+    old, new = file.make("nhi:planner"), file.make("nhi:planner")
+    before = file.path.read_text()
+    with pytest.raises(SettingsError, match="more than 2 live keys"):
+        file.make("nhi:planner")
+    assert file.path.read_text() == before
+    world = a_world(keys=file.load())
+    for key in (old, new):
+        assert (await world.ask(key=key)).last.name == "nhi:planner"
+    assert remove_key(file.path, id_of(old), NOW)
+    world = a_world(keys=file.load())
+    await world.refusal(key=old)
+    assert (await world.ask(key=new)).last.name == "nhi:planner"
+
+
+def test_expired_keys_do_not_count(file: KeyFile) -> None:
+    for _ in range(3):
+        file.make("nhi:planner", expires_at=NOW - 1)
+    file.make("nhi:planner")
+    file.make("nhi:planner")
+    file.load()
+
+
+# The file
+
+
+ENTRY = "version: 1\nkeys:\n- {id: aaaa, principal: 'nhi:a', hash: H}\n"
+BAD_FILES = {
+    "no version": "keys: []\n",
+    "another version": "version: 2\nkeys: []\n",
+    "an unknown key": "version: 1\nkeys: []\nmore: 1\n",
+    "a key twice": "version: 1\nkeys: []\nkeys: []\n",
+    "empty": "",
+    "not YAML": "version: [\n",
+    "an id twice": ENTRY + ENTRY.partition("keys:\n")[2],
+    "a bad id": ENTRY.replace("aaaa", "a_b"),
+    "a role": ENTRY.replace("nhi:a", "role:a"),
+    "anonymous": ENTRY.replace("nhi:a", "anonymous"),
+    "a name with a star": ENTRY.replace("nhi:a", "nhi:*"),
+    "another hash": ENTRY.replace("hash: H", "hash: 'sha256:00'"),
+    "a plain key": ENTRY.replace("hash: H", "key: sck_x"),
+    "a day": ENTRY.replace("}", ", expires_at: 2027-01-01}"),
+    "a time without a zone": ENTRY.replace("}", ", expires_at: '2027-01-01T00:00:00'}"),
+}
+
+
+def written(text: str) -> str:
+    return text.replace("hash: H", f"hash: 'hmac-sha256:{'0' * 64}'")
+
+
+def test_the_entry_that_the_bad_files_spoil_is_a_good_one(path: Path) -> None:
+    path.write_text(written(ENTRY))
+    load_api_keys(path, PEPPER, NOW)
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_is_not_right_is_not_loaded(path: Path, name: str) -> None:
+    path.write_text(written(BAD_FILES[name]))
+    with pytest.raises(SettingsError) as caught:
+        load_api_keys(path, PEPPER, NOW)
+    assert all(fault.file == str(path) for fault in caught.value.faults)
+
+
+def test_a_fault_has_its_place(path: Path) -> None:
+    path.write_text(f"version: 1\nkeys:\n  - id: aaaa\n    principal: role:x\n    hash: hmac-sha256:{'0' * 64}\n")
+    with pytest.raises(SettingsError) as caught:
+        load_api_keys(path, PEPPER, NOW)
+    assert [(fault.line, fault.column) for fault in caught.value.faults] == [(4, 16)]
+
+
+def test_a_file_keeps_what_people_wrote_into_it(path: Path, file: KeyFile) -> None:
+    path.write_text("# who has keys\nversion: 1\nkeys:\n  # agents\n")
+    path.chmod(0o640)
+    first = file.make("nhi:a")
+    second = file.make("nhi:b", expires_at=NOW + DAY_S, scopes=("x",))
+    assert remove_key(path, id_of(first), NOW)
+    text = path.read_text()
+    assert "# who has keys" in text and "# agents" in text
+    assert id_of(first) not in text and id_of(second) in text
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_in_another_shape_is_written_anew_with_the_same_keys(path: Path, file: KeyFile) -> None:
+    digest = "0" * 64
+    path.write_text(f"keys: [{{id: aaaa, principal: 'nhi:a', hash: 'hmac-sha256:{digest}'}}]\nversion: 1\n")
+    file.make("nhi:b")
+    assert path.read_text().count("hmac-sha256") == 2
+    file.load()
+    assert remove_key(path, "aaaa", NOW)
+    assert not remove_key(path, "aaaa", NOW)
+    file.load()
+
+
+def test_the_last_key_can_go(path: Path, file: KeyFile) -> None:
+    assert remove_key(path, id_of(file.make("nhi:a")), NOW)
+    file.load()
+    file.make("nhi:a")
+
+
+@pytest.mark.parametrize("text", ["2027-03-31T00:00:00Z", "2027-03-31T02:00:00+02:00"])
+def test_moments_are_read_with_their_zone(text: str) -> None:
+    assert written_moment(moment(text)) == "2027-03-31T00:00:00Z"
+
+
+# The pepper
+
+
+def test_a_pepper_is_made_once_and_only_its_owner_reads_it(tmp_path: Path, random: Callable[[int], bytes]) -> None:
+    path = tmp_path / "keys" / "pepper"
+    assert ensure_pepper(path, os.urandom) == ensure_pepper(path, random) == read_pepper(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "short", "a" * 64, "changeme" * 8])
+def test_a_pepper_that_could_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pepper"
+    path.write_text(text)
+    with pytest.raises(SettingsError):
+        read_pepper(path)
+
+
+def test_a_pepper_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError):
+        read_pepper(tmp_path / "pepper")
+
+
+# `sidecar token`
+
+
+def run(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(token, list(arguments), catch_exceptions=False)
+
+
+def data_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("algorithm", ["ES256", "RS256", "EdDSA"])
+async def test_a_minted_token_is_accepted_by_whoever_has_the_key_set(folder: Path, algorithm: str) -> None:
+    made = data_of(run(folder, "keygen", "--algorithm", algorithm, "--json"))
+    assert (folder / "signing-key.pem").stat().st_mode & 0o777 == 0o600
+    minted = run(
+        folder,
+        *("mint", "--issuer", IDP, "--sub", "user:alice", "--aud", GITHUB, "--act", "nhi:a", "--act", "nhi:b"),
+        *("--scope", "read", "--claim", 'groups=["eng"]', "--claim", "dept=ops"),
+    ).stdout.strip()
+    issuer = an_issuer(jwks_url="", jwks_path=Path(made["jwks"]), algorithms=(algorithm,))
+    identity = Identity([issuer], fetch=a_world().server.fetch)
+    caller = await identity.identify(Presented(authorization=(f"Bearer {minted}",)), Audience(GITHUB))
+    assert [principal.name for principal in caller.chain] == ["user:alice", "nhi:a", "nhi:b"]
+    assert caller.first.scopes == {"read"}
+
+
+def test_a_signing_key_is_never_written_over(folder: Path) -> None:
+    run(folder, "keygen")
+    before = (folder / "signing-key.pem").read_bytes()
+    again = run(folder, "keygen")
+    assert again.exit_code == 1
+    assert (folder / "signing-key.pem").read_bytes() == before
+
+
+async def test_a_key_from_the_command_line_works_until_it_is_revoked(folder: Path) -> None:
+    files = ("--keys", "keys.yaml", "--pepper", "pepper")
+    made = run(folder, "api-key", "--principal", "nhi:planner", "--expires", "30d", *files)
+    key = made.stdout.strip()
+    world = a_world(keys=load_api_keys(folder / "keys.yaml", read_pepper(folder / "pepper"), NOW))
+    world.clock.now = 0  # before it ends, whatever the day is
+    assert (await world.ask(key=key)).last.name == "nhi:planner"
+    assert run(folder, "revoke", key, "--keys", "keys.yaml").exit_code == 0
+    assert run(folder, "revoke", key, "--keys", "keys.yaml").exit_code == 1
+    await a_world(keys=load_api_keys(folder / "keys.yaml", PEPPER, NOW)).refusal(key=key)
+
+
+def test_the_configured_files_are_the_default(folder: Path) -> None:
+    (folder / "sidecar.yaml").write_text("version: 1\nidentity: {api_keys_path: keys.yaml}\n")
+    (folder / "keys.yaml").write_text("version: 1\nkeys: []\n")
+    made = data_of(run(folder, "api-key", "--principal", "nhi:planner", "--json"))
+    assert made["principal"] == "nhi:planner" and "hash" not in made
+    assert (folder / "data" / "keys" / "api-keys.pepper").exists()
+    assert data_of(run(folder, "revoke", made["id"], "--json")) == {"revoked": made["id"]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("api-key", "--principal", "role:x", "--keys", "k", "--pepper", "p"),
+        ("api-key", "--principal", "nhi:x", "--expires", "soon", "--keys", "k", "--pepper", "p"),
+        ("mint", "--sub", "user:alice"),
+        ("mint", "--sub", "user:alice", "--aud", GITHUB, "--key", "missing.pem"),
+        ("keygen", "--algorithm", "HS256"),
+    ],
+)
+def test_wrong_usage_exits_with_2(folder: Path, arguments: tuple[str, ...]) -> None:
+    assert run(folder, *arguments).exit_code == 2

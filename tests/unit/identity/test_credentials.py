@@ -1,0 +1,204 @@
+"""Does each place in a chain take one credential, and is a bad one never nobody?"""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import Audience, Presented
+from sidecar.vocabulary import Credential
+from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.world import GITHUB, World, a_world, minted
+
+OPEN = Audience(GITHUB, anonymous=True)
+LINES = {
+    "user token": f"Bearer {minted()}",
+    "workload token": f"Bearer {minted(sub='nhi:planner')}",
+    "user key": f"Bearer {api_key('user:alice')}",
+    "workload key": f"Bearer {api_key('nhi:planner')}",
+}
+
+
+@pytest.fixture
+def world() -> World:
+    return a_world(keys=keys_of("nhi:planner", "nhi:other", "user:alice"))
+
+
+# Authorization × X-API-Key × local listener: who it is, or why not.
+MATRIX = [
+    ("", "", "", Reason.UNAUTHENTICATED),
+    ("", "", "nhi:planner", ["nhi:planner"]),
+    ("", "nhi:planner", "", ["nhi:planner"]),
+    ("", "user:alice", "", ["user:alice"]),
+    ("", "nhi:planner", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("", "nhi:other", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("", "user:alice", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("user token", "", "", ["user:alice"]),
+    ("user token", "", "nhi:planner", ["user:alice", "nhi:planner"]),
+    ("user token", "nhi:planner", "", ["user:alice", "nhi:planner"]),
+    ("user token", "user:alice", "", Reason.CREDENTIAL_CONFLICT),
+    ("user token", "nhi:planner", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("user token", "nhi:other", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("workload token", "", "", ["nhi:planner"]),
+    ("workload token", "", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("workload token", "nhi:planner", "", Reason.CREDENTIAL_CONFLICT),
+    ("workload token", "user:alice", "", Reason.CREDENTIAL_CONFLICT),
+    ("user key", "", "", ["user:alice"]),
+    ("user key", "", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+    ("user key", "nhi:planner", "", Reason.CREDENTIAL_CONFLICT),
+    ("workload key", "", "", ["nhi:planner"]),
+    ("workload key", "nhi:planner", "", Reason.CREDENTIAL_CONFLICT),
+    ("workload key", "nhi:other", "", Reason.CREDENTIAL_CONFLICT),
+    ("workload key", "", "nhi:planner", Reason.CREDENTIAL_CONFLICT),
+]
+
+
+@pytest.mark.parametrize(("line", "key", "local", "expected"), MATRIX)
+async def test_credentials_together(
+    world: World, line: str, key: str, local: str, expected: Reason | list[str]
+) -> None:
+    lines = (LINES[line],) if line else ()
+    keyed = api_key(key) if key else ""
+    if isinstance(expected, Reason):
+        assert (await world.refusal(*lines, key=keyed, local=local)).reason is expected
+    else:
+        caller = await world.ask(*lines, key=keyed, local=local)
+        assert [principal.name for principal in caller.chain] == expected
+
+
+BAD_LINES = {
+    "empty": "",
+    "a blank": " ",
+    "no token": "Bearer",
+    "a blank for a token": "Bearer ",
+    "no scheme": minted(),
+    "Basic": "Basic YWxpY2U6c2VjcmV0",
+    "DPoP": f"DPoP {minted()}",
+    "Negotiate": "Negotiate YII=",
+    "two in one line": f"Bearer {minted()}, Bearer {minted()}",
+    "a tab for a blank": f"Bearer\t{minted()}",
+    "a parameter": f"Bearer token={minted()}",
+    "quoted": f'Bearer "{minted()}"',
+    "cut": f"Bearer {minted()[:-3]}",
+    "not ASCII": "Bearer \u212aey",
+    "a replacement character": "Bearer a.b.\ufffd",
+    "a lone surrogate": "Bearer a.b.\udc80",
+    "huge": "Bearer " + "a" * 40_000,
+    "a key of no known id": f"Bearer sck_nobody1_{'a' * 43}",
+    "a key with another secret": f"Bearer {api_key('nhi:planner')[:-1]}b",
+    "a key cut": f"Bearer {api_key('nhi:planner')[:-1]}",
+    "a key's prefix": "Bearer sck_",
+}
+
+
+@pytest.mark.parametrize("at", [Audience(GITHUB), OPEN])
+@pytest.mark.parametrize("name", BAD_LINES)
+async def test_a_bad_credential_is_never_anonymous(world: World, name: str, at: Audience) -> None:
+    refusal = await world.refusal(BAD_LINES[name], at=at)
+    assert refusal.reason is Reason.BAD_CREDENTIAL
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+async def test_a_bad_credential_is_not_made_good_by_another(world: World, name: str) -> None:
+    refusal = await world.refusal(BAD_LINES[name], local="nhi:planner")
+    assert refusal.reason is Reason.BAD_CREDENTIAL
+
+
+@pytest.mark.parametrize(
+    "key", ["", " ", "x", api_key("nhi:planner") + " ", f"Bearer {api_key('nhi:planner')}", minted()]
+)
+async def test_a_bad_api_key_is_never_anonymous(world: World, key: str) -> None:
+    presented = Presented(api_key=(key,))
+    with pytest.raises(Refusal, match="bad-credential"):
+        await world.identity.identify(presented, OPEN)
+
+
+@pytest.mark.parametrize("name", LINES)
+async def test_a_header_that_is_there_twice_is_refused_even_if_it_says_the_same(world: World, name: str) -> None:
+    assert (await world.refusal(LINES[name], LINES[name])).reason is Reason.BAD_CREDENTIAL
+    assert (await world.refusal(LINES[name], "")).reason is Reason.BAD_CREDENTIAL
+
+
+async def test_a_key_header_that_is_there_twice_is_refused(world: World) -> None:
+    key = api_key("nhi:planner")
+    with pytest.raises(Refusal, match="bad-credential"):
+        await world.identity.identify(Presented(api_key=(key, key)), OPEN)
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "bEaReR", "Bearer ", "Bearer  "])
+async def test_the_scheme_has_no_case(world: World, scheme: str) -> None:
+    caller = await world.ask(f"{scheme} {minted()}")
+    assert caller.last.name == "user:alice"
+
+
+# Nobody
+
+
+async def test_without_a_credential_one_is_needed(world: World) -> None:
+    refusal = await world.refusal()
+    assert (refusal.reason, refusal.challenge) == (Reason.UNAUTHENTICATED, "")
+
+
+async def test_anonymous_exists_only_where_the_upstream_names_it(world: World) -> None:
+    caller = await world.ask(at=OPEN)
+    assert (caller.last.name, caller.last.kind, caller.last.id) == ("anonymous", "anonymous", "")
+    assert caller.credentials == (Credential("anonymous"),)
+    assert caller.expires_at is None
+
+
+async def test_a_route_that_asks_for_scopes_is_not_for_anonymous(world: World) -> None:
+    refusal = await world.refusal(at=Audience(GITHUB, anonymous=True, scopes=("read",)))
+    assert (refusal.reason, refusal.challenge) == (Reason.UNAUTHENTICATED, 'scope="read"')
+
+
+# Scopes
+
+SCOPED = Audience(GITHUB, scopes=("read", "write"))
+
+
+async def test_a_token_bears_the_scopes_that_the_route_asks_for(world: World) -> None:
+    caller = await world.ask(f"Bearer {minted(scope='write read more')}", at=SCOPED)
+    assert caller.last.scopes == {"read", "write", "more"}
+
+
+@pytest.mark.parametrize("scope", [None, "read", "READ WRITE", "read,write"])
+async def test_a_missing_scope_is_403_and_names_all_that_are_needed(world: World, scope: str | None) -> None:
+    refusal = await world.refusal(f"Bearer {minted(scope=scope)}", at=SCOPED)
+    assert refusal.reason is Reason.INSUFFICIENT_SCOPE
+    assert refusal.challenge == 'error="insufficient_scope", scope="read write"'
+    assert refusal.answer.http == 403
+
+
+async def test_a_remembered_token_is_asked_for_scopes_each_time(world: World) -> None:
+    token = f"Bearer {minted()}"
+    await world.ask(token)
+    assert (await world.refusal(token, at=SCOPED)).reason is Reason.INSUFFICIENT_SCOPE
+
+
+async def test_the_users_scopes_count_when_a_workload_presents_them(world: World) -> None:
+    good = await world.ask(f"Bearer {minted(scope='read write')}", local="nhi:planner", at=SCOPED)
+    assert good.last.scopes == frozenset()
+    refusal = await world.refusal(f"Bearer {minted()}", local="nhi:planner", at=SCOPED)
+    assert refusal.reason is Reason.INSUFFICIENT_SCOPE
+
+
+async def test_a_key_bears_its_scopes_and_the_local_listener_needs_none(world: World) -> None:
+    assert (await world.refusal(key=api_key("nhi:planner"), at=SCOPED)).reason is Reason.INSUFFICIENT_SCOPE
+    assert (await world.ask(local="nhi:planner", at=SCOPED)).last.name == "nhi:planner"
+
+
+# What evidence may name
+
+
+@pytest.mark.parametrize(
+    ("presented", "kinds"),
+    [
+        (Presented(), ("anonymous",)),
+        (Presented(authorization=("Bearer x.y.z",)), ("jwt",)),
+        (Presented(authorization=("bearer  sck_x",)), ("api_key",)),
+        (Presented(authorization=("garbage",), api_key=("x",), local="nhi:a"), ("jwt", "api_key", "local")),
+        (Presented(authorization=("",)), ("jwt",)),
+    ],
+)
+def test_the_kinds_that_were_seen_are_named_good_or_bad(presented: Presented, kinds: tuple[str, ...]) -> None:
+    assert presented.kinds == kinds

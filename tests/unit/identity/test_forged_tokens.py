@@ -1,0 +1,341 @@
+"""Is every forged, borrowed, stale or misshapen token refused, and does none of them make us call anybody?"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sidecar.errors import Reason
+from sidecar.identity.jwt import MAX_LIFETIME_S
+from tests.unit.identity.world import (
+    GITHUB,
+    IDP,
+    NOW,
+    ROUTE,
+    World,
+    a_world,
+    an_issuer,
+    b64,
+    claims,
+    minted,
+    signing_key,
+)
+
+
+@pytest.fixture
+async def world() -> World:
+    return a_world()
+
+
+async def test_the_forgers_tools_make_good_tokens_where_nothing_is_forged(world: World) -> None:
+    for token in (minted(), with_header(), raw(json.dumps(claims()).encode()), minted(aud=[GITHUB] * 64)):
+        assert await world.chain(token) == ["user:alice"]
+
+
+# The families: unsigned, confused, stripped, key tricks, misshapen, mistyped, misaddressed.
+
+
+def with_header(signature: bytes | None = None, **header: Any) -> str:
+    """Our good claims under another header, really signed by the issuer's key unless a signature is given."""
+    head = {"alg": "ES256", "typ": "at+jwt", "kid": signing_key().kid, **header}
+    head = {name: value for name, value in head.items() if value is not None}
+    body = f"{b64(head)}.{b64(claims())}"
+    if signature is None:
+        algorithm = jwt.get_algorithm_by_name("ES256")
+        signature = algorithm.sign(body.encode(), signing_key().private)
+    return f"{body}.{b64(signature)}" if signature else f"{body}."
+
+
+def confused(secret: bytes, **header: Any) -> str:
+    """HS256 under the issuer's public key as if it were a shared secret."""
+    body = f"{b64({'alg': 'HS256', 'typ': 'at+jwt', 'kid': signing_key().kid, **header})}.{b64(claims())}"
+    return f"{body}.{b64(hmac.digest(secret, body.encode(), sha256))}"
+
+
+def public_pem() -> bytes:
+    return signing_key().private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def resigned(change: str) -> str:
+    head, body, signature = minted().split(".")
+    return {
+        "stripped": f"{head}.{body}.",
+        "no third part": f"{head}.{body}",
+        "payload swapped": f"{head}.{b64(claims(sub='user:root'))}.{signature}",
+        "header swapped": f"{with_header(x=1).partition('.')[0]}.{body}.{signature}",
+        "signature cut": f"{head}.{body}.{signature[:-4]}",
+        "signature zeros": f"{head}.{body}.{b64(bytes(64))}",
+        "signature doubled": f"{head}.{body}.{signature}{signature}",
+        "four parts": f"{head}.{body}.{signature}.{signature}",
+        "five parts": f"{head}.{body}.{signature}.{signature}.{signature}",
+        "padded": f"{head}.{body}.{signature}==",
+        "blank inside": f"{head}.{body} .{signature}",
+        "not base64": f"{head}.!!!!.{signature}",
+        "empty payload": f"{head}..{signature}",
+    }[change]
+
+
+def raw(payload: bytes, header: bytes | None = None) -> str:
+    head = header or json.dumps({"alg": "ES256", "typ": "at+jwt", "kid": signing_key().kid}).encode()
+    body = f"{b64(head)}.{b64(payload)}"
+    return f"{body}.{b64(jwt.get_algorithm_by_name('ES256').sign(body.encode(), signing_key().private))}"
+
+
+FORGED = {
+    **{f"alg {alg!r}": with_header(b"", alg=alg) for alg in ("none", "None", "NONE", "nOnE", "", "HS256", "null")},
+    **{f"alg {alg!r}, signed": with_header(alg=alg) for alg in ("none", "ES384", "ES256K", "RS256", "es256", " ES256")},
+    "alg missing": with_header(alg=None),
+    "alg a list": with_header(alg=["ES256"]),
+    "alg a number": with_header(alg=256),
+    "HS256 under the public PEM": confused(public_pem()),
+    "HS256 under the public PEM without its last newline": confused(public_pem().rstrip()),
+    "HS256 under the public JWK": confused(json.dumps(dict(signing_key().public_jwk)).encode()),
+    "HS256 under nothing": confused(b""),
+    "HS512 claimed": confused(public_pem(), alg="HS512"),
+    **{
+        change: resigned(change)
+        for change in (
+            "stripped",
+            "no third part",
+            "payload swapped",
+            "header swapped",
+            "signature cut",
+            "signature zeros",
+            "signature doubled",
+            "four parts",
+            "five parts",
+            "padded",
+            "blank inside",
+            "not base64",
+            "empty payload",
+        )
+    },
+    "signed by a stranger under the same kid": with_header(
+        jwt.get_algorithm_by_name("ES256").sign(b"other", signing_key("stranger").private)
+    ),
+    "signed by a stranger": minted(signing_key("stranger")),
+    **{
+        f"kid {kid[:24]!r}": with_header(kid=kid)
+        for kid in (
+            "../../dev/null",
+            "/etc/passwd",
+            "a' UNION SELECT 'x",
+            "k" * 129,
+            "k" * 100_000,
+            "",
+            "a b",
+            "k\x00",
+            "ké",
+            "|id",
+            "unknown",
+        )
+    },
+    "kid a number": with_header(kid=7),
+    "kid an object": with_header(kid={"kid": signing_key().kid}),
+    "crit": with_header(crit=["exp"]),
+    "crit b64": with_header(crit=["b64"], b64=False),
+    "b64 false": with_header(b64=False),
+    "zip": with_header(zip="DEF"),
+    "enc": with_header(enc="A128GCM"),
+    **{
+        f"typ {typ!r}": with_header(typ=typ)
+        for typ in (
+            "oauth-id-jag+jwt",
+            "txntoken+jwt",
+            "logout+jwt",
+            "secevent+jwt",
+            "dpop+jwt",
+            "wit+jwt",
+            "id+jwt",
+            "application/logout+jwt",
+            "JWT2",
+            "",
+            7,
+        )
+    },
+    "typ missing": with_header(typ=None),
+    "iss of a stranger": minted(iss="https://evil.example"),
+    "iss with a slash more": minted(iss=IDP + "/"),
+    "iss in capitals": minted(iss=IDP.upper()),
+    "iss a list": raw(json.dumps(claims(iss=[IDP])).encode()),
+    "aud of another service": minted(aud="https://other.example"),
+    "aud of another route": minted(aud="https://gw.acme.example/mcp/jira"),
+    "aud a prefix": minted(aud="https://gw.acme.example/mcp/git"),
+    "aud an extension": minted(aud=GITHUB + "/x"),
+    "aud in capitals": minted(aud=GITHUB.upper()),
+    "aud of a workload that does not present it": minted(aud="nhi:planner"),
+    "aud empty": minted(aud=[]),
+    "aud with a number": minted(aud=[GITHUB, 7]),
+    "aud an object": minted(aud={GITHUB: True}),
+    "aud of hundreds": minted(aud=[GITHUB] * 65),
+    "payload a list": raw(b"[]"),
+    "payload a string": raw(b'"x"'),
+    "payload not JSON": raw(b"{"),
+    "payload two values": raw(b"{}{}"),
+    "payload with a key twice": raw(json.dumps(claims()).encode()[:-1] + b',"sub":"user:root"}'),
+    "payload with NaN": raw(json.dumps(claims(exp=float("nan"))).encode()),
+    "payload with Infinity": raw(json.dumps(claims(exp=float("inf"))).encode()),
+    "payload in UTF-16": raw(json.dumps(claims()).encode("utf-16")),
+    "payload with a byte order mark": raw(b"\xef\xbb\xbf" + json.dumps(claims()).encode()),
+    "payload very deep": raw(json.dumps(claims(x=1)).encode()[:-1] + b',"d":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    "header with alg twice": raw(
+        json.dumps(claims()).encode(),
+        b'{"alg":"none","typ":"at+jwt","kid":"%s","alg":"ES256"}' % signing_key().kid.encode(),
+    ),
+    "header a list": raw(json.dumps(claims()).encode(), b'["ES256"]'),
+    "an ID token (at_hash)": minted(at_hash="x"),
+    "an ID token (c_hash)": minted(c_hash="x"),
+    "a logout token": minted(events={"http://schemas.openid.net/event/backchannel-logout": {}}),
+    "bound to a key (DPoP)": minted(cnf={"jkt": "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"}),
+    "bound to a certificate": minted(cnf={"x5t#S256": "bwcK0esc3ACC3DB2Y5_lESsXE8o9ltc05O89jdN-dg2"}),
+    "bound to nothing": raw(json.dumps({**claims(), "cnf": None}).encode()),
+    "too large": minted(pad="x" * 17_000),
+}
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(FORGED) >= 60
+
+
+@pytest.mark.parametrize("name", FORGED)
+async def test_a_forged_token_is_a_bad_credential(world: World, name: str) -> None:
+    refusal = await world.refused(FORGED[name])
+    assert refusal.challenge.startswith('error="invalid_token"')
+
+
+@pytest.mark.parametrize("name", FORGED)
+async def test_a_forged_token_is_never_anonymous(world: World, name: str) -> None:
+    await world.refused(FORGED[name], at=type(ROUTE)(GITHUB, anonymous=True))
+
+
+BAD_VALUES: dict[str, Any] = {
+    "null": None,
+    "true": True,
+    "a string": "9999999999",
+    "a list": [1],
+    "an object": {"x": 1},
+    "negative": -1,
+    "a date in milliseconds": NOW * 1000,
+    "huge": 10**18,
+}
+
+
+@pytest.mark.parametrize("claim", ["exp", "iat", "iss", "aud", "sub"])
+async def test_each_required_claim_is_missed(world: World, claim: str) -> None:
+    await world.refused(minted(**{claim: None}))
+
+
+@pytest.mark.parametrize("claim", ["exp", "iat", "nbf"])
+@pytest.mark.parametrize("value", BAD_VALUES)
+async def test_a_time_is_a_number_of_seconds(world: World, claim: str, value: str) -> None:
+    await world.refused(raw(json.dumps({**claims(), claim: BAD_VALUES[value]}).encode()))
+
+
+@pytest.mark.parametrize("claim", ["iss", "aud", "sub"])
+@pytest.mark.parametrize("value", [None, True, 7, {"x": 1}, [["x"]], "", "\x00"])
+async def test_a_name_is_a_string(world: World, claim: str, value: Any) -> None:
+    await world.refused(raw(json.dumps({**claims(), claim: value}).encode()))
+
+
+async def test_fractions_of_a_second_are_numbers_too(world: World) -> None:
+    assert await world.chain(minted(exp=NOW + 60.5, iat=NOW - 0.5)) == ["user:alice"]
+
+
+LEEWAY = 60
+CLOCKS = [
+    # claims relative to now, accepted?
+    ({"exp": -LEEWAY + 1}, True),
+    ({"exp": -LEEWAY}, False),
+    ({"exp": -LEEWAY - 1}, False),
+    ({"nbf": LEEWAY - 1}, True),
+    ({"nbf": LEEWAY}, True),
+    ({"nbf": LEEWAY + 1}, False),
+    ({"iat": LEEWAY - 1}, True),
+    ({"iat": LEEWAY}, True),
+    ({"iat": LEEWAY + 1}, False),
+    ({"iat": 0, "exp": MAX_LIFETIME_S}, True),
+    ({"iat": 0, "exp": MAX_LIFETIME_S + 1}, False),
+    ({"iat": -7200, "exp": MAX_LIFETIME_S - 7200}, True),
+    ({"iat": 20, "exp": 20}, False),
+    ({"iat": 30, "exp": 20}, False),
+]
+
+
+@pytest.mark.parametrize(("times", "accepted"), CLOCKS)
+async def test_clocks_may_differ_by_the_leeway_and_not_by_a_second_more(
+    times: dict[str, float], accepted: bool
+) -> None:
+    world = a_world()
+    token = minted(**{"iat": NOW - 3600, "exp": NOW + 3600, **{name: NOW + off for name, off in times.items()}})
+    if accepted:
+        assert await world.chain(token) == ["user:alice"]
+    else:
+        await world.refused(token)
+
+
+@pytest.mark.parametrize("typ", ["at+jwt", "AT+JWT", "application/at+jwt", "JWT", "jwt"])
+async def test_access_token_types_are_accepted_in_any_case_and_with_their_prefix(world: World, typ: str) -> None:
+    assert await world.chain(minted(typ=typ)) == ["user:alice"]
+
+
+async def test_an_issuer_that_is_configured_for_at_jwt_takes_nothing_else() -> None:
+    world = a_world(an_issuer(typ=("at+jwt",)))
+    assert await world.chain(minted()) == ["user:alice"]
+    await world.refused(minted(typ="JWT"))
+
+
+@pytest.fixture
+async def canary() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A listener that nobody has a reason to call."""
+    hits: list[bytes] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hits.append(await reader.read(100))
+        writer.close()
+
+    server = await asyncio.start_server(note, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}", hits
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_token_never_makes_us_fetch_from_where_it_says(world: World, canary: tuple[str, list[bytes]]) -> None:
+    url, hits = canary
+    stranger = signing_key("stranger")
+    tricks: list[dict[str, Any]] = [
+        {"jku": f"{url}/keys"},
+        {"x5u": f"{url}/cert"},
+        {"jwk": dict(stranger.public_jwk)},
+        {"x5c": ["MIIB"]},
+        {"kid": f"{url}/keys"},
+        {"jku": f"{url}/keys", "kid": stranger.kid},
+    ]
+    for header in tricks:
+        body = f"{b64({'alg': 'ES256', 'typ': 'at+jwt', **header})}.{b64(claims())}"
+        signature = jwt.get_algorithm_by_name("ES256").sign(body.encode(), stranger.private)
+        await world.refused(f"{body}.{b64(signature)}")
+    await world.refused(minted(iss=url))
+    await asyncio.sleep(0)
+    assert hits == []
+    assert set(world.server.asked) <= {f"{IDP}/keys"}
+
+
+async def test_header_members_that_bring_keys_are_ignored_on_a_good_token(world: World) -> None:
+    token = with_header(jku="https://evil.example/keys", jwk=dict(signing_key("stranger").public_jwk), x5c=["MIIB"])
+    assert await world.chain(token) == ["user:alice"]
+
+
+async def test_a_refusal_says_what_is_wrong_and_repeats_nothing_of_the_token(world: World) -> None:
+    token = minted(sub="user:canary", aud="https://canary.example", canary="canary")
+    refusal = await world.refused(token)
+    assert "canary" not in f"{refusal} {refusal.detail} {refusal.challenge}"
+    assert refusal.reason is Reason.BAD_CREDENTIAL
