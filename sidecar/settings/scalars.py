@@ -18,7 +18,7 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?")
+_DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what 64 bits hold, signed or not
 _MAX_DIGITS = 20
 
