@@ -221,7 +221,7 @@ class Metrics:
         """These are the names now. Series of names that are gone stay as they are: a counter must not go back."""
         self._upstreams, self._limits = frozenset(upstreams), frozenset(limits)
         named = (*sorted(self._upstreams), OTHER)
-        self._requests.declare(PROTOCOLS, sorted(self._upstreams), COMMON_METHODS, STATUSES)
+        self._requests.declare(("mcp",), sorted(self._upstreams), COMMON_METHODS, STATUSES)
         self._request_s.declare(PROTOCOLS, named)
         self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
         self._schema_violations.declare(sorted(self._upstreams))

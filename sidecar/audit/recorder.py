@@ -26,7 +26,7 @@ from sidecar.audit.digest import AuditKey
 from sidecar.audit.record import Clock, Counts, Event
 from sidecar.audit.writer import AuditFile
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
-from sidecar.vocabulary import Call, Caller, Decision
+from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "best_effort"]
 RECOVERED = "recovered"  # what the control record is called that says what a start found
@@ -197,6 +197,16 @@ class Recording:
         record = self._gather(self._args_hash(), charged=self.charged)
         self.audit.write("decision", record)
         self._known = record
+
+    def server_asked(self, question: Question, decision: Decision) -> None:
+        """Write what policy said to a request that the server makes of its client during this one: a `decision` with
+        an id of its own, and a reason where the client is not asked. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        record = self._gather(None, charged=0) | shape.about_decision(self.audit.key, self.caller, decision)
+        record["decision_id"] = self.audit.new_id()
+        record["method"] = record["action"] = question.action
+        record["object"] = question.object
+        record["reason"] = decision.reason
+        self.audit.write("decision", record)
 
     def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
         """Write how it ended. `bytes_out` is the answer's body. Raises Refusal(AUDIT_UNAVAILABLE)."""

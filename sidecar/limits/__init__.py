@@ -19,7 +19,7 @@ from types import TracebackType
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.counters import SECOND_US, Standing
-from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges
+from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges, rule_label
 from sidecar.limits.sessions import SessionCalls
 from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict, open_store
 
@@ -36,6 +36,7 @@ __all__ = [
     "load_budgets",
     "open_store",
     "plan_charges",
+    "rule_label",
 ]
 
 RETRY_OUTAGE_S = 1.0

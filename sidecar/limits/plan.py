@@ -87,6 +87,11 @@ class Budgets:
     remembered: dict[object, Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What the limits of these entries are called in metrics and audit."""
+        return tuple(_label(entry, cap) for entry in (*self.tools, *self.principals) for cap in entry.caps)
+
+    @property
     def read_roles(self) -> bool:
         """Whether the roles of a chain matter to any entry."""
         return any(entry.pattern.startswith("role:") for entry in self.principals)
@@ -129,8 +134,17 @@ def _plan(
     return Plan(tuple(once.values()), min((e.timeout_s for e in tools if e.timeout_s is not None), default=None))
 
 
+def rule_label(rule_id: str) -> str:
+    """What the limit of a rule is called in metrics and audit."""
+    return f"rule:{rule_id}"
+
+
+def _label(entry: Entry, cap: Cap) -> str:
+    return f"{entry.source}:{entry.pattern}:{cap.kind}"
+
+
 def _row_charge(row: RowLimit) -> Charge:
-    return Charge(f"rule:{row.rule_id}", "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour)
+    return Charge(rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour)
 
 
 def _principal_charges(
@@ -147,8 +161,7 @@ def _charges(entry: Entry, principal: str) -> Iterator[Charge]:
     counted_for = principal if entry.each else ""
     for cap in entry.caps:
         key = _key(cap.kind, entry.source, entry.pattern, counted_for)
-        label = f"{entry.source}:{entry.pattern}:{cap.kind}"
-        yield Charge(label, cap.kind, key, cap.most, interval_us=cap.interval_us)
+        yield Charge(_label(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us)
 
 
 def _key(kind: Kind, *parts: str) -> str:

@@ -24,7 +24,7 @@ from sidecar.vocabulary import Call, Question
 
 STATELESS_VERSIONS = ("2026-07-28",)
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-ASSUMED_VERSION = "2025-03-26"  # MCP 2025-06-18: what a session request without the header is taken for
+STATELESS_SET = frozenset(STATELESS_VERSIONS)
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -75,6 +75,11 @@ def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
     if header not in STATELESS_VERSIONS:
         raise _unsupported(header)
     return Era.STATELESS, header
+
+
+def names_stateless(head: Head, message: Request | Notification) -> bool:
+    """Whether header or body speak of the stateless era, right or wrong: a refusal is told in its form."""
+    return META_VERSION in message.params.get("_meta", {}) or not STATELESS_SET.isdisjoint(head.protocol_version)
 
 
 def check_routing(head: Head, message: Request | Notification) -> None:
@@ -181,34 +186,28 @@ SERVER_NOTIFICATIONS = frozenset(
         "notifications/subscriptions/acknowledged",
     }
 )
-LISTS: Mapping[str, str] = {
-    "tools/list": "tools",
-    "prompts/list": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resourceTemplates",
-}
+# A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
+LISTS = ("tools", "prompts", "resources", "resourceTemplates")
 
 
-def entry_question(method: str, server: str, entry: object) -> Question | None:
-    """The question that using a listed entry would ask; None for an entry that no call could name."""
+def entry_question(member: str, server: str, entry: object) -> Question | None:
+    """The question that using an entry of the list `member` would ask; None for one that no call could name."""
     if not isinstance(entry, dict):
         return None
-    if method in ("tools/list", "prompts/list"):
+    if member in ("tools", "prompts"):
         name = entry.get("name")
         if not isinstance(name, str) or not NAME.match(name):
             return None
-        kind, action = ("tool", "tools/call") if method == "tools/list" else ("prompt", "prompts/get")
+        kind, action = ("tool", "tools/call") if member == "tools" else ("prompt", "prompts/get")
         return Question(f"{kind}:{server}/{name}", action, server, name)
-    uri = entry.get("uriTemplate" if method == "resources/templates/list" else "uri")
+    uri = entry.get("uriTemplate" if member == "resourceTemplates" else "uri")
     if not isinstance(uri, str) or fault_in_uri(uri):
         return None
     return _resource(server, uri)
 
 
-def asked_of_client(result: object) -> list[str]:
-    """The methods that an `input_required` result asks of the caller; refuses what is none of the three."""
-    if not isinstance(result, dict) or result.get("resultType") != "input_required":
-        return []
+def asked_of_client(result: Mapping[str, Any]) -> list[str]:
+    """The methods that a result asks of the caller (`input_required`); refuses what is none of the three."""
     requests = result.get("inputRequests", {})
     if not isinstance(requests, dict):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")

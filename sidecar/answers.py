@@ -1,0 +1,166 @@
+"""What does the caller hear when the answer is no?
+
+One refusal, told in the protocol it came in: a JSON-RPC error with the HTTP status of its era, a tool result where
+the model itself should mend the arguments, or `application/problem+json` outside any protocol. The table is
+`errors.ANSWERS`; CONTRACT 6 shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+import orjson
+
+from sidecar.errors import Answer, Reason, Refusal
+from sidecar.protocols.jsonrpc import Id
+
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
+RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
+
+DenyStyle = Literal["auto", "http", "jsonrpc", "tool_result"]
+Disclosure = Literal["reason", "kind", "hide"]
+
+
+class Shape(StrEnum):
+    """In which form the caller is spoken to."""
+
+    STATELESS = "stateless"
+    SESSION = "session"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer of ours, ready for any HTTP server. `stream_body` is the same message for a stream already begun."""
+
+    status: int
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How the operator wants refusals told (`answers:` in sidecar.yaml)."""
+
+    deny_style: DenyStyle = "auto"
+    disclosure: Disclosure = "reason"
+
+
+def tell(
+    refusal: Refusal,
+    shape: Shape,
+    *,
+    decision_id: str,
+    request_id: Id | None = None,
+    method: str = "",
+    manner: Manner = Manner(),
+    resource_metadata: str = "",
+) -> Told:
+    """The whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
+    answer = refusal.answer
+    facts = _facts(refusal, answer, decision_id, manner.disclosure)
+    headers = _headers(refusal, answer, resource_metadata)
+    if shape is Shape.PLAIN:
+        return _problem(refusal, answer, facts, headers)
+    if _as_tool_result(refusal, answer, method, manner):
+        return Told(200, _tool_result(refusal, shape, request_id, facts), JSON, headers)
+    status = _status(answer, shape, manner)
+    return Told(status, error_body(refusal, request_id, facts), JSON, headers)
+
+
+def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
+    """The JSON-RPC error of a refusal."""
+    error = {"code": refusal.code, "message": _message(refusal), "data": {**refusal.data, **facts}}
+    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def facts_of(refusal: Refusal, decision_id: str, manner: Manner) -> Mapping[str, Any]:
+    """What every refusal carries, for an error inside a stream."""
+    return _facts(refusal, refusal.answer, decision_id, manner.disclosure)
+
+
+def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Disclosure) -> dict[str, Any]:
+    facts: dict[str, Any] = {"decision_id": decision_id}
+    if disclosure == "hide" and answer.status == "permission_denied":
+        return facts
+    kind_only = disclosure == "kind" and answer.status == "permission_denied"
+    facts = {"reason": "denied" if kind_only else refusal.reason.value, "error_code": answer.seed, **facts}
+    if refusal.retry_after_s is not None:
+        facts["retry_after_s"] = _whole_seconds(refusal.retry_after_s)
+    if refusal.limit is not None:
+        facts["limit"], facts["remaining"] = refusal.limit.limit, refusal.limit.remaining
+        if refusal.limit.reset_at is not None:
+            facts["reset_at"] = datetime.fromtimestamp(refusal.limit.reset_at, UTC).isoformat(timespec="seconds")
+    return facts
+
+
+def _headers(refusal: Refusal, answer: Answer, resource_metadata: str) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if answer.http == 401 or refusal.reason is Reason.INSUFFICIENT_SCOPE:
+        parts = [f'resource_metadata="{resource_metadata}"'] if resource_metadata else []
+        if refusal.challenge:
+            parts.append(refusal.challenge)
+        headers["WWW-Authenticate"] = "Bearer " + ", ".join(parts) if parts else "Bearer"
+    if answer.http == 429 or answer.http == 503:
+        headers["Retry-After"] = str(_whole_seconds(refusal.retry_after_s or RETRY_WITHOUT_HINT_S))
+    if refusal.limit is not None:
+        # draft-ietf-httpapi-ratelimit-headers-11: the policy's name is a quoted string, seconds are integers.
+        limit = refusal.limit
+        name = '"limit"'
+        headers["RateLimit-Policy"] = f"{name};q={limit.limit};w={max(1, round(limit.window_s))}"
+        headers["RateLimit"] = f"{name};r={limit.remaining};t={_whole_seconds(refusal.retry_after_s or 0)}"
+    return headers
+
+
+def _whole_seconds(seconds: float) -> int:
+    return max(0, math.ceil(seconds))
+
+
+def _message(refusal: Refusal) -> str:
+    return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message
+
+
+def _status(answer: Answer, shape: Shape, manner: Manner) -> int:
+    carried = answer.http != answer.session_http
+    if carried and manner.deny_style == "http":
+        return answer.http
+    if carried and manner.deny_style in ("jsonrpc", "tool_result"):
+        return answer.session_http
+    return answer.http if shape is Shape.STATELESS else answer.session_http
+
+
+def _as_tool_result(refusal: Refusal, answer: Answer, method: str, manner: Manner) -> bool:
+    if refusal.reason is Reason.BAD_ARGUMENTS:
+        return True
+    carried = answer.http != answer.session_http
+    return carried and method == "tools/call" and manner.deny_style == "tool_result"
+
+
+def _tool_result(refusal: Refusal, shape: Shape, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": _message(refusal)}],
+        "isError": True,
+        "_meta": {"sidecar/refusal": {**refusal.data, **facts}},
+    }
+    if shape is Shape.STATELESS:
+        result["resultType"] = "complete"
+    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers: Mapping[str, str]) -> Told:
+    problem = {
+        "type": f"urn:sidecar:refusal:{refusal.reason.value}",
+        "title": answer.message,
+        "status": answer.http,
+        **({"detail": refusal.detail} if refusal.detail else {}),
+        **refusal.data,
+        **facts,
+    }
+    return Told(answer.http, orjson.dumps(problem), PROBLEM_JSON, headers)

@@ -1,0 +1,388 @@
+"""Which objects make up a running sidecar, and how do they begin and end?
+
+The composition root: every object is built here, once, and handed what it needs. Starting takes the addresses first,
+so that a second start on the same machine fails before it touches anything, and serves last; stopping runs the other
+way: not ready at once, calls in flight finish, the evidence is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from aiohttp import web
+
+from sidecar import __version__
+from sidecar.admin import Admin, Role
+from sidecar.answers import Shape, tell
+from sidecar.arrival import Entrance, hosts_for
+from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.egress import fetch
+from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
+from sidecar.exchanges import Exchanges
+from sidecar.identity import Identity
+from sidecar.limits import Limiter, SessionCalls, open_store
+from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, open_listener, tls_context
+from sidecar.metrics import Metrics
+from sidecar.pipeline import Pipeline
+from sidecar.policy import Engine
+from sidecar.settings import Settings, load_settings
+from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.secrets import read_secret
+from sidecar.snapshot import Live, Service, Snapshot, snapshot_from
+from sidecar.upstreams import Catalogue, upstream_from
+from sidecar.upstreams.sessions import Sessions
+
+log = logging.getLogger("sidecar")
+
+CONTROL_SOCKET = "control.sock"
+LAG_EVERY_S = 0.5
+NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
+
+
+@dataclass(slots=True)
+class App:
+    """A running sidecar."""
+
+    path: Path
+    environ: Mapping[str, str]
+    settings: Settings
+    audit: Audit
+    metrics: Metrics
+    limiter: Limiter
+    sessions: Sessions
+    pipeline: Pipeline
+    live: Live
+    listeners: list[Listener] = field(default_factory=list)
+    background: list[asyncio.Task[None]] = field(default_factory=list)
+    started_at: float = field(default_factory=time.time)
+    loaded_at: float = field(default_factory=time.time)
+    trouble: tuple[str, ...] = ()
+    _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
+        """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
+        check_fast_parser()
+        settings = load_settings(path, environ)
+        async with AsyncExitStack() as undo:
+            data = _take(settings.server.listen, undo)
+            settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            metrics = Metrics(upstreams=tuple(settings.upstreams))
+            audit = _open_audit(settings, metrics)
+            undo.callback(audit.close)
+            identity = Identity.from_settings(settings, time.time, fetch)
+            services = services_from(settings, {})
+            base_url = _base_url(settings, data)
+            first = snapshot_from(settings, identity=identity, services=services, base_url=base_url)
+            await identity.start()
+            undo.push_async_callback(identity.close)
+            app = cls._assemble(path, environ, settings, audit, metrics, first)
+            undo.push_async_callback(app.limiter.close)
+            await app._listen(data, undo)
+            app._run_background()
+            app.audit.control("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
+            app._tell_metrics()
+            undo.pop_all()
+            return app
+
+    @classmethod
+    def _assemble(
+        cls, path: Path, environ: Mapping[str, str], settings: Settings, audit: Audit, metrics: Metrics, first: Snapshot
+    ) -> Self:
+        limiter = Limiter(open_store(settings.store.url, time.time))
+        sessions = Sessions(
+            time.monotonic,
+            idle_s=settings.sessions.idle_s,
+            max_sessions=settings.sessions.max,
+            max_per_principal=settings.sessions.max_per_principal,
+        )
+        live = Live(first, time.time, partial(_next_snapshot, path, environ))
+        pipeline = Pipeline(
+            live=live,
+            sessions=sessions,
+            session_calls=SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic),
+            limiter=limiter,
+            audit=audit,
+            metrics=metrics,
+            exchanges=Exchanges(live, sessions),
+            clock=time.time,
+        )
+        return cls(path, environ, settings, audit, metrics, limiter, sessions, pipeline, live)
+
+    @property
+    def base_url(self) -> str:
+        """Our address as callers write it."""
+        return self.live.current.base_url
+
+    async def stop(self) -> None:
+        """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
+        self.pipeline.draining = True
+        grace_s = self.settings.server.shutdown_grace_s
+        await asyncio.gather(*(listener.close(grace_s) for listener in self.listeners))
+        for task in self.background:
+            task.cancel()
+        await asyncio.gather(*self.background, return_exceptions=True)
+        for service in self.live.current.services.values():
+            await service.close()
+        await self.live.current.identity.close()
+        await self.limiter.close()
+        try:
+            self.audit.control("stop", "sidecar")
+        finally:
+            self.audit.close()
+
+    # --- what operators ask -----------------------------------------------------------------------------------------
+
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out."""
+        if self.pipeline.draining:
+            return False, {"status": "draining"}
+        trouble = list(self.trouble)
+        if not self.limiter.store.up:
+            trouble.append("the store is out: calls with limits are refused")
+        trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
+        return True, {"status": "degraded", "reasons": trouble} if trouble else {"status": "ready"}
+
+    def status(self) -> Mapping[str, Any]:
+        """What runs here: version, policy, upstreams, store, sessions. No secret, no principal."""
+        now = self.live.current
+        ready, why = self.readiness()
+        return {
+            "version": __version__,
+            "ready": ready,
+            **why,
+            "started_at": _rfc3339(self.started_at),
+            "policy": {
+                "revision": now.engine.revision,
+                "loaded_at": _rfc3339(self.loaded_at),
+                "rules": dict(now.engine.rule_counts),
+                "warnings": [str(fault) for fault in now.engine.warnings],
+                "mode": now.settings.policy.mode,
+            },
+            "upstreams": {name: service.catalogue.summary() for name, service in now.services.items()},
+            "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
+            "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
+            "sessions": len(self.sessions),
+        }
+
+    async def reload(self, by: str) -> str:
+        """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
+        async with self._reloading:
+            old = self.live.current
+            try:
+                new = await self.live.reload()
+            except ConfigError as error:
+                self.trouble = ("the newest files are invalid, the old policy serves", *map(str, error.faults))
+                self.metrics.policy_reloaded("failed")
+                self.audit.control("reload-failed", by, policy_revision=old.engine.revision)
+                log.error("reload failed; the old policy serves on\n%s", error)
+                raise
+            self.loaded_at = time.time()
+            self.trouble = _restart_needed(self.settings, new.settings)
+            self._tell_metrics()
+            self.metrics.policy_reloaded("ok")
+            self.audit.control("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+            await _retire(old, new)
+            return new.engine.revision
+
+    # --- beginnings -------------------------------------------------------------------------------------------------
+
+    async def _listen(self, data: Listener, undo: AsyncExitStack) -> None:
+        settings = self.settings
+        server = settings.server
+        patience = Patience(server.header_timeout_s, server.keepalive_timeout_s, server.max_connections)
+        tls = None
+        if server.tls is not None and server.tls != "external":
+            tls = tls_context(server.tls.cert_path, server.tls.key_path)
+        open_: list[tuple[Listener, Handle]] = [(data, self._data_handle(_entrance(settings, data)))]
+        for local in settings.local:
+            listener = _take(local.listen, undo)
+            open_.append((listener, self._data_handle(_local_entrance(listener, local.principal))))
+        open_ += self._admin_listeners(undo)
+        for listener, handle in open_:
+            await listener.serve(handle, self._broken, patience, tls if listener is data else None)
+            self.listeners.append(listener)
+
+    def _admin_listeners(self, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
+        settings = self.settings
+        secrets_: dict[bytes, Role] = {
+            read_secret(credential.secret_path, "ours").encode(): credential.role
+            for credential in settings.admin.credentials
+        }
+        admin = _take(settings.admin.listen, undo)
+        control = _take(UnixAddress(settings.data / CONTROL_SOCKET), undo)
+        found = [
+            (admin, Admin(self, self.metrics, Entrance(_hosts(admin)), secrets_)),
+            (control, Admin(self, self.metrics, Entrance(_hosts(control)), {}, trusted=True)),
+        ]
+        if settings.metrics is not None:
+            scraped = _take(settings.metrics.listen, undo)
+            found.append((scraped, Admin(self, self.metrics, Entrance(None), {}, health_only=True)))
+        return [(listener, handler.handle) for listener, handler in found]
+
+    def _data_handle(self, entrance: Entrance) -> Handle:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self.pipeline.handle(request, entrance)
+
+        return handle
+
+    def _broken(self, peer: str, status: int) -> web.Response:
+        """Bytes that were no HTTP request are refused, and recorded, like everything else."""
+        reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
+        record = self.audit.recording(protocol="http", peer=peer)
+        refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
+        told = tell(refusal, Shape.PLAIN, decision_id=record.decision_id)
+        try:
+            record.refused(refusal, http_status=told.status)
+        except Refusal as unrecorded:
+            told = tell(unrecorded, Shape.PLAIN, decision_id=record.decision_id)
+        return web.Response(body=told.body, status=told.status, headers={"Content-Type": told.content_type})
+
+    def _run_background(self) -> None:
+        exchanges = self.pipeline.exchanges
+        jobs = (exchanges.run_farewells(), exchanges.run_sweeps(), _watch(self.metrics, self.sessions, self.limiter))
+        self.background = [asyncio.create_task(job) for job in jobs]
+
+    def _keyless(self) -> list[Any]:
+        return [state for state in self.live.current.identity.key_states if not state.usable]
+
+    def _tell_metrics(self) -> None:
+        now = self.live.current
+        engine = now.engine
+        self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
+        self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.loaded_at)
+        self.metrics.store_is(self.limiter.store.kind)
+        self.metrics.enforcement(self.settings.policy.mode)
+
+
+def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
+    """Everything that a start would check, without taking an address or writing a file. Raises ConfigError."""
+    settings = load_settings(path, environ)
+    identity = Identity.from_settings(settings, time.time, fetch)
+    open_store(settings.store.url, time.time)
+    services = services_from(settings, {})
+    return snapshot_from(settings, identity=identity, services=services, base_url="").engine
+
+
+def services_from(settings: Settings, known: Mapping[str, Service]) -> Mapping[str, Service]:
+    """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
+    services = {}
+    for name, definition in settings.upstreams.items():
+        old = known.get(name)
+        services[name] = old if old is not None and old.definition == definition else _service(settings, name)
+    return services
+
+
+def _service(settings: Settings, name: str) -> Service:
+    definition = settings.upstreams[name]
+    assert definition.mcp is not None
+    upstream = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes)
+    catalogue = Catalogue(upstream)
+    return Service(
+        name, definition, upstream, catalogue, definition.mcp.timeout_s, definition.anonymous, definition.scopes
+    )
+
+
+async def _next_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
+    """Built aside, off the loop; nothing of the old one changes until all of the new one is good."""
+    new = await asyncio.to_thread(_read_snapshot, path, environ, old)
+    await new.identity.start(old.identity)
+    return new
+
+
+def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
+    settings = load_settings(path, environ)
+    identity = Identity.from_settings(settings, time.time, fetch)
+    services = services_from(settings, old.services)
+    return snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
+
+
+async def _retire(old: Snapshot, new: Snapshot) -> None:
+    """Close what the new snapshot does not go on with. Calls in flight keep their connections until they end."""
+    await old.identity.close()
+    for name, service in old.services.items():
+        if new.services.get(name) is not service:
+            await service.close()
+
+
+def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
+    """What was changed and is not in force: told, never half applied (CONTRACT 2.4)."""
+    changed = [name for name in NEEDS_RESTART if getattr(running, name) != getattr(new, name)]
+    return tuple(f"{name} changed in the configuration and needs a restart" for name in changed)
+
+
+def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
+    audit = Audit.open(
+        path=settings.audit_path,
+        key=load_or_make_key(settings.audit_key_path),
+        durability="best_effort" if settings.audit.durability == "best_effort" else "strict",
+        instance=f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}",
+        clock=time,
+        new_id=time_ordered_ids(time),
+        metrics=metrics,
+    )
+    if audit.found:
+        log.warning("the audit was not in order", extra={"found": audit.found})
+    return audit
+
+
+def _take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
+    try:
+        listener = open_listener(address)
+    except OSError as error:
+        message = f"{address} cannot be listened on: {error.strerror or error}"
+        raise SettingsError([fault_in("sidecar.yaml", message, code="S130")]) from None
+    undo.push_async_callback(listener.close, 0.0)
+    return listener
+
+
+def _base_url(settings: Settings, data: Listener) -> str:
+    if settings.server.public_url is not None:
+        return str(settings.server.public_url).rstrip("/")
+    if isinstance(data.address, UnixAddress):
+        return "http://localhost"
+    scheme = "http" if settings.server.tls is None else "https"
+    return f"{scheme}://{replace(data.address, port=data.port)}"
+
+
+def _entrance(settings: Settings, listener: Listener) -> Entrance:
+    server = settings.server
+    hosts = _hosts(listener, str(server.public_url or ""), server.allowed_hosts)
+    return Entrance(hosts=hosts, origins=frozenset(origin.lower() for origin in server.allowed_origins))
+
+
+def _local_entrance(listener: Listener, principal: str) -> Entrance:
+    return Entrance(hosts=_hosts(listener), principal=principal)
+
+
+def _hosts(listener: Listener, public_url: str = "", allowed: Sequence[str] = ()) -> frozenset[str]:
+    if isinstance(listener.address, UnixAddress):
+        return hosts_for("localhost", 80, public_url, allowed)
+    return hosts_for(listener.address.host, listener.port, public_url, allowed)
+
+
+async def _watch(metrics: Metrics, sessions: Sessions, limiter: Limiter) -> None:
+    """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        metrics.loop_lagged(max(0.0, loop.time() - due))
+        metrics.sessions(len(sessions))
+        metrics.store_up(limiter.store.up)
+
+
+def _rfc3339(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,201 @@
+"""What arrived, at which address, and is its envelope one that we serve?
+
+HTTP's own questions, asked before anybody is identified: the listener, Host and Origin, the path, the verb, the media
+type, the size. The path is matched on its raw bytes against a strict grammar, never on what a library decoded
+(threats H5); every header is read line by line, because a second copy is how two readers come to differ (H4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import Presented
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.protocols.mcp import Head
+
+Headers = Mapping[str, Sequence[str]]
+"""Every header line, by lower-case name, in the order they came."""
+
+MCP, METADATA = "mcp", "metadata"
+VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
+
+_PATH = re.compile(r"(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z|/\.well-known(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
+_MCP_PATH = re.compile(r"/mcp/([a-z0-9]+(?:-[a-z0-9]+)*)\Z")
+_METADATA_PATH = re.compile(r"/\.well-known/oauth-protected-resource(/mcp/([a-z0-9]+(?:-[a-z0-9]+)*))\Z")
+_JSON = re.compile(r'application/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?\Z', re.IGNORECASE)
+_TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
+_CORRELATION = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
+# What a proxy in front of a private listener would add: a local listener has no proxy in front.
+_PROXY_TRACES = ("origin", "forwarded", "via")
+_ACCEPTED_BY = {
+    "application/json": ("application/json", "application/*", "*/*"),
+    "text/event-stream": ("text/event-stream", "text/*", "*/*"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
+    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it."""
+
+    hosts: frozenset[str] | None
+    origins: frozenset[str] = frozenset()
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An address of ours. `server` is the upstream's name in it."""
+
+    kind: str
+    server: str
+
+
+def headers_of(request: web.BaseRequest) -> Headers:
+    """Header lines as text. Bytes that are no ASCII become replacement characters, which match nothing we look for."""
+    headers: dict[str, list[str]] = {}
+    for name, value in request.raw_headers:
+        headers.setdefault(name.decode("ascii", "replace").lower(), []).append(value.decode("ascii", "replace"))
+    return headers
+
+
+def check_entrance(headers: Headers, entrance: Entrance) -> None:
+    """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin: a browser page must not reach us (threats H8)."""
+    hosts = headers.get("host", ())
+    if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
+        raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
+    if entrance.principal:
+        traces = [name for name in headers if name in _PROXY_TRACES or name.startswith("x-forwarded-")]
+        if traces:
+            raise Refusal(Reason.ORIGIN_REFUSED, f"a local listener takes no {traces[0]} header")
+    for origin in headers.get("origin", ()):
+        if origin.lower() not in entrance.origins:
+            raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
+
+
+def route_of(raw_path: str, verb: str) -> Route:
+    """The address meant by a request target. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
+    path = raw_path.partition("?")[0]
+    match = _MCP_PATH.match(path)
+    route = Route(MCP, match[1]) if match else _metadata_route(path)
+    if verb not in VERBS[route.kind]:
+        raise Refusal(Reason.VERB_NOT_ALLOWED)
+    return route
+
+
+def _metadata_route(path: str) -> Route:
+    match = _METADATA_PATH.match(path)
+    if match:
+        return Route(METADATA, match[2])
+    if not _PATH.match(path):
+        raise malformed("the path is not plain")
+    raise Refusal(Reason.ROUTE_UNKNOWN)
+
+
+def presented_by(headers: Headers, entrance: Entrance) -> Presented:
+    """The credentials that one request bears."""
+    return Presented(
+        authorization=tuple(headers.get("authorization", ())),
+        api_key=tuple(headers.get("x-api-key", ())),
+        local=entrance.principal,
+    )
+
+
+def head_of(headers: Headers) -> Head:
+    """MCP's routing headers."""
+    parameters = {
+        name[len("mcp-param-") :]: tuple(lines) for name, lines in headers.items() if name.startswith("mcp-param-")
+    }
+    return Head(
+        protocol_version=tuple(headers.get("mcp-protocol-version", ())),
+        method=tuple(headers.get("mcp-method", ())),
+        name=tuple(headers.get("mcp-name", ())),
+        session_id=tuple(headers.get("mcp-session-id", ())),
+        last_event_id=tuple(headers.get("last-event-id", ())),
+        params=parameters,
+    )
+
+
+def check_accept(headers: Headers, *needed: str) -> None:
+    """Raises Refusal(NOT_ACCEPTABLE) unless the caller takes every media type in which it may be answered."""
+    lines = headers.get("accept")
+    if not lines:
+        return
+    offered = {part.partition(";")[0].strip().lower() for line in lines for part in line.split(",")}
+    if any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed):
+        raise Refusal(Reason.NOT_ACCEPTABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may come, and how long it may take."""
+
+    max_body_bytes: int = 2**20
+    body_timeout_s: float = 30.0
+    max_response_bytes: int = 10 * 2**20
+
+
+async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds) -> bytes:
+    """The whole body. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, or MALFORMED_CALL for one that never ends."""
+    types = headers.get("content-type", ())
+    if len(types) != 1 or not _JSON.match(types[0]) or "content-encoding" in headers:
+        raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
+    if (request.content_length or 0) > bounds.max_body_bytes:
+        raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(bounds.body_timeout_s):
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > bounds.max_body_bytes:
+                    raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+    except TimeoutError:
+        raise malformed("the body did not arrive in time") from None
+    except web.HTTPException:
+        raise malformed("the body is not well framed") from None
+    return bytes(body)
+
+
+def correlation_of(headers: Headers, name: str) -> str:
+    """A run, thread or request id that the caller names: recorded, bounded, and never used to decide."""
+    lines = headers.get(name, ())
+    return lines[0] if len(lines) == 1 and _CORRELATION.match(lines[0]) else ""
+
+
+def trace_headers(headers: Headers) -> list[tuple[str, str]]:
+    """W3C trace context, passed on where it is well formed."""
+    if not trace_id_of(headers):
+        return []
+    state = headers.get("tracestate", ())
+    passed = [("traceparent", headers["traceparent"][0])]
+    if len(state) == 1 and _TRACE_STATE.match(state[0]):
+        passed.append(("tracestate", state[0]))
+    return passed
+
+
+def trace_id_of(headers: Headers) -> str:
+    """The trace id of a W3C `traceparent`, or ""."""
+    lines = headers.get("traceparent", ())
+    match = re.fullmatch(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", lines[0]) if len(lines) == 1 else None
+    return match[1] if match else ""
+
+
+def hosts_for(host: str, port: int, public_url: str, allowed: Sequence[str]) -> frozenset[str]:
+    """The Host values that a TCP listener answers to."""
+    names = {host, "localhost", "127.0.0.1", "[::1]"} if host in ("127.0.0.1", "::1", "localhost") else {host}
+    names.update(allowed)
+    if public_url:
+        names.add(urlsplit(public_url).netloc)
+    bare = {name.lower() for name in names}
+    return frozenset(bare | {f"{name}:{port}" for name in bare if not _has_port(name)})
+
+
+def _has_port(name: str) -> bool:
+    return re.search(r":\d+\Z", name) is not None and not name.endswith("]")

@@ -1,0 +1,262 @@
+"""What does it look like when it works? A minute, nothing to set up.
+
+A real MCP server (the official SDK's) in a process of its own, the sidecar before it, the official client as an
+agent: one call goes through, one is denied, one is malformed, one is too many. Each is shown with its audit line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sidecar.app import App
+
+NO, USAGE, INVALID = 1, 2, 3
+READY_WITHIN_S = 20.0
+CALL_WITHIN_S = 20.0
+
+SETTINGS = """\
+# The demo's configuration. Start its server:  {python} -m sidecar.cli.demo_server {upstream}
+# and the sidecar before it:                   sidecar serve -c {folder}/sidecar.yaml
+version: 1
+server: {{listen: "127.0.0.1:{data}"}}
+admin: {{listen: "127.0.0.1:{admin}"}}
+# Whoever reaches this address is the agent `planner`: fit for one machine, and for a demo.
+local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
+upstreams:
+  notes: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp"}}}}
+"""
+RULES = """\
+#: id=planner-searches owner=platform@acme.example
+p, nhi:planner, tool:notes/search_notes, use, -, 2, args.repo.startsWith('acme/'), allow
+#: id=planner-tidies owner=platform@acme.example
+p, nhi:planner, tool:notes/delete_note, use, -, -, -, allow
+"""
+GUARDRAILS = """\
+#: id=nobody-deletes reason="Deletion needs a human"
+p, *, tool:*/delete_*, tools/call, -, -, -, deny
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One call of the demo, and what it shows."""
+
+    title: str
+    tool: str
+    arguments: dict[str, Any]
+    reason: str
+    why: str
+
+
+SCENES = (
+    Scene(
+        "Allowed", "search_notes", {"repo": "acme/site"}, "", "rule planner-searches allows it, and its condition holds"
+    ),
+    Scene(
+        "Denied",
+        "delete_note",
+        {"repo": "acme/site", "index": 0},
+        "denied-by-rule",
+        "planner-tidies would allow it; the guardrail nobody-deletes stands above",
+    ),
+    Scene(
+        "Bad arguments",
+        "search_notes",
+        {"repo": "acme/site", "limit": 500},
+        "bad-arguments",
+        "the tool's own schema says at most 50; the server never saw the call",
+    ),
+    Scene("Allowed again", "search_notes", {"repo": "acme/api"}, "", "the second of two calls an hour"),
+    Scene("Rate-limited", "search_notes", {"repo": "acme/api"}, "rate-limited", "the rule says two calls an hour"),
+)
+
+
+@click.command()
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave the demo's folder here.")
+def demo(keep: Path | None) -> None:
+    """A minute with everything: a real server, a real client, four outcomes, and the evidence."""
+    try:
+        import mcp  # noqa: F401  # only whether it is there
+    except ImportError:
+        click.echo("the demo needs the official MCP SDK: pip install 'nhi-sidecar[demo]'", err=True)
+        raise SystemExit(USAGE) from None
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        click.echo(f"{keep} is not empty: choose another folder, so that nothing is overwritten", err=True)
+        raise SystemExit(USAGE)
+    folder = keep or Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
+    try:
+        good = asyncio.run(_run(folder))
+        if keep is not None:
+            _leave(folder)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(INVALID) from None
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not good:
+        click.echo("\nThat was not what should have happened.", err=True)
+        raise SystemExit(NO)
+
+
+def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int) -> Path:
+    """A working folder for the four ports; returns its sidecar.yaml."""
+    from sidecar.settings.shipped import shipped
+
+    shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
+    (folder / "policies").mkdir(parents=True, exist_ok=True)
+    (folder / "policies" / "agent_to_tool.csv").write_text(RULES)
+    (folder / "policies" / "guardrails.csv").write_text(GUARDRAILS)
+    settings = folder / "sidecar.yaml"
+    settings.write_text(
+        SETTINGS.format(python="python", folder=folder, data=data, admin=admin, local=local, upstream=upstream)
+    )
+    return settings
+
+
+async def _run(folder: Path) -> bool:
+    from sidecar.app import App
+
+    data, admin, local, upstream = _free_ports(4)
+    settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream)
+    _say("A server on the official MCP SDK starts, and the sidecar before it. The agent is nhi:planner.\n", dim=True)
+    async with _server(upstream):
+        app = await App.start(settings, {})
+        try:
+            good = await _play(app, f"http://127.0.0.1:{local}/mcp/notes")
+        finally:
+            await app.stop()
+        return _verify(folder) and good
+
+
+async def _play(app: App, url: str) -> bool:
+    from mcp import Client
+
+    good = True
+    async with asyncio.timeout(len(SCENES) * CALL_WITHIN_S), Client(url) as client:
+        listed = [tool.name for tool in (await client.list_tools()).tools]
+        _say(f"The agent sees: {', '.join(listed)}   (the server also has delete_note)\n", dim=True)
+        for number, scene in enumerate(SCENES, 1):
+            heard = await _call(client, scene)
+            record = _last_record(app.settings.audit_path)
+            good &= (record["reason"] or "") == scene.reason
+            _show(number, scene, heard, record)
+    return good
+
+
+async def _call(client: Any, scene: Scene) -> str:
+    from mcp import MCPError
+
+    try:
+        result = await client.call_tool(scene.tool, scene.arguments)
+    except MCPError as error:
+        return f"error {error.error.code}: {error.error.message}"
+    text = " | ".join(part.text for part in result.content if part.type == "text")
+    return f"tool error: {text}" if result.is_error else text
+
+
+def _show(number: int, scene: Scene, heard: str, record: dict[str, Any]) -> None:
+    from sidecar.audit.render import render_record
+
+    colour = "green" if not scene.reason else "red"
+    click.secho(f"{number}. {scene.title}", fg=colour, bold=True)
+    arguments = ", ".join(f"{key}={value!r}" for key, value in scene.arguments.items())
+    _say(f"   calls   {scene.tool}({arguments})")
+    _say(f"   hears   {heard}")
+    _say(f"   why     {scene.why}", dim=True)
+    for line in render_record(record).splitlines():
+        _say(f"   audit   {line}")
+    _say("")
+
+
+def _verify(folder: Path) -> bool:
+    from sidecar.audit import load_key
+    from sidecar.audit.verify import verify
+
+    path = folder / "data" / "audit" / "audit.jsonl"
+    report = verify([path], key=load_key(folder / "data" / "keys" / "audit.key"))
+    _say("The evidence, checked from its first byte to its last:")
+    for problem in report.problems:
+        _say(f"   {problem}", bold=True)
+    for line in report.proved:
+        _say(f"   {line}")
+    return report.ok
+
+
+def _leave(folder: Path) -> None:
+    write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100)
+    _say(f"\nThe folder stays: {folder}. To go on:", bold=True)
+    _say(f"   python -m sidecar.cli.demo_server 9100 &\n   sidecar serve -c {folder}/sidecar.yaml")
+    _say("   and point an MCP client at http://127.0.0.1:8090/mcp/notes")
+
+
+@asynccontextmanager
+async def _server(port: int) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "sidecar.cli.demo_server",
+        str(port),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+    )
+    try:
+        await _until_listening(port, process)
+        yield
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _until_listening(port: int, process: asyncio.subprocess.Process) -> None:
+    end = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < end and process.returncode is None:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.05)
+            continue
+        writer.close()
+        await writer.wait_closed()
+        return
+    raise click.ClickException("the demo's server did not start")
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = orjson.loads(path.read_bytes().splitlines()[-1])
+    return record
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def _say(text: str, *, dim: bool = False, bold: bool = False) -> None:
+    click.secho(text, dim=dim, bold=bold)

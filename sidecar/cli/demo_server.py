@@ -1,0 +1,38 @@
+"""What stands behind the sidecar in the demo: a small server on the official MCP SDK.
+
+`python -m sidecar.cli.demo_server PORT`. It is an ordinary MCP server and knows nothing of us.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from mcp.server import MCPServer
+from pydantic import Field
+
+NOTES = {"acme/site": ["launch is on Tuesday", "the logo is too small"], "acme/api": ["rate limits went live"]}
+
+server = MCPServer("notes", log_level="ERROR")
+
+
+@server.tool()
+def search_notes(
+    repo: Annotated[str, Field(max_length=64)], limit: Annotated[int, Field(ge=1, le=50)] = 10
+) -> list[str]:
+    """Notes about a repository."""
+    return NOTES.get(repo, [])[:limit]
+
+
+@server.tool()
+def delete_note(repo: str, index: int) -> str:
+    """Delete a note."""
+    return NOTES[repo].pop(index)
+
+
+def main() -> None:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""How does an operator start it, check it, and ask whether it is well?"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from sidecar.app import App
+
+NO, INVALID = 1, 3
+HEALTH_DEADLINE_S = 3.0
+
+_config = click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+
+
+@click.command()
+@_config
+def serve(path: Path) -> None:
+    """Check everything, then serve until SIGTERM. SIGHUP reloads."""
+    _log_to_stderr()
+    try:
+        asyncio.run(_serve(path, os.environ))
+    except ConfigError as error:
+        _print_faults(error)
+        raise SystemExit(INVALID) from None
+    except OSError as error:
+        click.echo(f"cannot start: {error}", err=True)
+        raise SystemExit(NO) from None
+
+
+@click.command()
+@_config
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(path: Path, as_json: bool) -> None:
+    """Check configuration, models, rules, budgets and keys; serve nothing."""
+    try:
+        warnings, revision, rules = _checked(path, os.environ)
+    except ConfigError as error:
+        if as_json:
+            click.echo(orjson.dumps({"valid": False, "faults": [_plain(fault) for fault in error.faults]}))
+        else:
+            _print_faults(error)
+        raise SystemExit(INVALID) from None
+    if as_json:
+        click.echo(
+            orjson.dumps(
+                {"valid": True, "faults": [_plain(fault) for fault in warnings], "revision": revision, "rules": rules}
+            )
+        )
+        return
+    for fault in warnings:
+        click.echo(str(fault), err=True)
+    counted = ", ".join(f"{count} {kind}" for kind, count in rules.items() if count)
+    click.echo(f"{path} is valid: {counted} rules, revision {revision}")
+
+
+@click.command()
+@_config
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def healthcheck(path: Path, as_json: bool) -> None:
+    """Ask a running sidecar whether it is ready, over its control socket. For images without a shell."""
+    try:
+        status, body = _ask_control(_control_socket(path), "/readyz")
+    except ConfigError as error:
+        _print_faults(error)
+        raise SystemExit(INVALID) from None
+    except OSError as error:
+        status, body = 0, orjson.dumps({"status": "unreachable", "reasons": [str(error)]})
+    click.echo(body if as_json else orjson.loads(body)["status"])
+    if status != 200:
+        raise SystemExit(NO)
+
+
+async def _serve(path: Path, environ: Mapping[str, str]) -> None:
+    from sidecar.app import App
+
+    app = await App.start(path, environ)
+    _announce(app)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, _stop_or_die, stop)
+    reloads: set[asyncio.Task[None]] = set()
+    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(app))))
+    await stop.wait()
+    await app.stop()
+
+
+def _stop_or_die(stop: asyncio.Event) -> None:
+    """The first signal asks, the second insists: whoever sends it does not want to wait for calls in flight."""
+    if stop.is_set():
+        os._exit(NO)
+    stop.set()
+
+
+async def _reload(app: App) -> None:
+    with suppress(ConfigError):  # told, recorded and counted where it happened; the old policy serves on
+        await app.reload("SIGHUP")
+
+
+def _announce(app: App) -> None:
+    now = app.live.current
+    for line in (
+        f"sidecar serves {', '.join(sorted(now.services)) or 'no upstream'} at {now.base_url}/mcp/<server>",
+        f"  policy    {now.engine.revision}",
+        f"  admin     {now.settings.admin.listen}",
+        f"  store     {app.limiter.store.kind}",
+        f"  audit     {now.settings.audit_path}",
+    ):
+        click.echo(line, err=True)
+    if app.limiter.store.kind == "memory" and not now.settings.server.listen.is_loopback:
+        click.echo("  WARNING   limits count in this process only and start empty: set store.url", err=True)
+
+
+def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...], str, dict[str, int]]:
+    from sidecar.app import check_files
+
+    engine = check_files(path, environ)
+    return engine.warnings, engine.revision, dict(engine.rule_counts)
+
+
+def _control_socket(path: Path) -> Path:
+    from sidecar.app import CONTROL_SOCKET
+    from sidecar.settings import load_settings
+
+    return load_settings(path, os.environ, check_files=False).data / CONTROL_SOCKET
+
+
+def _ask_control(control: Path, target: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("localhost", timeout=HEALTH_DEADLINE_S)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(HEALTH_DEADLINE_S)
+        connection.sock.connect(str(control))
+        connection.request("GET", target)
+        response = connection.getresponse()
+        return response.status, response.read(64 * 1024)
+    finally:
+        connection.close()
+
+
+def _plain(fault: Fault) -> dict[str, object]:
+    return {
+        "file": fault.file,
+        "line": fault.line,
+        "column": fault.column,
+        "code": fault.code,
+        "severity": fault.severity,
+        "message": fault.message,
+        "hint": fault.hint,
+    }
+
+
+def _print_faults(error: ConfigError) -> None:
+    click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+
+
+class _Lines(logging.Formatter):
+    """One JSON object a line: time, level, logger, event, and the fields that `extra` brought."""
+
+    _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **{key: value for key, value in vars(record).items() if key not in self._OWN},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

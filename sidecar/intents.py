@@ -1,0 +1,141 @@
+"""What does this HTTP request want of an MCP server?
+
+Five kinds of intent, whatever the era. Each bears the `Call` that policy is asked about; a stream opened or a session
+ended is a call like any other. Sessions are looked up here, because which one is meant is part of what is meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sidecar.arrival import Headers, check_accept
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols.jsonrpc import Notification, Request, Response, malformed
+from sidecar.protocols.mcp import Era, Head
+from sidecar.upstreams.sessions import Session, Sessions
+from sidecar.vocabulary import Call, Caller
+
+JSON, EVENT_STREAM = "application/json", "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that waits for its answer. `session` is None in the stateless era, and for `initialize`."""
+
+    call: Call
+    message: Request
+    era: Era
+    session: Session | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A notification: taken, or not, but never answered."""
+
+    call: Call
+    message: Notification
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The caller's answer to something that the server asked of it."""
+
+    call: Call
+    message: Response
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """The session's own stream, or the rest of one that broke (`last_event_id`, the upstream's)."""
+
+    call: Call
+    session: Session
+    last_event_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The end of a session."""
+
+    call: Call
+    session: Session
+
+
+Intent = Ask | Tell | Reply | Listen | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class Understanding:
+    """Turns messages into intents for one caller at one server."""
+
+    sessions: Sessions
+    caller: Caller
+    server: str
+    headers: Headers
+    head: Head
+
+    def of_message(self, message: jsonrpc.Message) -> Ask | Tell | Reply:
+        """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
+        if isinstance(message, Response):
+            return self._reply(message)
+        era, version = mcp.version_of(self.head, message)
+        if isinstance(message, Request):
+            check_accept(self.headers, JSON, EVENT_STREAM)
+        if era is Era.STATELESS:
+            mcp.check_routing(self.head, message)
+            return self._ask(message, era, version, None)
+        if message.method == "initialize":
+            return self._ask(message, era, version, None)
+        session = self._session()
+        if isinstance(message, Request):
+            return self._ask(message, era, session.version, session)
+        return Tell(mcp.call_from(message, era, session.version, self.server), message, session)
+
+    def of_verb(self, verb: str) -> Listen | Leave:
+        """The intent of a GET or a DELETE, which only the session era has."""
+        if any(version in mcp.STATELESS_VERSIONS for version in self.head.protocol_version):
+            raise Refusal(Reason.VERB_NOT_ALLOWED)
+        session = self._session()
+        if verb == "DELETE":
+            return Leave(self._stream_call("session/end", session), session)
+        check_accept(self.headers, EVENT_STREAM)
+        return Listen(self._stream_call("session/stream", session), session, self._last_event_id(session))
+
+    def _ask(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Ask:
+        call = mcp.call_from(message, era, version, self.server)
+        if not isinstance(message, Request):  # METHODS_UNKNOWN was raised above: no notification exists here
+            raise malformed("initialize is a request")
+        return Ask(call, message, era, session)
+
+    def _reply(self, message: Response) -> Reply:
+        session = self._session()
+        asked = session.awaited.pop(message.id, None) if message.id is not None else None
+        if asked is None:
+            raise malformed("no open request of the server has this id")
+        question = mcp.server_question(self.server, asked)
+        call = Call("mcp", session.version, self.server, asked, (question,), session=asked == "ping")
+        return Reply(call, message, session)
+
+    def _session(self) -> Session:
+        lines = self.head.session_id
+        if len(lines) != 1 or not lines[0]:
+            raise malformed("Mcp-Session-Id must be there, once")
+        session = self.sessions.find(lines[0], self.caller, self.server)
+        versions = self.head.protocol_version
+        if len(versions) > 1 or (versions and versions[0] != session.version):
+            raise malformed("MCP-Protocol-Version is not the one that this session agreed on")
+        return session
+
+    def _stream_call(self, method: str, session: Session) -> Call:
+        # To listen or to leave takes as little as to ping: any grant on the server.
+        question = mcp.server_question(self.server, "ping")
+        return Call("mcp", session.version, self.server, method, (question,), session=True)
+
+    def _last_event_id(self, session: Session) -> str | None:
+        lines = self.head.last_event_id
+        if len(lines) > 1:
+            raise malformed("Last-Event-ID is there more than once")
+        return session.opened_event_id(lines[0]) if lines else None

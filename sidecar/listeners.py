@@ -1,0 +1,197 @@
+"""Who may open a connection, for how long, and what hears a caller who does not speak HTTP?
+
+aiohttp's server with the bounds that it lacks: a deadline for the first head (threats D1), a cap on connections, and
+every answer through our own hand, so that not even a malformed request line is answered without a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_parser import HttpRequestParser
+
+from sidecar.settings.addresses import Address, UnixAddress
+
+log = logging.getLogger("sidecar.listeners")
+
+_NO_ACCESS_LOG = logging.getLogger("sidecar.access")
+_NO_ACCESS_LOG.setLevel(logging.CRITICAL)
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+HandleBroken = Callable[[str, int], web.Response]
+"""(peer, status) → the answer to bytes that are no HTTP request."""
+
+MAX_HEADERS = 64  # threats D5
+MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
+MAX_LINE_BYTES = 4 * 1024
+BACKLOG = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection may take, in seconds, and how many there may be."""
+
+    header_timeout_s: float = 10.0
+    keepalive_timeout_s: float = 75.0
+    max_connections: int = 1024
+
+
+class Connection(web.RequestHandler):
+    """One connection of a caller's."""
+
+    __slots__ = ("_head_timer",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        server = self._manager
+        assert isinstance(server, Server)
+        if len(server.connections) > server.patience.max_connections:
+            self.force_close()
+            return
+        self._head_timer = self._loop.call_later(server.patience.header_timeout_s, self._expire)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        with suppress(AttributeError):  # it was one too many, and has no timer
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _expire(self) -> None:
+        if not self._request_count:  # later heads are bounded by the keep-alive time, which partial heads don't extend
+            self.force_close()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp answers by itself: bytes that are no request, and exceptions that a handler let through."""
+        if exc is not None and status >= 500:
+            log.error("a handler failed", exc_info=exc)
+        server = self._manager
+        assert isinstance(server, Server)
+        response = server.handle_broken(request.remote or "local", status)
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """The connections of one listener."""
+
+    def __init__(self, handle: Handle, handle_broken: HandleBroken, patience: Patience) -> None:
+        super().__init__(handle, handler_cancellation=True)
+        self.handle_broken = handle_broken
+        self.patience = patience
+
+    def __call__(self) -> web.RequestHandler:
+        return Connection(
+            self,
+            loop=self._loop,
+            keepalive_timeout=self.patience.keepalive_timeout_s,
+            access_log=_NO_ACCESS_LOG,  # aiohttp's prints the whole request line, query and all
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+
+
+@dataclass(slots=True)
+class Listener:
+    """One open address. `port` is the real one, where the configuration left the choice to the system."""
+
+    address: Address | UnixAddress
+    sock: socket.socket
+    _server: Server | None = field(default=None, init=False)
+    _accepting: asyncio.Server | None = field(default=None, init=False)
+
+    @property
+    def port(self) -> int:
+        return self.sock.getsockname()[1] if isinstance(self.address, Address) else 0
+
+    async def serve(
+        self, handle: Handle, handle_broken: HandleBroken, patience: Patience, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Begin to accept."""
+        self._server = Server(handle, handle_broken, patience)
+        loop = asyncio.get_running_loop()
+        if isinstance(self.address, UnixAddress):
+            self._accepting = await loop.create_unix_server(self._server, sock=self.sock, backlog=BACKLOG)
+        else:
+            self._accepting = await loop.create_server(self._server, sock=self.sock, backlog=BACKLOG, ssl=tls)
+
+    async def close(self, grace_s: float) -> None:
+        """Accept no more, let calls in flight finish within `grace_s`, then cut what is left."""
+        if self._accepting is None or self._server is None:
+            self.sock.close()
+            return
+        self._accepting.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(grace_s)
+        if isinstance(self.address, UnixAddress):
+            self.address.path.unlink(missing_ok=True)
+
+
+def open_listener(address: Address | UnixAddress) -> Listener:
+    """Take the address. Raises OSError if it cannot be had."""
+    return Listener(address, _unix_socket(address.path) if isinstance(address, UnixAddress) else _tcp_socket(address))
+
+
+def _tcp_socket(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead(path)
+        sock.bind(str(path))
+        path.chmod(0o600)  # before listen(): nobody connects while it is wider
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_dead(path: Path) -> None:
+    """A socket file that nobody listens on is left over from a kill; one that answers is somebody's."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def check_fast_parser() -> None:
+    """Raises RuntimeError where aiohttp runs on its pure-Python parser, which is laxer than the C one (threats H1)."""
+    if "_http_parser" not in HttpRequestParser.__module__:
+        raise RuntimeError(
+            "aiohttp's C parser is missing: install aiohttp from a wheel, or build it with its extensions"
+        )
+
+
+def tls_context(cert_path: Path, key_path: Path) -> ssl.SSLContext:
+    """TLS 1.2 or newer with the given certificate. Raises OSError or ssl.SSLError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert_path, key_path)
+    context.set_alpn_protocols(["http/1.1"])
+    return context

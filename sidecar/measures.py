@@ -1,0 +1,59 @@
+"""Which numbers does one request leave behind?
+
+The stages say what happened in values; here, in one place, they become series. Nothing is measured twice: durations
+and statuses are the audit's own, so that the two can be summed against one another.
+"""
+
+from __future__ import annotations
+
+from sidecar.errors import Reason, Refusal
+from sidecar.metrics import Metrics
+from sidecar.turn import Turn
+from sidecar.vocabulary import Decision
+
+AUTHENTICATION = frozenset(
+    {
+        Reason.UNAUTHENTICATED,
+        Reason.BAD_CREDENTIAL,
+        Reason.CREDENTIAL_CONFLICT,
+        Reason.CLIENT_UNKNOWN,
+        Reason.INSUFFICIENT_SCOPE,
+    }
+)
+UPSTREAM_TROUBLE = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
+
+
+def measure(metrics: Metrics, turn: Turn) -> None:
+    """Count one finished request."""
+    record, refusal = turn.record, turn.refusal
+    status = refusal.answer.status if refusal else "success"
+    metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
+    if record.decision is not None:
+        _count_decision(metrics, record.decision)
+    if refusal is not None:
+        _count_refusal(metrics, turn, refusal)
+    elif turn.plan is not None:
+        for charge in turn.plan.charges:
+            metrics.limit_checked(charge.limit, "admitted")
+    upstream_s = record.stages_s.get("upstream")
+    if upstream_s is not None:
+        metrics.upstream_answered(turn.server, upstream_s)
+        metrics.upstream_up(turn.server, refusal is None or refusal.reason not in UPSTREAM_TROUBLE)
+
+
+def _count_decision(metrics: Metrics, decision: Decision) -> None:
+    """By the link that decided: the first that was denied, or the last of those that were all allowed."""
+    deciding = next((link for link in decision.links if not link.allowed), None) or decision.links[-1]
+    metrics.decided(deciding.kind, "allow" if decision.allowed else "deny", decision.reason)
+
+
+def _count_refusal(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
+    if refusal.reason in AUTHENTICATION:
+        metrics.auth_failed(turn.presented_kind, refusal.reason)
+    if refusal.reason is Reason.BAD_ARGUMENTS:
+        metrics.schema_violated(turn.server)
+    if refusal.limit is not None:
+        metrics.limit_checked(refusal.limit.name, "refused")
+    if refusal.reason is Reason.STORE_UNAVAILABLE and turn.plan is not None:
+        for charge in turn.plan.charges:
+            metrics.limit_checked(charge.limit, "unavailable")

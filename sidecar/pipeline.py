@@ -1,0 +1,195 @@
+"""A call arrives. Who is it, what do they want, may they, is it well formed, how often, where to, and who remembers?
+
+The request's way, top to bottom, in the order the questions are asked. Each stage takes typed values and returns one,
+or raises a `Refusal`; whatever happens, the record that wraps the way is closed exactly once.
+
+    arrival     at which address     403 404 405        arrival.py
+    identity    who                  401                identity/
+    intent      what                 400 404 413 415    intents.py, protocols/
+    policy      may they             403                policy/
+    arguments   well formed          a tool's error     arguments.py
+    limits      how often            429 503            limits/
+    audit       evidence first       503                audit/
+    exchange    then the call        502 504            exchanges.py, relay.py, upstreams/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from sidecar import arrival
+from sidecar.answers import Shape, Told, tell
+from sidecar.arrival import Entrance
+from sidecar.audit import Audit
+from sidecar.errors import Reason, Refusal
+from sidecar.exchanges import Exchanges
+from sidecar.intents import Ask, Intent, Understanding
+from sidecar.limits import Limiter, SessionCalls, plan_charges
+from sidecar.measures import measure
+from sidecar.metrics import Metrics
+from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols.mcp import Era
+from sidecar.snapshot import Live, Service
+from sidecar.turn import Turn
+from sidecar.upstreams.sessions import Sessions
+from sidecar.vocabulary import Call, Caller, Decision
+
+log = logging.getLogger("sidecar.pipeline")
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """The policy enforcement point. One instance serves every listener of the data plane."""
+
+    live: Live
+    sessions: Sessions
+    session_calls: SessionCalls
+    limiter: Limiter
+    audit: Audit
+    metrics: Metrics
+    exchanges: Exchanges
+    clock: Callable[[], float]
+    draining: bool = False
+
+    async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
+        """Answer one request. `entrance` is the listener it came through."""
+        turn = self._turn(request)
+        self.metrics.request_started(turn.protocol)
+        try:
+            return await self._way(turn, entrance)
+        except Refusal as refusal:
+            return self._refuse(turn, refusal)
+        except asyncio.CancelledError:
+            turn.remember(Refusal(Reason.CALLER_GONE), 499)
+            raise
+        except Exception:  # the one place: a bug of ours is answered once, recorded once, and told to nobody outside
+            log.exception("bug", extra={"decision_id": turn.record.decision_id})
+            return self._refuse(turn, Refusal(Reason.INTERNAL))
+        finally:
+            measure(self.metrics, turn)
+
+    async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
+        """The seven questions."""
+        arrival.check_entrance(turn.headers, entrance)
+        route = arrival.route_of(turn.raw_path, turn.verb)
+        if route.kind == arrival.METADATA:
+            return self.exchanges.metadata(turn, route.server)
+        caller = await self._identify(turn, route.server, entrance)
+        intent = await self._understand(turn, caller)
+        decision = self._decide(turn, caller, intent.call)
+        service = turn.now.service(turn.server)
+        await self._check_arguments(turn, service, intent)
+        plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, intent.call, decision)
+        turn.plan = plan
+        async with self.limiter.reserve(plan, turn.record.decision_id) as lease:
+            turn.record.limits = lease.states
+            turn.record.mark("limits")
+            turn.record.decided()  # evidence first, then the upstream
+            turn.record.mark("audit")
+            lease.forwarded = True
+            try:
+                return await self.exchanges.carry_out(turn, service, caller, decision, intent, plan.timeout_s)
+            finally:
+                turn.record.mark("upstream")
+
+    async def _identify(self, turn: Turn, server: str, entrance: Entrance) -> Caller:
+        turn.enter(server)
+        if self.draining:
+            raise Refusal(Reason.DRAINING)
+        presented = arrival.presented_by(turn.headers, entrance)
+        caller = await turn.now.identity.identify(presented, turn.now.audience(server))
+        turn.record.caller = caller
+        turn.record.mark("auth")
+        return caller
+
+    async def _understand(self, turn: Turn, caller: Caller) -> Intent:
+        """Era, session, method and parameters; the message itself goes on only as what was understood of it."""
+        understanding = Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
+        if turn.verb != "POST":
+            turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+            intent: Intent = understanding.of_verb(turn.verb)
+        else:
+            raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
+            turn.record.bytes_in = len(raw)
+            message = jsonrpc.parse_message(raw)
+            turn.address(message, understanding.head)
+            intent = understanding.of_message(message)
+        turn.record.call = intent.call
+        turn.record.mark("parse")
+        return intent
+
+    def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
+        """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        engine, now_s = turn.now.engine, self.clock()
+        answers = [
+            engine.enter(caller.chain, asked, now_s)
+            if call.session and asked is call.question
+            else engine.decide(caller.chain, asked, now_s)
+            for asked in call.questions
+        ]
+        decision = next((answer for answer in answers if not answer.allowed), answers[0])
+        if len(answers) > 1:
+            decision = replace(decision, links=tuple(link for answer in answers for link in answer.links))
+        turn.record.decision = decision
+        turn.record.mark("policy")
+        decision.or_refuse()
+        if call.session:
+            self.session_calls.charge(caller.last.name)
+        return decision
+
+    async def _check_arguments(self, turn: Turn, service: Service, intent: Intent) -> None:
+        """No call reaches a tool unvalidated."""
+        if not isinstance(intent, Ask):
+            return
+        if intent.call.method == "tools/list":
+            await service.catalogue.learn(service.timeout_s)  # what is listed must be callable
+        if intent.call.method != "tools/call":
+            return
+        question = intent.call.question
+        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
+        if tool.schema is None:
+            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+        violation = tool.schema.violation(question.arguments)
+        if violation is not None:
+            pointer = f"/arguments{violation.pointer}"
+            data = {"pointer": pointer, "keyword": violation.keyword}
+            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
+        if intent.era is Era.STATELESS and tool.param_headers:
+            head = arrival.head_of(turn.headers)
+            turn.parameter_headers = mcp.check_parameter_headers(head, tool.param_headers, question.arguments)
+        turn.record.mark("arguments")
+
+    def _turn(self, request: web.BaseRequest) -> Turn:
+        headers = arrival.headers_of(request)
+        record = self.audit.recording(
+            protocol="mcp",
+            peer=request.remote or "local",
+            trace_id=arrival.trace_id_of(headers),
+            run_id=arrival.correlation_of(headers, "x-run-id"),
+            thread_id=arrival.correlation_of(headers, "x-thread-id"),
+        )
+        return Turn(request, self.live.current, headers, record)
+
+    def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
+        told = self._told(turn, refusal)
+        recorded = turn.remember(refusal, told.status)
+        if recorded is not refusal:
+            told = self._told(turn, recorded)
+        headers = {"Content-Type": told.content_type, **told.headers}
+        return web.Response(body=told.body, status=told.status, headers=headers)
+
+    def _told(self, turn: Turn, refusal: Refusal) -> Told:
+        return tell(
+            refusal,
+            turn.shape,
+            decision_id=turn.record.decision_id,
+            request_id=turn.request_id,
+            method=turn.method,
+            manner=turn.now.manner,
+            resource_metadata=turn.now.metadata_url(turn.server) if turn.server else "",
+        )

@@ -1,0 +1,315 @@
+"""What of the upstream's answer may the caller have?
+
+The answer's way, as `pipeline.py` is the call's. Every message is parsed, judged and written anew, whether it comes
+as one JSON body or as an event among others: what cannot be read does not pass (threats L1), what a list names is
+what its caller may use (I9), and what a server asks of its client needs a row like any call (CONTRACT 1.4).
+
+    Passage    judges one message; no I/O
+    Relay      moves bytes: one body, or a stream event by event
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from sidecar.answers import error_body, facts_of
+from sidecar.audit import Recording
+from sidecar.errors import Reason, Refusal
+from sidecar.intents import EVENT_STREAM, JSON
+from sidecar.policy import Engine
+from sidecar.protocols import jsonrpc, mcp, sse
+from sidecar.protocols.jsonrpc import Id
+from sidecar.turn import Exchange
+from sidecar.upstreams import Answer
+from sidecar.upstreams.sessions import Session
+from sidecar.vocabulary import Caller, Decision, Question
+
+STREAM_HEADERS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
+WRITE_DEADLINE_S = 30.0  # a caller who does not read for this long has left (threats D4)
+# What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
+PROTOCOL_STATUSES = frozenset({400, 404})
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
+    `final` says that the call has its answer."""
+
+    out: bytes | None = None
+    reply: bytes | None = None
+    final: bool = False
+
+
+Witness = Callable[[Question, Decision], None]
+
+
+@dataclass(slots=True)
+class Passage:
+    """The judge of one answer. `expected` are the ids that may be answered here."""
+
+    engine: Engine
+    caller: Caller
+    server: str
+    now_s: Callable[[], float]
+    expected: Container[Id]
+    session: Session | None
+    usable: Callable[[str], bool]
+    tools_changed: Callable[[], None]
+    witness: Witness
+
+    def judge(self, raw: bytes | str) -> Passed:
+        """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
+        message = read_answer(raw)
+        if isinstance(message, jsonrpc.Response):
+            return self._response(message)
+        if isinstance(message, jsonrpc.Request):
+            return self._request(message)
+        return self._notification(message)
+
+    def _response(self, response: jsonrpc.Response) -> Passed:
+        if response.id is None or response.id not in self.expected:
+            raise refused("it answers another request")
+        if response.error is not None:
+            return Passed(jsonrpc.encode_response(response), final=True)
+        if not isinstance(response.result, dict):
+            raise refused("its result is not an object")
+        return Passed(jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result))), final=True)
+
+    def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+        for member in mcp.LISTS:
+            if member in result:
+                result[member] = self._entries(member, result[member])
+        if result.get("resultType") == "input_required":
+            for method in mcp.asked_of_client(result):
+                self._ask(method).or_refuse()
+        if self.session is not None and not self.session.version:
+            self.session.version = agreed_version(result)
+        if isinstance(result.get("capabilities"), dict):
+            result["capabilities"] = mcp.without_tasks(result["capabilities"])
+        if "cacheScope" in result:
+            result["cacheScope"] = (
+                "private"  # it passed a policy for one caller; no shared cache may serve it to another
+            )
+        return result
+
+    def _entries(self, member: str, entries: object) -> list[Any]:
+        if not isinstance(entries, list):
+            raise refused(f"its {member} are not a list")
+        now_s = self.now_s()
+        return [entry for entry in entries if self._listed(member, entry, now_s)]
+
+    def _listed(self, member: str, entry: object, now_s: float) -> bool:
+        question = mcp.entry_question(member, self.server, entry)
+        if question is None or not self.engine.may_list(self.caller.chain, question, now_s):
+            return False
+        return member != "tools" or self.usable(question.name)
+
+    def _request(self, request: jsonrpc.Request) -> Passed:
+        if self.session is None:
+            raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
+        if request.method == "ping":
+            self.session.expect(request.id, request.method)
+            return Passed(jsonrpc.encode_request(request))
+        if request.method not in mcp.SERVER_REQUESTS:
+            return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
+        if not self._ask(request.method).allowed:
+            return Passed(reply=_no(request.id, _NOT_PERMITTED))
+        self.session.expect(request.id, request.method)
+        return Passed(jsonrpc.encode_request(request))
+
+    def _ask(self, method: str) -> Decision:
+        question = mcp.server_question(self.server, method)
+        decision = self.engine.decide(self.caller.chain, question, self.now_s())
+        self.witness(question, decision)
+        return decision
+
+    def _notification(self, notification: jsonrpc.Notification) -> Passed:
+        if notification.method not in mcp.SERVER_NOTIFICATIONS:
+            return Passed()  # unknown means no
+        if notification.method == "notifications/tools/list_changed":
+            self.tools_changed()
+        if notification.method == "notifications/resources/updated":
+            question = mcp.entry_question("resources", self.server, notification.params)
+            if question is None or not self.engine.may_list(self.caller.chain, question, self.now_s()):
+                return Passed()
+        return Passed(jsonrpc.encode_notification(notification))
+
+
+_UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
+_NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
+
+
+def _no(request_id: Id, error: dict[str, Any]) -> bytes:
+    return jsonrpc.encode_response(jsonrpc.Response(request_id, error=error))
+
+
+@dataclass(slots=True)
+class Relay:
+    """Moves one upstream's answer to one caller, and writes down how it ended."""
+
+    exchange: Exchange
+    passage: Passage
+    extra_headers: dict[str, str] = field(default_factory=dict)
+
+    async def answer(self, answer: Answer) -> web.StreamResponse:
+        """The answer to a request: one JSON object, or a stream that ends with it."""
+        media = answer.media_type
+        if answer.status in PROTOCOL_STATUSES and media == JSON:
+            return await self._protocol_error(answer)
+        if answer.status != 200:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        if media == JSON:
+            passed = self.passage.judge(await answer.read(self._max_bytes))
+            if not passed.final or passed.out is None:
+                raise refused("its body is not an answer")
+            return self._whole(passed.out, 200)
+        if media == EVENT_STREAM:
+            return await self._stream(answer, until_answer=True)
+        raise refused("its media type is neither JSON nor an event stream")
+
+    async def stream(self, answer: Answer) -> web.StreamResponse:
+        """A stream that answers nothing in particular: the session's own, or a resumed one."""
+        if answer.status != 200 or answer.media_type != EVENT_STREAM:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        return await self._stream(answer, until_answer=False)
+
+    async def _protocol_error(self, answer: Answer) -> web.StreamResponse:
+        message = read_answer(await answer.read(MAX_ERROR_BYTES))
+        if not isinstance(message, jsonrpc.Response) or message.error is None:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        if message.id is not None and message.id != self.exchange.turn.request_id:
+            raise refused("it answers another request")
+        own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
+        return self._whole(jsonrpc.encode_response(own), answer.status)
+
+    def _whole(self, body: bytes, status: int) -> web.StreamResponse:
+        self._record.outcome(http_status=status, bytes_out=len(body))
+        return web.Response(body=body, status=status, headers={"Content-Type": JSON, **self.extra_headers})
+
+    async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={**STREAM_HEADERS, **self.extra_headers})
+        await stream.prepare(self.exchange.turn.request)
+        sent = _Sent(stream)
+        try:
+            complete = await self._events(answer, sent, until_answer)
+            if until_answer and not complete and not sent.resumable:
+                raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+            if not self._record.done:
+                self._record.outcome(http_status=200, bytes_out=sent.bytes_out)
+            await sent.end()
+        except Refusal as refusal:
+            await self._break_off(refusal, sent, until_answer)
+        return stream
+
+    async def _break_off(self, refusal: Refusal, sent: _Sent, until_answer: bool) -> None:
+        """The status line is out: the refusal follows as the answer's event, in the protocol."""
+        told = self.exchange.turn.remember(refusal, 200)
+        if told.reason is Reason.CALLER_GONE:
+            return
+        try:
+            if until_answer:
+                facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
+                await sent.write(sse.encode_event(error_body(told, self.exchange.turn.request_id, facts)))
+            await sent.end()
+        except Refusal:  # the caller left meanwhile; what happened is on record
+            return
+
+    async def _events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
+        parser = sse.SseParser(self._max_bytes)
+        async for chunk in answer.chunks(idle_s=None, total_s=self.exchange.left_s):
+            for event in parser.feed(chunk):
+                if await self._event(event, sent, until_answer):
+                    return True
+        return False
+
+    async def _event(self, event: sse.SseEvent, sent: _Sent, until_answer: bool) -> bool:
+        """Pass one event on; True when it was the answer."""
+        if event.comment:
+            await sent.write(sse.KEEP_ALIVE)
+            return False
+        event_id = self._sealed(event.id)
+        sent.resumable = sent.resumable or event_id is not None
+        if not event.data:
+            await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
+            return False
+        passed = self.passage.judge(event.data)
+        if passed.reply is not None:
+            await self._reply(passed.reply)
+        if passed.out is None:
+            return False
+        final = until_answer and passed.final
+        written = sse.encode_event(passed.out, id=event_id)
+        if final:  # evidence before the answer is complete
+            self._record.outcome(http_status=200, bytes_out=sent.bytes_out + len(written))
+        await sent.write(written)
+        return final
+
+    @property
+    def _record(self) -> Recording:
+        return self.exchange.turn.record
+
+    @property
+    def _max_bytes(self) -> int:
+        return self.exchange.turn.now.bounds.max_response_bytes
+
+    def _sealed(self, event_id: str | None) -> str | None:
+        session = self.passage.session
+        return session.sealed_event_id(event_id) if session is not None and event_id else None
+
+    async def _reply(self, reply: bytes) -> None:
+        """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
+        with await self.exchange.post(reply):
+            pass
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What has gone out on a stream. `resumable` once an event bore an id: its reader may come back for the rest."""
+
+    stream: web.StreamResponse
+    bytes_out: int = 0
+    resumable: bool = False
+
+    async def write(self, data: bytes) -> None:
+        self.bytes_out += len(data)
+        try:
+            async with asyncio.timeout(WRITE_DEADLINE_S):
+                await self.stream.write(data)
+        except (TimeoutError, ConnectionError):
+            raise Refusal(Reason.CALLER_GONE) from None
+
+    async def end(self) -> None:
+        try:
+            async with asyncio.timeout(WRITE_DEADLINE_S):
+                await self.stream.write_eof()
+        except (TimeoutError, ConnectionError):
+            raise Refusal(Reason.CALLER_GONE) from None
+
+
+def read_answer(raw: bytes | str) -> jsonrpc.Message:
+    """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
+    try:
+        return jsonrpc.message_from(orjson.loads(raw))
+    except orjson.JSONDecodeError:
+        raise refused("it is not JSON") from None
+    except Refusal as refusal:
+        raise refused(refusal.detail) from None
+
+
+def agreed_version(result: dict[str, Any]) -> str:
+    """The revision that an `initialize` result agrees on; one that we do not know is no agreement."""
+    version = result.get("protocolVersion")
+    if version not in mcp.SESSION_VERSIONS:
+        raise refused("it agrees on a revision that is not known here")
+    return str(version)
+
+
+def refused(detail: str) -> Refusal:
+    return Refusal(Reason.RESPONSE_REFUSED, detail)

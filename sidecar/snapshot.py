@@ -1,0 +1,128 @@
+"""What does a request read, all of it from one moment?
+
+One frozen value, built aside, checked, and swapped by one assignment. A request takes it once; a reload that fails
+leaves the old one serving (CONTRACT 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from sidecar.answers import Manner
+from sidecar.arrival import Bounds
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import Audience, Identity
+from sidecar.limits import Budgets, load_budgets, rule_label
+from sidecar.policy import Engine, load_policy
+from sidecar.settings import Settings
+from sidecar.settings.upstreams import Upstream as Definition
+from sidecar.upstreams import Catalogue, Upstream
+
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+BUDGETS_FILE = "budgets.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One MCP server that stands behind us."""
+
+    name: str
+    definition: Definition
+    upstream: Upstream
+    catalogue: Catalogue
+    timeout_s: float
+    anonymous: bool = False
+    scopes: tuple[str, ...] = ()
+
+    async def close(self) -> None:
+        """Let go of its connections."""
+        await self.catalogue.close()
+        await self.upstream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end."""
+
+    settings: Settings
+    engine: Engine
+    budgets: Budgets
+    identity: Identity
+    services: Mapping[str, Service]
+    base_url: str
+    manner: Manner
+    bounds: Bounds
+    limit_labels: tuple[str, ...] = ()
+
+    def service(self, server: str) -> Service:
+        """The server behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        service = self.services.get(server)
+        if service is None:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+        return service
+
+    def audience(self, server: str) -> Audience:
+        """What a token must be meant for, to be used at this server's address."""
+        service = self.services.get(server)
+        if service is None:
+            return Audience(self.resource(server))
+        return Audience(self.resource(server), service.anonymous, service.scopes)
+
+    def resource(self, server: str) -> str:
+        """The server's address, as RFC 8707 and RFC 9728 name it."""
+        return f"{self.base_url}/mcp/{server}"
+
+    def metadata_url(self, server: str) -> str:
+        """Where RFC 9728 metadata of the server's address is found."""
+        return f"{self.base_url}{METADATA_PATH}/mcp/{server}"
+
+    def resource_metadata(self, server: str) -> bytes:
+        """The RFC 9728 document of a server's address: the same for a name that is none."""
+        service = self.services.get(server)
+        document: dict[str, object] = {
+            "resource": self.resource(server),
+            "authorization_servers": [issuer.issuer for issuer in self.settings.identity.issuers],
+            "bearer_methods_supported": ["header"],
+        }
+        if service is not None and service.scopes:
+            document["scopes_supported"] = list(service.scopes)
+        return orjson.dumps(document)
+
+
+def snapshot_from(
+    settings: Settings, *, identity: Identity, services: Mapping[str, Service], base_url: str
+) -> Snapshot:
+    """Read and check models, rows and budgets. Raises PolicyError with every fault."""
+    policy = settings.policy
+    source = load_policy(policy.models, policy.path, scopes=policy.scopes)
+    budgets = load_budgets(policy.path / BUDGETS_FILE)
+    return Snapshot(
+        settings=settings,
+        engine=Engine(source),
+        budgets=budgets,
+        identity=identity,
+        services=services,
+        base_url=base_url,
+        manner=Manner(settings.answers.deny_style, settings.answers.disclosure),
+        bounds=Bounds(
+            settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
+        ),
+        limit_labels=(*(rule_label(rule.id) for rule in source.rules if rule.max_calls_per_hour), *budgets.labels),
+    )
+
+
+@dataclass(slots=True)
+class Live:
+    """The snapshot that serves now. `build` makes the next one; it raises ConfigError and changes nothing."""
+
+    current: Snapshot
+    clock: Callable[[], float]
+    build: Callable[[Snapshot], Awaitable[Snapshot]]
+
+    async def reload(self) -> Snapshot:
+        """Swap in what the files say now. Raises ConfigError; then the old one serves on."""
+        self.current = await self.build(self.current)
+        return self.current

@@ -1,0 +1,142 @@
+"""What is known of one request while it is on its way?
+
+`Turn` is the request as the caller's side sees it, `Exchange` the decided call as the upstream's side does. Both are
+filled as the stages go; what is in them is never read to decide what an earlier stage has decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from sidecar.answers import Shape
+from sidecar.arrival import Headers, trace_headers
+from sidecar.audit import Recording
+from sidecar.errors import Refusal
+from sidecar.intents import EVENT_STREAM, JSON
+from sidecar.limits import Plan
+from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols.jsonrpc import Id, Request
+from sidecar.protocols.mcp import Head
+from sidecar.snapshot import Service, Snapshot
+from sidecar.upstreams import Answer
+from sidecar.upstreams.sessions import Session
+from sidecar.vocabulary import Caller, Decision
+
+ACCEPT = f"{JSON}, {EVENT_STREAM}"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request on its way: what is known of it so far. The stages fill it in."""
+
+    request: web.BaseRequest
+    now: Snapshot
+    headers: Headers
+    record: Recording
+    protocol: str = "mcp"
+    server: str = ""
+    shape: Shape = Shape.PLAIN
+    request_id: Id | None = None
+    method: str = ""
+    plan: Plan | None = None
+    refusal: Refusal | None = None
+    parameter_headers: list[tuple[str, str]] = field(default_factory=list)
+    started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    @property
+    def raw_path(self) -> str:
+        return self.request.raw_path
+
+    @property
+    def verb(self) -> str:
+        return self.request.method
+
+    @property
+    def presented_kind(self) -> str:
+        """The kind of credential that came, believed or not."""
+        if "x-api-key" in self.headers:
+            return "api_key"
+        return "jwt" if "authorization" in self.headers else "none"
+
+    def enter(self, server: str) -> None:
+        """The address is an MCP server's: from here on refusals are told in its protocol."""
+        self.server, self.shape = server, Shape.STATELESS
+
+    def address(self, message: jsonrpc.Message, head: Head) -> None:
+        """There is a message: refusals are told to its id, in its era."""
+        if isinstance(message, Request):
+            self.request_id = message.id
+        if isinstance(message, jsonrpc.Response):
+            self.shape = Shape.SESSION
+            return
+        self.method = message.method
+        if not mcp.names_stateless(head, message):
+            self.shape = Shape.SESSION
+
+    def remember(self, refusal: Refusal, status: int) -> Refusal:
+        """Put a refusal on record, if nothing terminal is. What cannot be recorded is refused as exactly that."""
+        self.refusal = refusal
+        if self.record.done:
+            return refusal
+        try:
+            self.record.refused(refusal, http_status=status)
+            return refusal
+        except Refusal as unrecorded:
+            self.record.refused(unrecorded, http_status=unrecorded.answer.http)
+            self.refusal = unrecorded
+            return unrecorded
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One decided call, its upstream, and the deadline that the whole exchange shares."""
+
+    turn: Turn
+    service: Service
+    caller: Caller
+    decision: Decision
+    session: Session | None
+    version: str
+    timeout_s: float | None
+
+    @property
+    def left_s(self) -> float | None:
+        """What is left of the deadline, in seconds."""
+        if self.timeout_s is None:
+            return None
+        return max(0.0, self.timeout_s - (asyncio.get_running_loop().time() - self.turn.started_s))
+
+    async def post(self, body: bytes, routing: list[tuple[str, str]] | None = None) -> Answer:
+        """Send one message and wait for the head of what comes back."""
+        return await self.service.upstream.exchange(
+            "POST",
+            body=body,
+            accept=ACCEPT,
+            protocol_version=self.version or None,
+            session_id=self.session.upstream_id if self.session else None,
+            extra=trace_headers(self.turn.headers) + (routing or []),
+            deadline_s=self.patience_s,
+        )
+
+    async def listen(self, last_event_id: str | None) -> Answer:
+        """Open the upstream session's own stream, or the rest of one of its streams."""
+        assert self.session is not None
+        return await self.service.upstream.exchange(
+            "GET",
+            body=None,
+            accept=EVENT_STREAM,
+            protocol_version=self.version,
+            session_id=self.session.upstream_id,
+            last_event_id=last_event_id,
+            extra=trace_headers(self.turn.headers),
+            deadline_s=self.patience_s,
+        )
+
+    @property
+    def patience_s(self) -> float:
+        """How long the upstream may take to begin its answer: what is left, or its own time-out for endless streams."""
+        left_s = self.left_s
+        return self.service.timeout_s if left_s is None else left_s

@@ -1,0 +1,160 @@
+"""Whose session is this, and which upstream session stands behind it?
+
+A session of the session era (MCP 2024-11-05 to 2025-11-25) is ours: a random id, bound to the whole chain and the
+server, mapped to exactly one upstream session. It never identifies anybody: every request proves its caller anew,
+and another chain's session looks like none at all (threats S1-S6, S9, S10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import Id
+from sidecar.vocabulary import Caller
+
+SESSION_ID_BYTES = 32
+MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
+MAX_AWAITED = 64  # questions of one server that its client has not answered yet
+_EVENT_MAC_BYTES = 12
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
+    one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method)."""
+
+    id: str
+    owner: str
+    principal: str
+    server: str
+    version: str
+    upstream_id: str | None
+    started_mono_s: float
+    used_mono_s: float
+    event_key: bytes
+    sent: OrderedDict[Id, None] = field(default_factory=OrderedDict)
+    awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
+    closers: set[Callable[[], None]] = field(default_factory=set)
+
+    def remember(self, request_id: Id) -> None:
+        """The caller asked: an answer with this id may come."""
+        self.sent[request_id] = None
+        if len(self.sent) > MAX_REMEMBERED:
+            self.sent.popitem(last=False)
+
+    def expect(self, request_id: Id, method: str) -> None:
+        """The server asked: the caller may answer this id, once."""
+        self.awaited[request_id] = method
+        if len(self.awaited) > MAX_AWAITED:
+            self.awaited.popitem(last=False)
+
+    def sealed_event_id(self, upstream_event_id: str) -> str:
+        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there."""
+        raw = upstream_event_id.encode()
+        return urlsafe_b64encode(self._event_mac(raw) + raw).decode().rstrip("=")
+
+    def opened_event_id(self, event_id: str) -> str:
+        """The upstream's event id. Raises Refusal(SESSION_UNKNOWN) for one that this session never saw."""
+        try:
+            raw = urlsafe_b64decode(event_id + "=" * (-len(event_id) % 4))
+            mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
+            if hmac.compare_digest(mac, self._event_mac(upstream)):
+                return upstream.decode()
+        except (Base64Error, ValueError):
+            pass
+        raise Refusal(Reason.SESSION_UNKNOWN, "Last-Event-ID is not of this session")
+
+    def _event_mac(self, raw: bytes) -> bytes:
+        return hmac.digest(self.event_key, raw, hashlib.sha256)[:_EVENT_MAC_BYTES]
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Every open session of this process, bounded in number, per principal and in time."""
+
+    clock_mono: Callable[[], float]
+    idle_s: float = 1800.0
+    lifetime_s: float = 86_400.0
+    max_sessions: int = 10_000
+    max_per_principal: int = 64
+    _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    _by_owner: dict[str, OrderedDict[str, None]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(
+        self, caller: Caller, server: str, *, version: str, upstream_id: str | None
+    ) -> tuple[Session, list[Session]]:
+        """A new session, and those of the same owner that had to go for it, oldest first.
+
+        Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
+        """
+        if len(self._open) >= self.max_sessions:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
+        now, owner = self.clock_mono(), caller.binding
+        session = Session(
+            id=secrets.token_urlsafe(SESSION_ID_BYTES),
+            owner=owner,
+            principal=caller.last.name,
+            server=server,
+            version=version,
+            upstream_id=upstream_id,
+            started_mono_s=now,
+            used_mono_s=now,
+            event_key=secrets.token_bytes(32),
+        )
+        mine = self._by_owner.setdefault(owner, OrderedDict())
+        ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
+        for oldest in ended:
+            self.end(oldest)
+        self._open[session.id] = session
+        self._by_owner.setdefault(owner, OrderedDict())[session.id] = None
+        return session, ended
+
+    def find(self, session_id: str, caller: Caller, server: str) -> Session:
+        """The caller's session. Another chain's, another server's and none are the same Refusal(SESSION_UNKNOWN)."""
+        session = self._open.get(session_id)
+        if session is None or session.server != server or session.owner != caller.binding:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if self._is_over(session):
+            # The sweep may not have come by yet; over is over.
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        session.used_mono_s = self.clock_mono()
+        mine = self._by_owner[session.owner]
+        mine.move_to_end(session.id)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Forget it and close what is open of it. Ending twice is no fault."""
+        if self._open.pop(session.id, None) is None:
+            return
+        mine = self._by_owner[session.owner]
+        del mine[session.id]
+        if not mine:
+            del self._by_owner[session.owner]
+        for close in list(session.closers):
+            close()
+
+    def sweep(self) -> list[Session]:
+        """End what is over, and say what that was, so that the upstream can be told."""
+        over = [session for session in self._open.values() if self._is_over(session)]
+        for session in over:
+            self.end(session)
+        return over
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def _is_over(self, session: Session) -> bool:
+        now = self.clock_mono()
+        idle = not session.closers and now - session.used_mono_s > self.idle_s
+        return idle or now - session.started_mono_s > self.lifetime_s
