@@ -255,7 +255,8 @@ class RedisStore:
             raise
         wire = Wire(connection, self._deadline_s, self._lost)
         try:
-            await wire.ask("PING")  # whoever accepts connections but answers late would cost every call its deadline
+            # Loading is also the probe: who accepts connections but answers late would cost every call its deadline.
+            await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in (self._admit, self._settle)))
         except BaseException:
             await wire.close()
             raise

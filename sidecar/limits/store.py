@@ -55,7 +55,7 @@ class Store(Protocol):
         """Undo a reservation, also one whose answer never came."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """Free the slots of a call that is over; its other charges stay."""
+        """Free the slots of a call that is over; its other charges stay for good."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Keep the slots of a call that goes on."""

@@ -1,0 +1,36 @@
+"""Which stores do the tests run against, and who moves their clock?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.unit.limits.stages import Stage, memory_stage, redis_stage
+from tests.valkey import Valkey, running_valkey
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def fresh_valkey(valkey: Valkey) -> Valkey:
+    with valkey.client() as client:
+        client.flushall()
+        client.script_flush()
+    return valkey
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """Every contract test runs over both stores, on a clock that stands still until it is moved."""
+    if request.param == "memory":
+        yield memory_stage()
+        return
+    valkey: Valkey = request.getfixturevalue("fresh_valkey")
+    stage = redis_stage(valkey)
+    yield stage
+    await stage.store.close()

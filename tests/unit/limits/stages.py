@@ -1,0 +1,75 @@
+"""A store whose clock the test moves.
+
+Redis' own clock cannot be moved, so the test runs another build of the scripts: the one line that reads TIME reads a
+list that the test writes. Everything else in them is what is shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sidecar.limits.memory import MemoryStore
+from sidecar.limits.plan import Charge, Kind
+from sidecar.limits.redis import RedisStore, Script, shipped
+from sidecar.limits.store import Store
+from tests.valkey import Valkey
+
+MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+START_US = 1_795_824_000_000_000  # 2026-11-28T00:00:00Z, a midnight
+LEASE_S = 60.0
+CLOCK = "{sidecar}:test-clock"
+
+
+@dataclass
+class Stage:
+    """A store and its clock, in µs since the epoch."""
+
+    store: Store
+    announce: Callable[[int], None] = lambda _: None
+    now_us: int = field(default=START_US)
+
+    def to(self, now_us: int) -> None:
+        self.now_us = now_us
+        self.announce(now_us)
+
+    async def settled(self) -> None:
+        """Until everything said so far has been done: replies come in order."""
+        await self.store.ping()
+
+    def wait(self, duration_us: int) -> None:
+        self.to(self.now_us + duration_us)
+
+
+def memory_stage() -> Stage:
+    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S)
+    stage = Stage(store)
+    return stage
+
+
+def redis_stage(valkey: Valkey) -> Stage:
+    def announce(now_us: int) -> None:
+        with valkey.client() as client:
+            client.delete(CLOCK)
+            client.rpush(CLOCK, now_us // 1_000_000, now_us % 1_000_000)
+
+    store = RedisStore(
+        RedisStore.at(valkey.url)._connect,
+        lease_s=LEASE_S,
+        deadline_s=2.0,
+        admit=on_test_clock("admit.lua"),
+        settle=on_test_clock("settle.lua"),
+    )
+    stage = Stage(store, announce)
+    stage.to(START_US)
+    return stage
+
+
+def on_test_clock(name: str) -> Script:
+    text, real = shipped(name).text, "redis.call('TIME')"
+    assert text.count(real) == 1
+    return Script.of(text.replace(real, f"redis.call('LRANGE', '{CLOCK}', 0, -1)"))
+
+
+def charge(kind: Kind, most: int, name: str = "a", interval_us: int = 0) -> Charge:
+    return Charge(f"test:{name}:{kind}", kind, f"{kind}:{name}", most, interval_us=interval_us)

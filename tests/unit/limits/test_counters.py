@@ -1,0 +1,117 @@
+"""Do the counters say what a naive reader of the contract would count?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.limits.counters import Counter, Daily, Rate, Sliding, Slots
+from sidecar.limits.plan import Charge
+from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, START_US, charge
+
+# Where windows begin and end, and one microsecond to each side.
+EDGES = st.sampled_from([0, MINUTE_US, HOUR_US, HOUR_US + MINUTE_US, DAY_US]).flatmap(
+    lambda edge: st.sampled_from([max(0, edge - 1), edge, edge + 1])
+)
+PAUSES_US = st.lists(st.one_of(EDGES, st.integers(0, 2 * HOUR_US), st.integers(0, MINUTE_US)), max_size=80)
+
+
+def admitted_at(counter: Counter, limit: Charge, pauses_us: Sequence[int]) -> list[int]:
+    """Ask after each pause; when were we let in?"""
+    now_us, moments = START_US, []
+    for number, pause_us in enumerate(pauses_us):
+        now_us += pause_us
+        if not counter.ask(limit, now_us).wait_us:
+            counter.charge(limit, now_us, str(number))
+            moments.append(now_us)
+    return moments
+
+
+@given(PAUSES_US, st.integers(1, 6))
+def test_in_no_60_minutes_are_more_than_n_admitted(pauses_us: list[int], most: int) -> None:
+    moments = admitted_at(Sliding(), charge("hour", most), pauses_us)
+    for first in moments:
+        assert sum(first <= moment < first + HOUR_US for moment in moments) <= most
+
+
+@given(PAUSES_US, st.integers(1, 6))
+def test_an_hour_refuses_only_what_61_minutes_hold(pauses_us: list[int], most: int) -> None:
+    counter, limit, now_us, moments = Sliding(), charge("hour", most), START_US, list[int]()
+    for pause_us in pauses_us:
+        now_us += pause_us
+        recent = sum(moment // MINUTE_US >= now_us // MINUTE_US - 60 for moment in moments)
+        standing = counter.ask(limit, now_us)
+        assert (standing.wait_us == 0) == (recent < most)
+        assert standing.remaining == most - recent
+        if not standing.wait_us:
+            counter.charge(limit, now_us, "")
+            moments.append(now_us)
+
+
+def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_across_hour_edges() -> None:
+    limit = charge("hour", 120)
+    moments = admitted_at(Sliding(), limit, [30_000_000 - 7] * 120 * 3 + [1_000_000] * 600)
+    assert max(sum(first <= moment < first + HOUR_US for moment in moments) for first in moments) == 120
+
+
+@given(PAUSES_US, st.integers(1, 4))
+def test_no_calendar_day_has_more_than_its_quota(pauses_us: list[int], most: int) -> None:
+    moments = admitted_at(Daily(), charge("day", most), pauses_us)
+    days = [moment // DAY_US for moment in moments]
+    assert all(days.count(day) <= most for day in days)
+
+
+@given(
+    st.lists(st.integers(0, 3_000), max_size=120),
+    st.integers(1, 5),
+    st.integers(1, 1_000),
+)
+def test_a_rate_admits_a_burst_and_what_time_has_paid_and_all_of_that(
+    pauses_us: list[int], burst: int, interval_us: int
+) -> None:
+    limit, counter = charge("rate", burst, interval_us=interval_us), Rate()
+    level_us, now_us = burst * interval_us, START_US  # a bucket of time: what a call costs flows back
+    for pause_us in pauses_us:
+        now_us += pause_us
+        level_us = min(burst * interval_us, level_us + pause_us)
+        standing = counter.ask(limit, now_us)
+        assert standing.remaining == level_us // interval_us
+        assert standing.wait_us == max(0, interval_us - level_us)
+        if not standing.wait_us:
+            counter.charge(limit, now_us, "")
+            level_us -= interval_us
+
+
+STEPS = st.tuples(st.integers(0, 90), st.sampled_from(["take", "free", "keep"]), st.integers(0, 5))
+
+
+@given(st.lists(STEPS, max_size=80))
+def test_slots_hold_living_leases_only(steps: list[tuple[int, str, int]]) -> None:
+    slots, limit, now_us = Slots(lease_us=60), charge("concurrency", 3), START_US
+    ends: dict[str, int] = {}
+    for pause_us, verb, number in steps:
+        now_us, owner = now_us + pause_us, str(number)
+        ends = {name: end for name, end in ends.items() if end > now_us}
+        standing = slots.ask(limit, now_us)
+        assert standing.remaining == 3 - len(ends)
+        if verb == "take" and owner not in ends and not standing.wait_us:
+            slots.charge(limit, now_us, owner)
+            ends[owner] = now_us + 60
+        elif verb == "free":
+            slots.give_back(limit, now_us, owner)
+            ends.pop(owner, None)
+        elif verb == "keep" and owner in ends:
+            slots.extend(now_us, owner)
+            ends[owner] = now_us + 60
+
+
+@given(st.integers(0, 2 * DAY_US))
+def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None:
+    limits = (charge("hour", 2), charge("day", 2), charge("rate", 2, interval_us=1_000_000), charge("concurrency", 2))
+    for limit, make in zip(limits, (Sliding, Daily, Rate, lambda: Slots(60_000_000)), strict=True):
+        used, now_us = make(), START_US + pause_us
+        used.charge(limit, START_US, "owner")
+        if used.idle(now_us):
+            assert used.ask(limit, now_us) == make().ask(limit, now_us)

@@ -1,0 +1,197 @@
+"""Do both stores keep the promises of limits: all or nothing, nothing lost, nothing for ever?"""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from sidecar.limits.plan import Charge
+from sidecar.limits.store import StoreUnavailable, Verdict
+from tests.unit.limits.stages import DAY_US, HOUR_US, LEASE_S, MINUTE_US, START_US, Stage, charge
+
+HOUR, DAY, RATE, SLOTS = (
+    charge("hour", 3),
+    charge("day", 3),
+    charge("rate", 3, interval_us=1_000_000),
+    charge("concurrency", 3),
+)
+EVERY_KIND = pytest.mark.parametrize("limit", [HOUR, DAY, RATE, SLOTS], ids=lambda limit: limit.kind)
+
+
+async def fill(stage: Stage, *charges: Charge, times: int, prefix: str = "call") -> list[Verdict]:
+    return [await stage.store.reserve(charges, f"{prefix}-{number}") for number in range(times)]
+
+
+async def remaining(stage: Stage, limit: Charge) -> int:
+    """Read a limit without moving it: one reservation, given back."""
+    probe = uuid4().hex
+    verdict = await stage.store.reserve((limit,), probe)
+    stage.store.give_back((limit,), probe)
+    await stage.settled()
+    return verdict.standings[0].remaining + verdict.admitted
+
+
+@EVERY_KIND
+async def test_as_many_are_admitted_as_the_limit_says_and_not_one_more(stage: Stage, limit: Charge) -> None:
+    verdicts = await fill(stage, limit, times=5)
+    assert [verdict.admitted for verdict in verdicts] == [True] * 3 + [False] * 2
+    assert [verdict.standings[0].remaining for verdict in verdicts] == [2, 1, 0, 0, 0]
+    assert [verdict.standings[0].wait_us > 0 for verdict in verdicts] == [False] * 3 + [True] * 2
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("other", [HOUR, DAY, RATE, SLOTS], ids=lambda limit: limit.kind)
+async def test_a_call_refused_by_one_limit_moves_no_other(stage: Stage, limit: Charge, other: Charge) -> None:
+    full = charge(limit.kind, 1, "full", limit.interval_us)
+    await stage.store.reserve((full,), "first")
+    for order in ((full, other), (other, full)):
+        verdict = await stage.store.reserve(order, f"refused-{order[0].limit}")
+        assert not verdict.admitted
+        assert [standing.wait_us > 0 for standing in verdict.standings] == [item is full for item in order]
+    assert [verdict.admitted for verdict in await fill(stage, other, times=4)] == [True] * 3 + [False]
+
+
+@EVERY_KIND
+async def test_a_call_that_was_not_forwarded_gives_every_charge_back(stage: Stage, limit: Charge) -> None:
+    await fill(stage, limit, times=3)
+    stage.store.give_back((limit,), "call-1")
+    assert [verdict.admitted for verdict in await fill(stage, limit, times=2, prefix="next")] == [True, False]
+
+
+@EVERY_KIND
+async def test_giving_back_twice_gives_back_once(stage: Stage, limit: Charge) -> None:
+    await fill(stage, limit, times=3)
+    for _ in range(3):
+        stage.store.give_back((limit,), "call-1")
+    assert [verdict.admitted for verdict in await fill(stage, limit, times=2, prefix="next")] == [True, False]
+
+
+@EVERY_KIND
+async def test_one_decision_is_charged_once_however_often_it_is_asked(stage: Stage, limit: Charge) -> None:
+    for _ in range(5):
+        assert (await stage.store.reserve((limit,), "same")).admitted
+    assert [verdict.admitted for verdict in await fill(stage, limit, times=3)] == [True, True, False]
+
+
+@EVERY_KIND
+async def test_a_charge_that_arrives_after_it_was_given_back_does_nothing(stage: Stage, limit: Charge) -> None:
+    stage.store.give_back((limit,), "late")
+    with pytest.raises(StoreUnavailable):
+        await stage.store.reserve((limit,), "late")
+    assert [verdict.admitted for verdict in await fill(stage, limit, times=4)] == [True] * 3 + [False]
+
+
+async def test_releasing_frees_the_slot_and_keeps_the_other_charges(stage: Stage) -> None:
+    await stage.store.reserve((HOUR, SLOTS), "call")
+    for _ in range(2):
+        stage.store.release((HOUR, SLOTS), "call")
+    assert await remaining(stage, SLOTS) == 3
+    assert await remaining(stage, HOUR) == 2
+
+
+async def test_nothing_comes_back_after_a_release(stage: Stage) -> None:
+    await stage.store.reserve((HOUR, SLOTS), "call")
+    stage.store.release((HOUR, SLOTS), "call")
+    stage.store.give_back((HOUR, SLOTS), "call")
+    assert await remaining(stage, HOUR) == 2
+
+
+async def test_a_slot_whose_owner_died_returns_after_its_lease(stage: Stage) -> None:
+    await fill(stage, SLOTS, times=3)
+    stage.wait(int(LEASE_S * 1e6) - 1)
+    assert not (await stage.store.reserve((SLOTS,), "early")).admitted
+    stage.wait(1)
+    assert await remaining(stage, SLOTS) == 3
+
+
+async def test_an_extended_slot_outlives_its_lease_and_an_ended_one_stays_ended(stage: Stage) -> None:
+    await fill(stage, SLOTS, times=3)
+    stage.wait(int(LEASE_S * 1e6) // 2)
+    stage.store.extend((SLOTS,), "call-0")
+    await stage.settled()
+    stage.wait(int(LEASE_S * 1e6) // 2)
+    assert await remaining(stage, SLOTS) == 2
+    stage.store.extend((SLOTS,), "call-1")
+    assert await remaining(stage, SLOTS) == 2
+
+
+async def test_a_quiet_caller_has_the_whole_hour_back_after_61_minutes(stage: Stage) -> None:
+    stage.to(START_US + MINUTE_US - 1)
+    await fill(stage, HOUR, times=3)
+    stage.wait(HOUR_US)
+    assert not (await stage.store.reserve((HOUR,), "60 minutes")).admitted
+    stage.wait(MINUTE_US)
+    assert await remaining(stage, HOUR) == 3
+
+
+async def test_the_wait_that_an_hour_tells_is_the_wait_that_it_keeps(stage: Stage) -> None:
+    await stage.store.reserve((HOUR,), "first")
+    stage.wait(10 * MINUTE_US)
+    await fill(stage, HOUR, times=2)
+    refused = (await stage.store.reserve((HOUR,), "refused")).standings[0]
+    assert refused.wait_us == 51 * MINUTE_US
+    assert refused.reset_us == START_US + 71 * MINUTE_US
+    stage.wait(refused.wait_us - 1)
+    assert not (await stage.store.reserve((HOUR,), "too early")).admitted
+    stage.wait(1)
+    assert (await stage.store.reserve((HOUR,), "in time")).admitted
+
+
+async def test_a_day_ends_at_midnight_utc(stage: Stage) -> None:
+    stage.to(START_US + DAY_US - 1)
+    verdicts = await fill(stage, DAY, times=4)
+    assert verdicts[-1].standings[0] == (0, 1, START_US + DAY_US)
+    stage.wait(1)
+    assert await remaining(stage, DAY) == 3
+
+
+async def test_a_day_that_is_over_takes_nothing_back(stage: Stage) -> None:
+    await fill(stage, DAY, times=3)
+    stage.wait(DAY_US)
+    await fill(stage, DAY, times=2, prefix="tomorrow")
+    stage.store.give_back((DAY,), "call-0")
+    assert await remaining(stage, DAY) == 1
+
+
+async def test_a_rate_lets_a_burst_through_and_then_one_call_per_interval(stage: Stage) -> None:
+    verdicts = await fill(stage, RATE, times=4)
+    assert verdicts[-1].standings[0] == (0, 1_000_000, START_US + 3_000_000)
+    for _ in range(3):
+        stage.wait(999_999)
+        assert not (await stage.store.reserve((RATE,), "too early")).admitted
+        stage.wait(1)
+        assert (await stage.store.reserve((RATE,), f"at {stage.now_us}")).admitted
+
+
+async def test_a_rate_gives_nothing_back_that_time_has_paid_back_already(stage: Stage) -> None:
+    one = charge("rate", 1, interval_us=1_000_000)
+    await stage.store.reserve((one,), "early")
+    stage.wait(1_000_000)
+    await stage.store.reserve((one,), "forwarded")
+    stage.store.give_back((one,), "early")
+    assert not (await stage.store.reserve((one,), "third")).admitted
+
+
+@EVERY_KIND
+async def test_a_clock_that_steps_back_lifts_no_limit_and_blocks_nobody_for_ever(stage: Stage, limit: Charge) -> None:
+    await fill(stage, limit, times=3)
+    stage.wait(-HOUR_US)
+    assert not (await stage.store.reserve((limit,), "earlier")).admitted
+    stage.wait(DAY_US + 2 * HOUR_US)
+    assert await remaining(stage, limit) == 3
+
+
+async def test_a_rate_goes_on_at_its_pace_after_a_clock_that_stepped_back(stage: Stage) -> None:
+    await fill(stage, RATE, times=3)
+    stage.wait(-HOUR_US)
+    assert (await stage.store.reserve((RATE,), "at once")).standings[0].wait_us == 1_000_000
+
+
+@EVERY_KIND
+async def test_a_limit_that_was_lowered_counts_what_was_used(stage: Stage, limit: Charge) -> None:
+    await fill(stage, limit, times=3)
+    lower = Charge(limit.limit, limit.kind, limit.key, 1, interval_us=limit.interval_us)
+    verdict = await stage.store.reserve((lower,), "after the reload")
+    assert (verdict.admitted, verdict.standings[0].remaining) == (False, 0)
+    assert verdict.standings[0].wait_us > 0
