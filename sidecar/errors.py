@@ -206,7 +206,7 @@ class Fault:
                 " " * (len(gutter) - 2) + "| " + " " * (self.column - 1) + "^" * max(1, self.width),
             ]
         if self.hint:
-            lines.append(f"  hint: {self.hint}")
+            lines.append(f"   hint: {self.hint}")
         return "\n".join(lines)
 
 

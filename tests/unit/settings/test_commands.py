@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from sidecar.cli import main
 from sidecar.cli.config import config, schema, schema_of
 from sidecar.cli.init import init
 from sidecar.settings import load_settings
@@ -132,6 +133,12 @@ def test_init_writes_a_folder_that_is_valid_and_keeps_no_secret(tmp_path: Path) 
     assert {"sidecar.yaml", "policies/agent_to_tool.csv", "policies/budgets.yaml", "keys/README.md"} <= written
     assert {f"models/{path.name}" for path in shipped("models").glob("*.conf")} <= written
     jsonschema.validate(yaml.safe_load((folder / "sidecar.yaml").read_text()), schema_of("config"))
+
+
+def test_what_init_writes_passes_check(tmp_path: Path) -> None:
+    CliRunner().invoke(main, ["init", str(tmp_path)])
+    result = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "sidecar.yaml")])
+    assert result.exit_code == 0, result.output
 
 
 def test_init_allows_nothing_by_a_star_alone(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_all_faults_of_shape_come_at_once_in_the_order_of_the_file() -> None:
 
 
 def test_an_empty_file_says_what_it_needs() -> None:
-    with pytest.raises(SettingsError, match=r"the file is empty\n  hint: it needs at least: version"):
+    with pytest.raises(SettingsError, match=r"the file is empty\n   hint: it needs at least: version"):
         read("# nothing\n").validate(Outer)
 
 
