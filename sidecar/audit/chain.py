@@ -30,7 +30,7 @@ import orjson
 from sidecar.audit.digest import HEAD, KEY_ID_CHARS, AuditKey
 
 GENESIS = "0" * 64
-MAX_LINE_BYTES = 1024 * 1024  # what `record` bounds stays far below; a longer line is no record
+MAX_LINE_BYTES = 2 * 1024 * 1024  # what `record` bounds stays below (usually at 2 kB); a longer line is no record
 HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
 _SEALED = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')

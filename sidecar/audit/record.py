@@ -76,7 +76,8 @@ ID_CHARS = 256  # ids of requests, traces, runs, threads; names of tools and met
 NAME_CHARS = 512  # a principal's name is at most 261 (CONTRACT 1.1); issuers are URLs
 OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
-ENTRIES = 32  # of any list
+ENTRIES = 32  # of any list that is not named below
+CHAIN, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
@@ -155,8 +156,8 @@ def arguments_digest(key: AuditKey, caller: Caller | None, question: Question) -
 def about_caller(caller: Caller) -> dict[str, Any]:
     """Who: the chain, and what proved it."""
     return {
-        "credential": [_credential(credential) for credential in caller.credentials[:ENTRIES]],
-        "chain": _names([principal.name for principal in caller.chain]),
+        "credential": [_credential(credential) for credential in caller.credentials[:CREDENTIALS]],
+        "chain": _names([principal.name for principal in caller.chain[:CHAIN]]),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
 
@@ -208,7 +209,7 @@ def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
 
 def control_facts(what: str, by: str, given: Mapping[str, object]) -> dict[str, object]:
     """What a control event says: the act, who did it, and its particulars."""
-    particulars = list(given.items())[:ENTRIES]
+    particulars = list(given.items())[:PARTICULARS]
     return {
         "what": text(what, ID_CHARS),
         "by": text(by, NAME_CHARS),
@@ -229,7 +230,7 @@ def _link(link: Link) -> dict[str, Any]:
         "kind": link.kind,
         "action": text(link.action, ID_CHARS),
         "decision": "allow" if link.allowed else "deny",
-        "rules": _names([rule.id for rule in link.rules[:ENTRIES]], RULE_CHARS),
+        "rules": _names([rule.id for rule in link.rules[:RULES]], RULE_CHARS),
     }
 
 
@@ -263,13 +264,13 @@ def _plain(value: object) -> object:
         case int():
             return request_id(value)
         case list() | tuple():
-            return _names([str(item) for item in value[:ENTRIES]])
+            return _names([str(item) for item in value[:ENTRIES]], RULE_CHARS)
         case _:
             return text(str(value), NAME_CHARS)
 
 
 def _inputs(key: AuditKey, namespace: str, fact: Fact) -> dict[str, str | None]:
-    inputs = list(fact.inputs.items())[:ENTRIES]
+    inputs = list(fact.inputs.items())[:INPUTS]
     return {text(path, RULE_CHARS): _input(key, namespace, value) for path, value in inputs}
 
 

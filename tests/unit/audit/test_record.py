@@ -1,0 +1,321 @@
+"""Is every fact in its field, bounded, once, and nothing else?"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.audit import time_ordered_ids
+from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
+from sidecar.audit.record import FIELDS
+from sidecar.audit.recorder import Audit
+from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
+from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, PermissionKind, Principal, Question, Rule
+from tests.peers import recompute_audit as peer
+from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, understood
+
+SEED_FIELDS = (
+    "id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied duration_ms status"
+    " error_message"
+)
+OUR_FIELDS = (
+    "v event instance seq prev_hash hash key_id decision_id request_id trace_id peer credential chain protocol"
+    " protocol_version upstream object action links reason policy_revision enforcement facts limits http_status"
+    " bytes_in bytes_out latency would_deny"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+@pytest.fixture
+def audit(path: Path) -> Any:
+    audit = open_audit(path)
+    yield audit
+    audit.close()
+
+
+def test_every_field_of_the_contract_is_in_every_event_in_one_order(audit: Audit, path: Path) -> None:
+    audit.control("start", "sidecar", version="1")
+    forward(audit)
+    refuse(audit)
+    written = records(path)
+    assert [record["event"] for record in written] == ["control", "decision", "outcome", "refusal"]
+    for record in written:
+        assert tuple(record) == FIELDS
+    assert {*SEED_FIELDS.split(), *OUR_FIELDS.split()} <= set(FIELDS)
+    assert FIELDS[-1] == "hash"
+
+
+def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path: Path) -> None:
+    recording = understood(audit)
+    recording.decided()
+    assert isinstance(audit.clock, FakeClock)
+    audit.clock.now += 0.25
+    recording.mark("upstream")
+    recording.outcome(http_status=200, bytes_out=512)
+    decision, outcome = records(path)
+    digest = peer.args_hash(KEY.secret, "corp", "tools/call", "tool:github/search", ARGUMENTS)
+    expected = {
+        "v": 1,
+        "event": "outcome",
+        "seq": 2,
+        "timestamp": "2026-11-18T11:06:40.500000Z",
+        "instance": "one",
+        "decision_id": recording.decision_id,
+        "request_id": 7,
+        "trace_id": "t" * 32,
+        "run_id": "run",
+        "thread_id": "th",
+        "peer": "127.0.0.1:5000",
+        "credential": [{"kind": "jwt", "issuer": "https://idp.acme.example", "key_id": "key-1"}],
+        "chain": ["user:corp/alice", "nhi:corp/researcher"],
+        "agent_id": "nhi:corp/researcher",
+        "agent_role": "role:oncall",
+        "protocol": "mcp",
+        "protocol_version": "2026-07-28",
+        "upstream": "github",
+        "tool_name": "github",
+        "method": "search",
+        "action": "tools/call",
+        "object": "tool:github/search",
+        "args_hash": digest,
+        "redaction_applied": True,
+        "status": "success",
+        "reason": None,
+        "error_message": None,
+        "links": [
+            {"kind": "user_to_nhi", "action": "delegate", "decision": "allow", "rules": ["reads-github"]},
+            {"kind": "agent_to_tool", "action": "tools/call", "decision": "allow", "rules": ["reads-github"]},
+        ],
+        "limits": [{"name": "row:reads-github", "charged": 1, "remaining": 119, "limit": 120}],
+        "would_deny": ["shadow-rule"],
+        "would_allow": [],
+        "policy_revision": "rev-1",
+        "enforcement": "enforce",
+        "http_status": 200,
+        "bytes_in": 300,
+        "bytes_out": 512,
+        "duration_ms": 250.0,
+        "latency": {"identify": 0.0, "decide": 0.0, "upstream": 250.0},
+        "control": None,
+        "key_id": KEY.id,
+        "prev_hash": decision["hash"],
+    }
+    assert {name: outcome[name] for name in expected} == expected
+    assert outcome["facts"][0]["condition"] == "c0ffee" * 5
+    assert re.fullmatch("[0-9a-f]{32}", outcome["facts"][0]["inputs"]["args.repo"])
+    own = "event seq id timestamp status http_status bytes_out duration_ms latency prev_hash hash"
+    same = set(FIELDS) - set(own.split())
+    assert {name: decision[name] for name in same} == {name: outcome[name] for name in same}
+    assert (decision["status"], decision["http_status"], decision["duration_ms"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_each_reason_has_its_status_and_message_from_the_closed_table(audit: Audit, path: Path, reason: Reason) -> None:
+    recording = understood(audit)
+    recording.refused(Refusal(reason, "a detail that evidence does not repeat"), http_status=403)
+    (record,) = records(path)
+    answer = ANSWERS[reason]
+    told = (record["event"], record["reason"], record["status"], record["error_message"], record["http_status"])
+    assert told == ("refusal", reason.value, answer.status, answer.message, 403)
+    assert record["args_hash"] and b"a detail" not in path.read_bytes()
+
+
+def test_a_refusal_before_anything_is_known_is_on_record_too(audit: Audit, path: Path) -> None:
+    recording = audit.recording(protocol="mcp", peer="unix")
+    recording.upstream = "github"
+    recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401)
+    (record,) = records(path)
+    unknown = ("agent_id", "args_hash", "object", "action", "policy_revision", "method", "request_id")
+    assert [record[name] for name in unknown] == [None] * len(unknown)
+    assert (record["upstream"], record["chain"], record["links"], record["status"]) == (
+        "github",
+        [],
+        [],
+        "permission_denied",
+    )
+
+
+def test_a_refusal_after_the_decision_is_the_calls_outcome(audit: Audit, path: Path) -> None:
+    recording = understood(audit)
+    recording.decided()
+    recording.charged = 0
+    recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502)
+    decision, outcome = records(path)
+    assert (outcome["event"], outcome["reason"], outcome["status"]) == ("outcome", "upstream-failed", "error")
+    assert (decision["limits"][0]["charged"], outcome["limits"][0]["charged"]) == (1, 0)
+
+
+def test_the_limit_that_refused_is_named_and_nothing_was_charged(audit: Audit, path: Path) -> None:
+    recording = understood(audit)
+    recording.refused(Refusal(Reason.RATE_LIMITED, limit=LimitState("tool:github/*", 10, 0, 1.0)), http_status=429)
+    (record,) = records(path)
+    assert [(limit["name"], limit["charged"], limit["remaining"]) for limit in record["limits"]] == [
+        ("row:reads-github", 0, 119),
+        ("tool:github/*", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("first", ["outcome", "refused"])
+@pytest.mark.parametrize("second", ["outcome", "refused", "decided"])
+def test_nothing_can_be_written_after_the_terminal_record(audit: Audit, path: Path, first: str, second: str) -> None:
+    recording = understood(audit)
+    ends = {
+        "outcome": lambda: recording.outcome(http_status=200, bytes_out=1),
+        "refused": lambda: recording.refused(Refusal(Reason.INTERNAL), http_status=500),
+        "decided": recording.decided,
+    }
+    ends[first]()
+    assert recording.done
+    with pytest.raises(AssertionError):
+        ends[second]()
+    assert len(records(path)) == 1
+
+
+def test_a_decision_is_recorded_once(audit: Audit) -> None:
+    recording = understood(audit)
+    recording.decided()
+    with pytest.raises(AssertionError):
+        recording.decided()
+
+
+def test_arguments_that_cannot_be_hashed_do_not_pass_and_their_refusal_is_recorded(audit: Audit, path: Path) -> None:
+    recording = understood(audit, arguments={"x": "\ud800"})
+    with pytest.raises(Refusal) as refused:
+        recording.decided()
+    assert refused.value.reason is Reason.MALFORMED_CALL
+    recording.refused(refused.value, http_status=400)
+    (record,) = records(path)
+    assert (record["event"], record["reason"], record["args_hash"]) == ("refusal", "malformed-call", None)
+
+
+def test_a_uris_query_and_fragment_are_hashed_and_not_shown(audit: Audit, path: Path) -> None:
+    uris = ["file:///a?token=hunter2", "file:///a?token=hunter3", "file:///a#hunter2"]
+    for uri in uris:
+        forward(audit, object=f"resource:files/{uri}", action="resources/read", server="files", name=uri, arguments={})
+    written = records(path)[::2]
+    assert {(record["object"], record["method"]) for record in written} == {("resource:files/file:///a", "file:///a")}
+    assert all(record["redaction_applied"] for record in written)
+    assert len({record["args_hash"] for record in written}) == 3
+    assert b"hunter" not in path.read_bytes()
+
+
+def test_a_method_without_a_name_is_called_by_its_word_on_the_wire(audit: Audit, path: Path) -> None:
+    forward(audit, object="nhi:github", action="tools/list", name="", arguments={})
+    record = records(path)[0]
+    assert (record["method"], record["redaction_applied"]) == ("tools/call", False)
+
+
+def test_raw_arguments_and_fact_inputs_are_nowhere(audit: Audit, path: Path) -> None:
+    forward(audit, arguments={"canary-key": "canary-value", "n": 424242424242})
+    text = path.read_bytes()
+    assert b"canary" not in text and b"424242424242" not in text and b"acme/site" not in text
+
+
+def test_a_control_event_says_what_who_and_with_what(audit: Audit, path: Path) -> None:
+    audit.control("reload", "signal", old_revision="a", new_revision="b", rules=3, faults=["x"], ok=True, more=None)
+    (record,) = records(path)
+    assert record["control"] == {
+        "what": "reload",
+        "by": "signal",
+        "old_revision": "a",
+        "new_revision": "b",
+        "rules": 3,
+        "faults": ["x"],
+        "ok": True,
+        "more": None,
+    }
+    assert (record["chain"], record["status"], record["latency"]) == ([], None, {})
+
+
+HOSTILE = '\r\n\x1b[31m\x00\x7f\x85\u2028\u2029\u202e\u200b\ufeff"\\},{"event":"outcome"}\n\U0001f600\ud800'
+
+
+def hostile_request(audit: Audit, text: str) -> None:
+    recording = audit.recording(protocol=text, peer=text, request_id=text, trace_id=text, run_id=text, thread_id=text)
+    recording.caller = Caller((Principal(f"user:{text}", text),) * 40, (Credential("jwt", text, text),) * 40)
+    asked = Question(f"tool:{text}", text, text, text, {"a": 1}, {})
+    recording.call = Call("mcp", text, text, text, (asked,))
+    rule = Rule(text, PermissionKind.AGENT_TO_TOOL, text, text, (text,), "allow")
+    fact = Fact(text, "error", {f"{number}{text}": object() for number in range(40)})
+    link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40, facts=(fact,) * 40)
+    recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40)
+    recording.limits = (LimitState(text, 1, 1),) * 40
+    recording.decided()
+    recording.refused(Refusal(Reason.INTERNAL, text), http_status=500)
+    audit.control(text, text, **{f"{number}{text}": [text] * 40 for number in range(40)})
+    audit.control(text, text, text=text, integer=10**400)
+
+
+def lines_of(path: Path) -> list[bytes]:
+    raw = path.read_bytes()
+    assert raw.endswith(b"\n")
+    return raw[:-1].split(b"\n")
+
+
+@pytest.mark.parametrize("text", [HOSTILE, HOSTILE * 300, "x" * 100_000, "\U0010ffff" * 5_000])
+def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: Path, text: str) -> None:
+    hostile_request(audit, text)
+    lines = lines_of(path)
+    assert len(lines) == 4
+    for line in lines:
+        assert re.fullmatch(rb"[\x20-\x7e]+", line)
+        assert len(line) < MAX_LINE_BYTES
+        sealed = unseal(line)
+        assert sealed is not None and sealed.intact
+        assert tuple(sealed.fields) == FIELDS
+    assert peer.check_chain(path)[0] == 4
+
+
+def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, path: Path) -> None:
+    text = HOSTILE.rstrip("\ud800")
+    recording = audit.recording(protocol="mcp", peer=text, run_id=text)
+    recording.caller = Caller((Principal(f"user:{text}"),), (Credential("jwt", text, text),))
+    recording.refused(Refusal(Reason.INTERNAL), http_status=500)
+    (record,) = records(path)
+    assert (record["peer"], record["run_id"], record["chain"]) == (text, text, [f"user:{text}"])
+
+
+@given(st.dictionaries(st.text(max_size=5).filter(lambda key: key not in ("seq", "prev_hash")), st.text(), max_size=4))
+@settings(max_examples=200)
+def test_a_line_is_ascii_and_gives_its_record_back(texts: dict[str, str]) -> None:
+    clean = {
+        key.encode("utf-8", "replace").decode(): value.encode("utf-8", "replace").decode()
+        for key, value in texts.items()
+    }
+    line, digest = seal({**clean, "seq": 1, "prev_hash": "0" * 64})
+    sealed = unseal(line[:-1])
+    assert re.fullmatch(rb"[\x20-\x7e]+\n", line)
+    assert sealed is not None and sealed.intact and sealed.hash == digest
+    assert {key: sealed.fields[key] for key in clean if key != "hash"} == {
+        k: v for k, v in clean.items() if k != "hash"
+    }
+
+
+def test_decision_ids_sort_by_time_and_cannot_be_guessed() -> None:
+    clock = FakeClock()
+    new_id = time_ordered_ids(clock)
+    earlier = [new_id() for _ in range(100)]
+    clock.now += 0.002
+    later = new_id()
+    assert len({each[15:] for each in earlier}) == 100
+    assert all(each < later for each in earlier)
+    assert all(
+        re.fullmatch("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", each) for each in earlier
+    )
+
+
+def test_times_are_rfc_3339_with_microseconds(audit: Audit, path: Path) -> None:
+    forward(audit)
+    stamp = records(path)[0]["timestamp"]
+    assert stamp == "2026-11-18T11:06:40.250000Z"
+    assert datetime.fromisoformat(stamp).timestamp() == FakeClock().now
