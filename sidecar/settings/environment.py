@@ -50,7 +50,7 @@ def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, l
             continue
         taken[variable.loc] = variable.name
         if node := _node_of(variable, faults):
-            root = _laid_over(root, _as_in_file(root, variable.loc), node, faults)
+            root = _laid_over(root, _as_in_file(variable.loc), node, faults)
     changed = replace(document, root=root) if taken else document
     return _filled_in(changed, environ, faults), faults
 
@@ -110,7 +110,7 @@ def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
     return None
 
 
-def _as_in_file(root: Node, loc: Loc) -> Loc:
+def _as_in_file(loc: Loc) -> Loc:
     """Upstream names have hyphens, variables cannot: `MY_SERVER` is `my-server`."""
     if loc[0] == "upstreams" and len(loc) > 1:
         return (loc[0], str(loc[1]).replace("_", "-"), *loc[2:])

@@ -26,7 +26,8 @@ MAX_FAULTS = 100
 _FORBIDDEN = re.compile(
     r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]|\r(?!\n)"
 )
-_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^/\s@]+)(?=@)")
+# To the last @ of the word: a password may itself hold one, and stars too many harm nobody.
+_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^\s\"']+)(?=@)")
 
 Loc = tuple[str | int, ...]
 
