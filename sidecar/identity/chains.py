@@ -243,4 +243,5 @@ def _is_another_route(audience: str, resource: str) -> bool:
     theirs, ours = urlsplit(audience), urlsplit(resource)
     if (theirs.scheme, theirs.netloc.lower()) != (ours.scheme, ours.netloc.lower()):
         return False
-    return theirs.path.strip("/").partition("/")[0] in ROUTES
+    # Wherever in the path: the public URL may have one of its own in front.
+    return any(part in ROUTES for part in theirs.path.split("/"))

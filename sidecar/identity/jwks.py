@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -152,8 +153,11 @@ class IssuerKeys:
         if self._flight is None:
             self._flight = asyncio.create_task(self._fetch(), name="jwks")
             self._flight.add_done_callback(self._landed)
-        # Shielded: the first asker may hang up, the others still wait for its fetch.
-        await asyncio.shield(self._flight)
+        # Waited for, not awaited: an asker who hangs up does not end it, and its end does not cancel an asker.
+        flight = self._flight
+        await asyncio.wait({flight})
+        if not flight.cancelled():
+            flight.result()
 
     async def keep_fresh(self, every_s: float = REFRESH_S) -> None:
         """Refresh for ever, so that a rotated key is known before its first token comes."""
@@ -217,7 +221,7 @@ def _public_key(entry: dict[str, Any]) -> PublicKey | None:
         return None
     try:
         key = read(entry)
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+    except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError):
         return None
     if isinstance(key, RSAPublicKey):
         return key if key.key_size >= MIN_RSA_BITS else None

@@ -6,10 +6,12 @@ read back, and only where that did not give exactly what was meant is the file w
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,22 +54,23 @@ def make_key(
 
 def add_key(path: Path, entry: KeyEntry, now: float) -> None:
     """Append to keys.yaml, made if missing. Raises SettingsError (a third live key), and the file is as it was."""
-    text = _text_of(path)
-    before = _entries(path, text)
-    appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
-    _replace(path, [appended], [*before, entry], now)
+    with _alone(path):
+        text = _text_of(path)
+        appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
+        _replace(path, appended, [*_entries(path, text), entry], now)
 
 
 def remove_key(path: Path, key_id: str, now: float) -> bool:
     """Take a key out of keys.yaml. False if it is not there. Raises SettingsError."""
-    text = _text_of(path)
-    before = _entries(path, text)
-    after = [entry for entry in before if entry.id != key_id]
-    if after == before:
-        return False
-    lines = text.splitlines(keepends=True)
-    kept = [line for line in lines if not (f'"{key_id}"' in line and line.lstrip().startswith("- {"))]
-    _replace(path, ["".join(kept)], after, now)
+    with _alone(path):
+        text = _text_of(path)
+        before = _entries(path, text)
+        after = [entry for entry in before if entry.id != key_id]
+        if after == before:
+            return False
+        lines = text.splitlines(keepends=True)
+        kept = [line for line in lines if not (f'"{key_id}"' in line and line.lstrip().startswith("- {"))]
+        _replace(path, "".join(kept), after, now)
     return True
 
 
@@ -107,14 +110,26 @@ def _entries(path: Path, text: str) -> list[KeyEntry]:
     return read_document(path, text=text).validate(KeyFile).keys
 
 
-def _replace(path: Path, candidates: list[str], meant: list[KeyEntry], now: float) -> None:
-    written_anew = "".join([_EMPTY, *(f"{_line(entry)}\n" for entry in meant)])
-    text = next((text for text in candidates if _says(path, text, meant)), written_anew)
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One writer at a time, by a lock on the folder: what two commands add at once is both there."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
+    """Write the edited text if it says what is meant, else the same keys anew. Raises SettingsError before it writes."""
+    anew = _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
+    text = edited if _says(path, edited, meant) else anew
     records_of(read_document(path, text=text), now)
     _write_over(path, text)
 
 
-def _says(path: Path, text: str, meant: Iterable[KeyEntry]) -> bool:
+def _says(path: Path, text: str, meant: list[KeyEntry]) -> bool:
     try:
         return read_document(path, text=text).validate(KeyFile).keys == meant
     except ConfigError:
@@ -127,7 +142,9 @@ def _write_over(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
         os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
     Path(name).replace(path)
 
 

@@ -328,6 +328,9 @@ AUDIENCES = [
     ("https://GW.acme.example/mcp/jira", False),
     ("https://gw.acme.example/mcp", False),
     ("https://gw.acme.example/agents/x", False),
+    ("https://gw.acme.example//mcp/jira", False),
+    ("https://gw.acme.example/prefix/mcp/jira", False),
+    ("https://gw.acme.example/mcp/github/", False),
     ("https://other.example/mcp/jira", True),
     ("unlisted", False),
 ]

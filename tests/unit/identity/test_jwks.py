@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from hypothesis import given
+from hypothesis import strategies as st
 from jwt import get_algorithm_by_name
 from jwt.algorithms import RSAAlgorithm
 
 from sidecar.egress import EgressError, fetch
+from sidecar.errors import Refusal
 from sidecar.identity import Identity
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
 from sidecar.identity.signing_keys import SigningKey, generate
@@ -266,6 +270,42 @@ def test_a_key_that_cannot_be_used_is_passed_over(name: str) -> None:
     assert [key.kid for key in parse_jwks(as_set(PASSED_OVER[name](), good))] == [good["kid"]]
     with pytest.raises(JwksError):
         parse_jwks(as_set(PASSED_OVER[name]()))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.text(max_size=8)
+    | st.sampled_from(["AQAB", "P-256", "sig"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use", "key_ops"])
+
+
+@given(st.sampled_from(["ES256", "RS256", "EdDSA"]), st.dictionaries(MEMBERS, JSON, max_size=3))
+def test_whatever_a_key_set_holds_it_is_keys_or_an_error_of_ours(algorithm: str, spoilt: dict[str, Any]) -> None:
+    with suppress(JwksError):
+        parse_jwks(as_set({**jwk(signing_key(f"a {algorithm} key", algorithm)), **spoilt}))
+
+
+async def test_who_waits_for_a_fetch_is_answered_when_its_identity_is_closed(world: World) -> None:
+    started = asyncio.Event()
+
+    async def never(_: str) -> bytes:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    clock = world.clock
+    identity = Identity([an_issuer()], fetch=never, clock=clock.wall, mono=clock.monotonic)
+    presented = Presented(authorization=(f"Bearer {minted()}",))
+    waiting = asyncio.create_task(identity.identify(presented, ROUTE))
+    await started.wait()
+    await identity.close()
+    with pytest.raises(Refusal):
+        await waiting
 
 
 def test_a_set_is_bounded() -> None:

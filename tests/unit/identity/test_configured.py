@@ -1,0 +1,133 @@
+"""Does sidecar.yaml become the identity that it describes, and is what could let anyone in refused at the start?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import Refusal, SettingsError
+from sidecar.identity import Audience, Identity, Presented
+from sidecar.identity.configured import issuers_from, pepper_path
+from sidecar.identity.key_files import add_key, ensure_pepper, make_key
+from sidecar.settings import Settings, load_settings
+from tests.unit.identity.test_presets import KEYCLOAK, KEYCLOAK_USER, key_of, sent
+from tests.unit.identity.world import GITHUB, IDP, NOW, Clock, KeyServer, minted, signing_key
+
+KEYS = "identity: {api_keys_path: keys.yaml}\n"
+
+
+def settings_of(folder: Path, text: str) -> Settings:
+    path = folder / "sidecar.yaml"
+    path.write_text(f"version: 1\n{text}")
+    return load_settings(path, {}, check_files=False)
+
+
+def identity_of(folder: Path, text: str) -> tuple[Identity, KeyServer]:
+    clock, server = Clock(), KeyServer()
+    return Identity.from_settings(settings_of(folder, text), clock.wall, server.fetch, clock.monotonic), server
+
+
+async def chain(identity: Identity, token: str) -> list[str]:
+    caller = await identity.identify(Presented(authorization=(f"Bearer {token}",)), Audience(GITHUB))
+    return [principal.name for principal in caller.chain]
+
+
+async def test_the_contracts_example_is_an_identity(tmp_path: Path) -> None:
+    identity, server = identity_of(
+        tmp_path,
+        f"""
+identity:
+  issuers:
+    - issuer: {KEYCLOAK}
+      preset: keycloak
+      audiences: [{GITHUB}]
+      jwks_url: {KEYCLOAK}/keys
+      algorithms: [RS256]
+      kinds: [user, nhi]
+      actor_from: azp
+      clients: {{vscode: direct, planner-app: nhi:planner}}
+      roles_from: {{claim: realm_access.roles, namespace: corp}}
+""",
+    )
+    server.serve(KEYCLOAK, key_of())
+    assert await chain(identity, sent("keycloak", {**KEYCLOAK_USER, "azp": "planner-app"})) == [
+        f"user:{KEYCLOAK_USER['sub']}",
+        "nhi:planner",
+    ]
+
+
+async def test_a_key_set_file_and_every_other_field_reach_the_issuer(tmp_path: Path) -> None:
+    (tmp_path / "jwks.json").write_text(signing_key().jwks())
+    settings = settings_of(
+        tmp_path,
+        f"""
+identity:
+  issuers:
+    - issuer: {IDP}
+      jwks_path: jwks.json
+      algorithms: [ES256]
+      kinds: [user, nhi]
+      namespace: acme
+      typ: [at+jwt, none]
+      kind_claim: kind
+      roles_from: {{claim: groups, namespace: corp, only: [eng], required: true}}
+""",
+    )
+    (issuer,) = issuers_from(settings.identity)
+    assert (issuer.namespace, issuer.typ, issuer.actor_from) == ("acme", ("at+jwt", ""), "")
+    assert issuer.roles_from is not None and issuer.roles_from.only == ("eng",) and issuer.roles_from.required
+    clock = Clock()
+    identity = Identity.from_settings(settings, clock.wall, KeyServer().fetch, clock.monotonic)
+    assert await chain(identity, minted(sub="alice", kind="user", groups=["eng"])) == ["user:acme/alice"]
+
+
+async def test_leeway_and_lifetime_are_the_configured_ones(tmp_path: Path) -> None:
+    (tmp_path / "jwks.json").write_text(signing_key().jwks())
+    identity, _ = identity_of(
+        tmp_path,
+        f"""
+identity:
+  leeway_s: 5
+  max_token_lifetime_s: 600
+  issuers: [{{issuer: {IDP}, jwks_path: jwks.json, algorithms: [ES256], kinds: [user]}}]
+""",
+    )
+    assert await chain(identity, minted(sub="a", iat=NOW - 104, exp=NOW - 4)) == ["user:a"]
+    for times in ({"iat": NOW - 105, "exp": NOW - 5}, {"iat": NOW - 1, "exp": NOW + 600}):
+        with pytest.raises(Refusal, match="bad-credential"):
+            await chain(identity, minted(sub="a", **times))
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"keys": []}', "not JSON"])
+def test_a_key_set_file_that_cannot_be_used_stops_the_start(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "jwks.json").write_text(content)
+    text = f"identity: {{issuers: [{{issuer: {IDP}, jwks_path: jwks.json}}]}}\n"
+    with pytest.raises(SettingsError) as caught:
+        identity_of(tmp_path, text)
+    assert caught.value.faults[0].file == str(tmp_path / "jwks.json")
+
+
+async def test_api_keys_are_read_with_their_pepper(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, KEYS)
+    pepper = ensure_pepper(pepper_path(settings), lambda count: bytes(range(count)))
+    key, entry = make_key("nhi:planner", pepper, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
+    add_key(tmp_path / "keys.yaml", entry, NOW)
+    identity, _ = identity_of(tmp_path, KEYS)
+    assert await chain(identity, key) == ["nhi:planner"]
+
+
+def test_keys_whose_pepper_is_gone_stop_the_start_and_no_keys_need_none(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text("version: 1\nkeys:\n")
+    identity_of(tmp_path, KEYS)
+    _, entry = make_key("nhi:a", b"p" * 32, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
+    add_key(tmp_path / "keys.yaml", entry, NOW)
+    with pytest.raises(SettingsError):
+        identity_of(tmp_path, KEYS)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_configured_key_file_that_is_missing_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError):
+        identity_of(tmp_path, KEYS)
