@@ -222,6 +222,16 @@ class Relay:
             return
 
     async def _events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
+        """Pass events on until the answer, or the end of the stream; True when the answer came."""
+        try:
+            return await self._pass_events(answer, sent, until_answer)
+        except Refusal:
+            session = self.passage.session
+            if until_answer or session is None or not session.ended:
+                raise
+            return False  # the session ended, and this stream with it
+
+    async def _pass_events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
         parser = sse.SseParser(self._max_bytes)
         async for chunk in answer.chunks(idle_s=None, total_s=self.exchange.left_s):
             for event in parser.feed(chunk):

@@ -1,0 +1,103 @@
+"""What operators see: health, metrics, status, reload, and who may."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.flow.world import RULES, World, world
+
+SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
+SETTINGS = f"""\
+admin: {{listen: "127.0.0.1:0", credentials: [{{role: operator, secret_path: op.key}}, {{role: viewer, secret_path: view.key}}]}}
+"""
+VIEW = "b2d64c1e8f0a4739a5c7e91d3f6b8a20"
+
+
+def files() -> dict[str, str]:
+    return {"op.key": SECRET, "view.key": VIEW}
+
+
+async def get(world: World, path: str, secret: str = "", verb: str = "GET", **headers: str) -> tuple[int, str]:
+    sent = {"Authorization": f"Bearer {secret}"} if secret else {}
+    async with world.http.request(verb, world.admin_url + path, headers=sent | headers) as response:
+        return response.status, await response.text()
+
+
+async def test_without_a_credential_there_is_health_and_metrics_and_nothing_else(planner: World) -> None:
+    for path, expected in {"/livez": 200, "/readyz": 200, "/metrics": 200, "/status": 404, "/api/reload": 404}.items():
+        assert (await get(planner, path))[0] == expected, path
+
+
+@pytest.mark.parametrize(
+    ("path", "verb", "secret", "expected"),
+    [
+        ("/status", "GET", "", 401),
+        ("/status", "GET", "wrong", 401),
+        ("/status", "GET", SECRET[:-1], 401),
+        ("/status", "GET", VIEW, 200),
+        ("/status", "GET", SECRET, 200),
+        ("/status", "POST", SECRET, 405),
+        ("/api/reload", "POST", VIEW, 403),
+        ("/api/reload", "POST", "", 401),
+        ("/api/reload", "POST", SECRET, 200),
+        ("/api/nothing", "GET", SECRET, 404),
+        ("/mcp/github", "POST", SECRET, 404),
+    ],
+)
+async def test_a_role_may_what_it_may(tmp_path: Path, path: str, verb: str, secret: str, expected: int) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        assert (await get(running, path, secret, verb))[0] == expected
+
+
+async def test_a_page_from_elsewhere_is_refused(planner: World) -> None:
+    assert (await get(planner, "/metrics", Host="evil.example"))[0] == 403
+    assert (await get(planner, "/metrics", Origin="https://evil.example"))[0] == 403
+
+
+async def test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
+    rules = tmp_path / "policies" / "agent_to_tool.csv"
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        assert (await running.call("delete_repo", {}))[0] == 403
+        rules.write_text(RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n")
+        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
+        assert (await running.call("delete_repo", {}))[0] == 200
+        rules.write_text(RULES + "p, nhi:planner, tool:github/delete_repo, tool/call, -, -, -, allow\n")
+        status, body = await get(running, "/api/reload", SECRET, "POST")
+        assert status == 409 and "agent_to_tool.csv:5" in body and "tools/call" in body
+        assert (await running.call("delete_repo", {}))[0] == 200
+        status, body = await get(running, "/readyz")
+        assert status == 200 and "degraded" in body
+        events = [record["control"]["what"] for record in running.records() if record["event"] == "control"]
+        assert events == ["start", "reload", "reload-failed"]
+
+
+async def test_a_change_that_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        settings = tmp_path / "sidecar.yaml"
+        settings.write_text(settings.read_text() + "sessions: {idle_s: 5}\n")
+        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
+        assert "sessions changed" in (await get(running, "/readyz"))[1]
+
+
+async def test_metrics_add_up_with_the_audit(planner: World) -> None:
+    await planner.call("search_code", {"repo": "acme/a"})
+    await planner.call("delete_repo", {})
+    await planner.call("search_code", {"repo": "acme/a", "limit": 999})
+    text = await planner.metrics()
+    requests = sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("sidecar_requests_total{"))
+    assert requests == len(planner.ends()) == 3
+    assert 'sidecar_schema_violations_total{upstream="github"} 1.0' in text
+    assert 'sidecar_decisions_total{decision="deny",kind="agent_to_tool",reason="no-matching-rule"} 1.0' in text
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
+async def test_promtool_is_content(planner: World) -> None:
+    await planner.call("search_code", {"repo": "acme/a"})
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=await planner.metrics(), text=True, capture_output=True, timeout=20
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
