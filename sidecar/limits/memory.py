@@ -85,7 +85,7 @@ class MemoryStore:
         """Nothing is held."""
 
     def _now_us(self) -> int:
-        return int(self._clock() * SECOND_US)
+        return round(self._clock() * SECOND_US)
 
     def _counter(self, charge: Charge) -> Counter:
         return self._tables[charge.kind].get(charge.key) or self._fresh(charge.kind)

@@ -99,7 +99,7 @@ class RedisStore:
         self._owed: deque[Settlement] = deque(maxlen=MAX_OWED)
 
     @classmethod
-    def at(cls, url: str, *, lease_s: float = LEASE_S) -> RedisStore:
+    def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisStore:
         """The store at a `redis://`, `rediss://` or `unix://` URL. Raises SettingsError, which never shows the URL."""
         try:
             options: dict[str, Any] = dict(parse_url(url))
@@ -109,7 +109,7 @@ class RedisStore:
             connect()
         except (TypeError, ValueError, RedisError):
             raise SettingsError([fault_in("store.url", "is no URL that redis-py understands", code="S202")]) from None
-        return cls(connect, lease_s=lease_s)
+        return cls(connect, lease_s=lease_s, deadline_s=deadline_s)
 
     @property
     def up(self) -> bool:

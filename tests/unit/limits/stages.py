@@ -41,8 +41,8 @@ class Stage:
         self.to(self.now_us + duration_us)
 
 
-def memory_stage() -> Stage:
-    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S)
+def memory_stage(max_counters: int = 1000) -> Stage:
+    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S, max_counters=max_counters)
     stage = Stage(store)
     return stage
 

@@ -1,0 +1,260 @@
+"""What does the shared store do when Redis forgets, lies, loses replies, or its caller goes away?"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+
+from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.limits import Limiter, Plan, StoreUnavailable, open_store
+from sidecar.limits.plan import Charge
+from sidecar.limits.redis import PREFIX, RedisStore, _ForeignReplyError, _verdict
+from tests.unit.limits.stages import charge
+from tests.valkey import Valkey
+
+HOUR, DAY, RATE, SLOTS = (
+    charge("hour", 1000),
+    charge("day", 1000),
+    charge("rate", 1000, interval_us=86_000_000),
+    charge("concurrency", 1000),
+)
+ALL = (HOUR, DAY, RATE, SLOTS)
+
+
+@asynccontextmanager
+async def opened(url: str, deadline_s: float = 2.0) -> AsyncIterator[RedisStore]:
+    """A store that is patient with a busy test machine."""
+    store = RedisStore.at(url, deadline_s=deadline_s)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def used(store: RedisStore, limit: Charge) -> int:
+    """How much of a limit is charged right now."""
+    await store.ping()
+    probe = uuid4().hex
+    verdict = await store.reserve((limit,), probe)
+    assert verdict.admitted
+    store.give_back((limit,), probe)
+    return limit.most - verdict.standings[0].remaining - 1
+
+
+def stored(client: redis.Redis) -> dict[str, int]:
+    """Every key and its time to live in ms; -1 is for ever."""
+    return {key: client.pttl(key) for key in client.scan_iter()}
+
+
+async def test_every_key_has_an_end(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url) as store:
+        for number in range(4):
+            await store.reserve(ALL, f"call-{number}")
+        store.give_back(ALL, "call-0")
+        store.release(ALL, "call-1")
+        store.extend(ALL, "call-2")
+        store.give_back(ALL, "never-charged")
+        await store.ping()
+    with fresh_valkey.client() as client:
+        lives = stored(client)
+    assert len(lives) == len(ALL) + 4
+    assert all(0 < life_ms <= 26 * 3_600_000 for life_ms in lives.values())
+    assert all(key.startswith(PREFIX) for key in lives)
+
+
+async def test_settling_what_redis_has_forgotten_leaves_nothing_behind(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url) as store:
+        for call in ("back", "released", "extended"):
+            await store.reserve(ALL, call)
+        with fresh_valkey.client() as client:
+            client.delete(*(PREFIX + limit.key for limit in ALL))
+            store.give_back(ALL, "back")
+            store.release(ALL, "released")
+            store.extend(ALL, "extended")
+            await store.ping()
+            assert set(stored(client)) == {f"{PREFIX}call:back", f"{PREFIX}call:extended"}
+
+
+GARBAGE = ["-5", "1e9", "abc", "", "9" * 20, "0x10", " 7"]
+
+
+@pytest.mark.parametrize("value", GARBAGE)
+@pytest.mark.parametrize(
+    ("limit", "field"), [(HOUR, "n"), (HOUR, "m"), (DAY, "d"), (DAY, "n"), (RATE, "t"), (RATE, "z")]
+)
+async def test_a_counter_that_is_not_ours_to_understand_refuses_the_call_and_moves_nothing(
+    fresh_valkey: Valkey, limit: Charge, field: str, value: str
+) -> None:
+    other = charge("hour", 1000, "other")
+    async with opened(fresh_valkey.url) as store:
+        await store.reserve((limit,), "first")
+        with fresh_valkey.client() as client:
+            client.hset(PREFIX + limit.key, field, value)
+        with pytest.raises(StoreUnavailable):
+            await store.reserve((other, limit), "second")
+        assert await used(store, other) == 0
+
+
+@pytest.mark.parametrize("limit", ALL, ids=lambda limit: limit.kind)
+async def test_a_counter_of_another_type_refuses_the_call(fresh_valkey: Valkey, limit: Charge) -> None:
+    async with opened(fresh_valkey.url) as store:
+        with fresh_valkey.client() as client:
+            client.set(PREFIX + limit.key, "1")
+        with pytest.raises(Refusal) as refused:
+            async with Limiter(store).reserve(Plan((limit,)), "call"):
+                raise AssertionError
+    assert refused.value.reason is Reason.STORE_UNAVAILABLE
+
+
+async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url) as store:
+
+        async def calls(worker: int) -> None:
+            for number in range(30):
+                async with Limiter(store).reserve(Plan(ALL), f"{worker}-{number}") as lease:
+                    lease.forwarded = number % 3 > 0
+
+        async def flushes() -> None:
+            with fresh_valkey.client() as client:
+                for _ in range(20):
+                    client.script_flush()
+                    await asyncio.sleep(0.005)
+
+        await asyncio.gather(flushes(), *(calls(worker) for worker in range(8)))
+        assert await used(store, HOUR) == 8 * 20
+        assert await used(store, SLOTS) == 0
+
+
+async def test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies(
+    fresh_valkey: Valkey,
+) -> None:
+    chance, forwarded = random.Random(95), 0
+    async with opened(fresh_valkey.url) as store:
+        limiter = Limiter(store)
+
+        async def call(number: int) -> None:
+            nonlocal forwarded
+            async with limiter.reserve(Plan((HOUR, SLOTS)), f"call-{number}") as lease:
+                await asyncio.sleep(0)
+                lease.forwarded = True
+                forwarded += 1
+                await asyncio.sleep(0)
+
+        for first in range(0, 900, 30):
+            tasks = [asyncio.create_task(call(number)) for number in range(first, first + 30)]
+            for task in chance.sample(tasks, 20):
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+        assert 0 < forwarded < 900
+        assert await used(store, HOUR) == forwarded
+        assert await used(store, SLOTS) == 0
+
+
+class ReplyEater:
+    """Stands before Valkey and passes everything on, until it is told to lose the replies."""
+
+    def __init__(self, upstream: Path, path: Path) -> None:
+        self.upstream, self.path = upstream, path
+        self.eating = False
+        self.eaten = 0
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_unix_server(self._serve, self.path)
+        try:
+            yield f"unix://{self.path}"
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(str(self.upstream))
+        with suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(self._pass(reader, up_writer, False), self._pass(up_reader, writer, True))
+        for side in (writer, up_writer):
+            side.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool) -> None:
+        while data := await reader.read(65536):
+            if replies and self.eating:
+                self.eaten += 1
+                continue
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_valkey: Valkey) -> None:
+    eater = ReplyEater(fresh_valkey.path, fresh_valkey.path.with_name("eater"))
+    async with eater.listening() as url, opened(url, deadline_s=0.05) as ours, opened(fresh_valkey.url) as theirs:
+        await ours.ping()
+        eater.eating = True
+        with pytest.raises(StoreUnavailable):
+            await ours.reserve(ALL, "lost")
+        assert eater.eaten
+        assert await used(theirs, HOUR) == 1
+        eater.eating = False
+        async with asyncio.timeout(5):
+            while not ours.up:
+                await asyncio.sleep(0.01)
+        await ours.ping()
+        assert [await used(theirs, limit) for limit in ALL] == [0, 0, 0, 0]
+
+
+def test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers() -> None:
+    assert _verdict([b"call", 1, 10, 4, 0, 30], (HOUR,), "call").standings == ((4, 0, 30),)
+    for reply in (
+        b"OK",
+        [],
+        [b"other", 1, 10, 4, 0, 30],
+        [b"call", 1, 10, 4, 0],
+        [b"call", 1, 10, 4, 0, b"30"],
+        [b"call", 1, 10, -4, 0, 30],
+        [b"call", 1, 10, True, 0, 30],
+    ):
+        with pytest.raises(_ForeignReplyError):
+            _verdict(reply, (HOUR,), "call")
+
+
+async def test_before_the_first_connection_an_absent_store_is_unavailable_and_later_calls_wait_for_nothing() -> None:
+    async with opened("unix:///nowhere/at/all", deadline_s=0.08) as store:
+        started_s = asyncio.get_running_loop().time()
+        for number in range(200):
+            with pytest.raises(StoreUnavailable):
+                await store.reserve(ALL, str(number))
+        assert asyncio.get_running_loop().time() - started_s < 1.0
+        assert not store.up
+        assert not store._owed
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "memory",
+        "http://h",
+        "redis+sentinel://h",
+        "redis+cluster://h",
+        "redis://:hush@h?socket_timeout=x",
+        "redis://:hush@h?nonsense=1",
+    ],
+)
+def test_a_url_that_is_none_is_an_error_of_the_operator_and_is_not_repeated(url: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        open_store(url, clock=lambda: 0.0)
+    assert "store.url" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_the_store_kinds_have_names() -> None:
+    urls = ("memory://", "redis://localhost", "rediss://localhost", "unix:///run/valkey")
+    assert [open_store(url, clock=lambda: 0.0).kind for url in urls] == ["memory", "redis", "redis", "redis"]
