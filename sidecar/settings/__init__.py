@@ -13,7 +13,7 @@ Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (documents.py); of
 S101-S104  a listener that reaches too far: without public_url, without tls, though local, without credentials
 S105       a name that is known, and not supported by this version
 S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
-S112-S115  an audit path without a file, an upstream's credential, its header, an address taken twice
+S113-S115  an upstream's credential, its header, an address taken twice
 S116       a file or folder that is not there
 S120-S121  a secret that is none; a weak one
 S201-S204  the environment (environment.py)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import model_validator
-
 from sidecar.settings.fields import PathField, Section, not_yet
-from sidecar.settings.findings import Finding, reject
 
 
 class AuditSettings(Section):
@@ -15,10 +12,11 @@ class AuditSettings(Section):
 
     sink: Annotated[
         Literal["file", "stdout", "redis", "otlp"],
+        not_yet("the audit sink stdout", "stdout"),
         not_yet("the audit sink redis", "redis"),
         not_yet("the audit sink otlp", "otlp"),
     ] = "file"
-    """`file` or `stdout`. `redis` and `otlp` are not supported by this version."""
+    """`file`. `stdout`, `redis` and `otlp` are not supported by this version."""
     durability: Annotated[Literal["strict", "disk", "best_effort"], not_yet("durability disk", "disk")] = "strict"
     """`strict`: handed to the operating system before the next step; `best_effort`: a loss is only counted.
     `disk` is not supported by this version."""
@@ -26,10 +24,3 @@ class AuditSettings(Section):
     """The file; by default audit/audit.jsonl in the data folder."""
     key_path: PathField | None = None
     """File with the key of the hashes; by default one is made in the data folder at first start."""
-
-    @model_validator(mode="after")
-    def _path_of_a_file(self) -> AuditSettings:
-        if self.sink != "file" and self.path is not None:
-            hint = "remove path, or write sink: file"
-            reject(Finding(f"the sink {self.sink} has no path", "S112", hint, ("path",), on_key=True))
-        return self

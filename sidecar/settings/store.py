@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from sidecar.settings.fields import Seconds, Section, not_yet
+from sidecar.settings.fields import Section, not_yet
 from sidecar.settings.findings import Finding, reject
 
 _LATER = {"redis+sentinel": "Redis Sentinel", "redis+cluster": "Redis Cluster"}
@@ -43,9 +43,6 @@ class StoreSettings(Section):
     """`memory://` counts in this process; `redis://`, `rediss://` or `unix://` count for all replicas."""
     on_failure: Annotated[Literal["deny", "degraded"], not_yet("on_failure degraded", "degraded")] = "deny"
     """What becomes of calls with limits while the store is out. `degraded` is not supported by this version."""
-    timeout_s: Annotated[Seconds, Field(le=5)] = 0.1
-    """How long one question to the store may take; CONTRACT 9 promises an answer within 100 ms."""
-
     @property
     def is_memory(self) -> bool:
         """Whether limits are counted in this process only."""

@@ -11,8 +11,10 @@ import pytest
 from tests.flow.world import RULES, World, world
 
 SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
-SETTINGS = f"""\
-admin: {{listen: "127.0.0.1:0", credentials: [{{role: operator, secret_path: op.key}}, {{role: viewer, secret_path: view.key}}]}}
+SETTINGS = """\
+admin:
+  listen: "127.0.0.1:0"
+  credentials: [{role: operator, secret_path: op.key}, {role: viewer, secret_path: view.key}]
 """
 VIEW = "b2d64c1e8f0a4739a5c7e91d3f6b8a20"
 

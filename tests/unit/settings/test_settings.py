@@ -75,7 +75,6 @@ ACCEPTED = [
     "local: [{listen: '127.0.0.2:1', principal: 'nhi:team/planner@acme'}]",
     "store: {url: 'rediss://:secret@redis.acme.example:6380/1'}",
     "store: {url: 'unix:///run/valkey.sock'}",
-    "audit: {sink: stdout}",
     "upstreams: {a-1: {mcp: {url: 'http://10.0.0.1/mcp'}, credential: {header: X-Api-Key, value_path: k}}}",
     "agents: {}\nschedules: {}\nserver: {grpc: ~}",
 ]
@@ -123,7 +122,7 @@ REFUSED = [
     ("admin: {listen: '0.0.0.0:9090'}", "S104", "an admin listener beyond loopback needs credentials"),
     ("store: {url: 'mysql://x'}", "Y104", "this is no store"),
     ("store: {url: 'redis:///0'}", "Y104", "the host is missing"),
-    ("audit: {sink: stdout, path: x}", "S112", "the sink stdout has no path"),
+    ("audit: {sink: stdout}", "S105", "the audit sink stdout is not supported by this version"),
     ("upstreams: {git_hub: {mcp: {url: 'http://x'}}}", "Y104", "this is no name"),
     ("upstreams: {a--b: {mcp: {url: 'http://x'}}}", "Y104", "this is no name"),
     ("upstreams: {a: {}}", "Y102", 'the key "mcp" is missing'),
