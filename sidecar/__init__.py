@@ -1,3 +1,27 @@
-"""sidecar: a policy-as-code authorization proxy beside AI agents."""
+"""sidecar: a policy-as-code authorization proxy beside AI agents.
+
+A call's way, and where each question is answered:
+
+    caller ──▶ listeners ──▶ pipeline ──▶ exchanges ──▶ upstream
+                               │              │
+        at which address?      arrival        relay      what of the answer may the caller have?
+        who?                   identity/
+        what?                  intents, protocols/
+        may they?              policy/
+        well formed?           arguments
+        how often?             limits/
+        who remembers?         audit/
+        how many, how long?    measures, metrics
+
+    app        builds every object once, and owns their beginnings and ends
+    snapshot   what one request reads, frozen; swapped whole on reload
+    turn       what is known of one request while it is on its way
+    answers    how a no is told, in the caller's protocol
+    egress/    every connection that we open
+    settings/  what the operator decided
+
+The words are in `vocabulary`, the reasons of every refusal in `errors`. Imports point one way (pyproject.toml,
+importlinter), and only `policy/` knows Casbin.
+"""
 
 __version__ = "0.1.0"
