@@ -6,12 +6,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import orjson
@@ -21,7 +21,7 @@ from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.record import EVENTS
 from sidecar.audit.render import render_record, wants_colour
 from sidecar.audit.verify import Report, verify
-from sidecar.errors import ConfigError, Reason
+from sidecar.errors import AuditStatus, ConfigError, Reason
 
 EVIDENCE_BROKEN, CONFIG_INVALID = 5, 3  # CONTRACT 3
 _SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
@@ -60,38 +60,34 @@ def verify_command(paths: tuple[Path, ...], key_path: Path | None, part: bool, a
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records are wanted; empty means all. Principals and objects take `*`."""
+    """Which records are wanted; None and "" mean all. Principals and objects take `*`."""
 
     principal: str = ""
     object: str = ""
-    event: str = ""
-    status: str = ""
-    reason: str = ""
+    event: str | None = None
+    status: str | None = None
+    reason: str | None = None
     decision_id: str = ""
     since: str = ""  # an RFC 3339 time as the records have it, so that text order is time order
 
     def wants(self, record: dict[str, Any]) -> bool:
         """Whether everything asked for is so."""
         exact = ("event", "status", "reason", "decision_id")
-        if any(
-            wanted and record.get(name) != wanted for name, wanted in ((name, getattr(self, name)) for name in exact)
-        ):
-            return False
-        if self.since and str(record.get("timestamp")) < self.since:
-            return False
-        if self.object and not fnmatchcase(str(record.get("object")), _literal(self.object)):
-            return False
-        pattern = _literal(self.principal)
-        return not self.principal or any(fnmatchcase(str(name), pattern) for name in record.get("chain") or ())
+        return (
+            all(getattr(self, name) in (None, "", record.get(name)) for name in exact)
+            and self.since <= str(record.get("timestamp"))
+            and _matches(self.object, [record.get("object")])
+            and _matches(self.principal, record.get("chain") or [])
+        )
 
 
 @audit.command("show")
 @click.argument("paths", nargs=-1, required=True, type=_FILE)
 @click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
 @click.option("--object", "object_", default="", help="`*` matches any run of characters.")
-@click.option("--event", default="", type=click.Choice(["", *EVENTS]), show_choices=False, help="|".join(EVENTS))
-@click.option("--status", default="", help="success|permission_denied|rate_limited|error")
-@click.option("--reason", default="", type=click.Choice(["", *Reason]), show_choices=False, help="Why it was refused.")
+@click.option("--event", type=click.Choice(EVENTS), help="Only this kind of record.")
+@click.option("--status", type=click.Choice(get_args(AuditStatus)), help="How it ended.")
+@click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
 @click.option("--decision-id", default="", help="All records of one request.")
 @click.option("--since", default="", help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
 @click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines.")
@@ -99,9 +95,9 @@ def show_command(
     paths: tuple[Path, ...],
     principal: str,
     object_: str,
-    event: str,
-    status: str,
-    reason: str,
+    event: str | None,
+    status: str | None,
+    reason: str | None,
     decision_id: str,
     since: str,
     as_json: bool,
@@ -179,9 +175,10 @@ def _beside(key_path: Path, path: Path) -> bool:
     return key_path.resolve().parent == path.resolve().parent
 
 
-def _literal(pattern: str) -> str:
-    """`*` is the only wildcard (CONTRACT 2.1)."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+def _matches(pattern: str, names: Iterable[object]) -> bool:
+    """Whether one of them does. `*` is the only wildcard (CONTRACT 2.1)."""
+    literal = pattern.replace("[", "[[]").replace("?", "[?]")
+    return not pattern or any(fnmatchcase(str(name), literal) for name in names)
 
 
 def _since(given: str, now: datetime) -> str:

@@ -1,0 +1,171 @@
+"""What does a person see of the evidence?"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.audit import load_or_make_key
+from sidecar.audit.render import render_record, wants_colour
+from sidecar.cli.audit import audit as command
+from sidecar.errors import Reason
+from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse
+
+
+@pytest.fixture
+def key_path(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "audit.key"
+
+
+@pytest.fixture
+def path(tmp_path: Path, key_path: Path) -> Path:
+    path = tmp_path / "audit.jsonl"
+    clock = FakeClock()
+    audit = open_audit(path, key=load_or_make_key(key_path), clock=clock)
+    audit.control("start", "sidecar", version="1")
+    forward(audit)
+    clock.now += 3600
+    refuse(audit)
+    refuse(audit, Reason.RATE_LIMITED, 429)
+    forward(audit, object="nhi:github", action="tools/list", name="", arguments={})
+    audit.close()
+    return path
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(command, [str(each) for each in arguments])
+
+
+def test_verify_says_what_it_proved_and_what_not(path: Path, key_path: Path) -> None:
+    result = run("verify", path, "--key", key_path)
+    assert result.exit_code == 0
+    assert "7 records in" in result.output
+    assert "proved      records 1 to 7" in result.output
+    assert "not proved  that nobody who once copied" in result.output
+    assert result.output.endswith("the evidence holds\n")
+
+
+def test_verify_exits_5_when_the_evidence_does_not_hold(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"bytes_in", b"bytes_On", 1))
+    result = run("verify", path)
+    assert result.exit_code == 5
+    assert f"{path}:1: changed" in result.output and "does NOT hold: 1 problem" in result.output
+    data = orjson.loads(run("verify", path, "--json").output)
+    assert (data["ok"], data["problems"][0]["kind"]) == (False, "changed")
+
+
+def test_verify_warns_of_a_key_that_lies_beside_the_log(path: Path, key_path: Path) -> None:
+    warning = "whoever can write both log and key"
+    assert warning not in run("verify", path, "--key", key_path).output
+    beside = key_path.rename(path.with_name("audit.key"))
+    assert warning in run("verify", path, "--key", beside).output
+
+
+def test_verify_refuses_a_key_that_others_can_read(path: Path, key_path: Path) -> None:
+    key_path.chmod(0o644)
+    result = run("verify", path, "--key", key_path)
+    assert result.exit_code == 3 and "can be read by others" in result.output
+
+
+def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    assert run("verify", tmp_path / "none").exit_code == 2
+    assert run("show").exit_code == 2
+
+
+FILTERS = [
+    ((), [1, 2, 3, 4, 5, 6, 7]),
+    (("--event", "refusal"), [4, 5]),
+    (("--event", "outcome"), [3, 7]),
+    (("--status", "rate_limited"), [5]),
+    (("--reason", "denied-by-rule"), [4]),
+    (("--principal", "user:corp/alice"), [2, 3, 4, 5, 6, 7]),
+    (("--principal", "nhi:*"), [2, 3, 4, 5, 6, 7]),
+    (("--principal", "nhi:[c]orp/researcher"), []),
+    (("--principal", "user:*", "--event", "refusal", "--reason", "rate-limited"), [5]),
+    (("--object", "tool:github/*"), [2, 3, 4, 5]),
+    (("--object", "tool:github/?earch"), []),
+    (("--object", "nhi:github"), [6, 7]),
+    (("--since", "2026-11-18T12:00:00Z"), [4, 5, 6, 7]),
+    (("--since", "2026-11-18T14:00:00+02:00"), [4, 5, 6, 7]),
+    (("--since", "2026-11-18"), [1, 2, 3, 4, 5, 6, 7]),
+    (("--since", "2999-01-01"), []),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), FILTERS)
+def test_show_prints_the_records_that_were_asked_for(path: Path, options: tuple[str, ...], expected: list[int]) -> None:
+    result = run("show", path, "--json", *options)
+    assert result.exit_code == 0, result.output
+    assert [orjson.loads(line)["seq"] for line in result.output.splitlines()] == expected
+
+
+def test_show_finds_all_of_one_request_by_its_decision_id(path: Path) -> None:
+    wanted = records(path)[1]["decision_id"]
+    shown = run("show", path, "--json", "--decision-id", wanted).output.splitlines()
+    assert [orjson.loads(line)["seq"] for line in shown] == [2, 3]
+
+
+def test_show_as_json_gives_the_very_lines_of_the_file(path: Path) -> None:
+    assert run("show", path, "--json").stdout_bytes == path.read_bytes()
+
+
+@pytest.mark.parametrize("options", [("--since", "yesterday"), ("--reason", "because"), ("--event", "party")])
+def test_show_refuses_what_it_does_not_understand(path: Path, options: tuple[str, ...]) -> None:
+    assert run("show", path, *options).exit_code == 2
+
+
+def test_show_for_people_is_two_lines_for_each_record(path: Path) -> None:
+    lines = run("show", path).output.splitlines()
+    assert len(lines) == 14
+    assert lines[0] == "11:06:40.250  control  start  by sidecar  version=1"
+    assert re.fullmatch(
+        r"11:06:40\.250  done     user:corp/alice → nhi:corp/researcher → tool:github/search  tools/call  200  0\.0 ms",
+        lines[4],
+    )
+    assert re.fullmatch(
+        r" {14}reads-github · left: row:reads-github 119/120 · args [0-9a-f]{16} · id-\d+ · #3", lines[5]
+    )
+    assert "  deny     " in lines[6] and "403  denied-by-rule" in lines[6]
+    assert "  limit    " in lines[8] and "429  rate-limited" in lines[8]
+
+
+def test_show_goes_past_garbage_and_says_so(path: Path) -> None:
+    path.write_bytes(b"garbage\n[1]\n" + path.read_bytes())
+    result = run("show", path)
+    assert result.exit_code == 0
+    assert "2 lines are no records" in result.stderr
+    assert len(result.stdout.splitlines()) == 14
+
+
+def test_a_tampered_record_cannot_speak_to_the_terminal() -> None:
+    evil = "\x1b[2J\r\n\x9b31m\u202e\u2028é"
+    texts = dict.fromkeys(
+        ("timestamp", "event", "object", "action", "http_status", "reason", "decision_id", "seq"), evil
+    )
+    for extra in (
+        {"chain": [evil], "links": [{"rules": [evil]}], "limits": [{"name": evil}], "args_hash": evil},
+        {"control": {"what": evil, "by": evil, evil: evil}},
+        {"chain": evil, "links": [evil], "limits": evil, "duration_ms": evil},
+    ):
+        shown = render_record({**texts, **extra})
+        assert shown.count("\n") == 1 and shown.replace("\n", "").isprintable()
+        assert "é" in shown
+
+
+def test_colour_is_for_terminals_whose_owner_did_not_say_no() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert wants_colour(Terminal(), {})
+    assert not wants_colour(Terminal(), {"NO_COLOR": "1"})
+    assert not wants_colour(io.StringIO(), {})
+    record = {"event": "refusal", "status": "permission_denied", "seq": 1}
+    assert "\x1b[31mdeny" in render_record(record, colour=True)
+    assert "\x1b" not in render_record(record)

@@ -1,0 +1,244 @@
+"""Does verification find whatever was done to a log, and claim no more than it proved?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidecar.audit.chain import MAX_LINE_BYTES, head_line, seal, unseal
+from sidecar.audit.verify import MAX_PROBLEMS, Report, verify
+from tests.unit.audit.scenes import KEY, OTHER_KEY, forward, open_audit, understood, write_log
+
+Lines = list[bytes]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "audit.jsonl"
+    write_log(path)
+    return path
+
+
+def head_of(path: Path) -> Path:
+    return Path(f"{path}.head")
+
+
+def kinds(report: Report) -> list[str]:
+    return [problem.kind for problem in report.problems]
+
+
+def edit(path: Path, change: Callable[[Lines], Lines]) -> None:
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+def resealed(line: bytes, old: bytes, new: bytes) -> bytes:
+    """A changed line with a hash that fits it."""
+    fields = orjson.loads(line.replace(old, new))
+    del fields["hash"]
+    return seal(fields)[0]
+
+
+def test_a_log_in_order_is_proved_and_the_rest_is_said(path: Path) -> None:
+    report = verify([path], key=KEY)
+    assert report.ok
+    assert (report.records, report.first_seq, report.last_seq) == (10, 1, 10)
+    assert report.events == {"decision": 5, "outcome": 5}
+    assert len(report.proved) == 2 and KEY.id in report.proved[1]
+    assert any("put both back" in what for what in report.unproved)
+
+
+def test_without_a_key_it_says_that_the_anchor_proves_little(path: Path) -> None:
+    report = verify([path])
+    assert report.ok and len(report.proved) == 1
+    assert any("without a key" in what for what in report.unproved)
+
+
+CHANGED = b'"bytes_out":513'
+TAMPERINGS: dict[str, tuple[Callable[[Lines], Lines], list[str]]] = {
+    "a byte changed": (lambda s: [*s[:3], s[3].replace(b'"bytes_out":512', CHANGED), *s[4:]], ["changed"]),
+    "changed and resealed": (lambda s: [*s[:3], resealed(s[3], b'"bytes_out":512', CHANGED), *s[4:]], ["changed"]),
+    "the last line changed and resealed": (lambda s: [*s[:9], resealed(s[9], b":512", b":513")], ["changed"]),
+    "a line removed": (lambda s: s[:4] + s[5:], ["removed"]),
+    "many lines removed": (lambda s: s[:2] + s[8:], ["removed"]),
+    "the first lines removed": (lambda s: s[3:], ["removed"]),
+    "the end cut off": (lambda s: s[:-1], ["cut-end"]),
+    "half the last line cut off": (lambda s: [*s[:-1], s[-1][:100]], ["cut-end"]),
+    "everything cut off": (lambda s: [], ["cut-end"]),
+    "two neighbours exchanged": (lambda s: [*s[:3], s[4], s[3], *s[5:]], ["reordered"]),
+    "a line moved to the end": (lambda s: [*s[:3], *s[4:], s[3]], ["reordered"]),
+    "a line moved to the front": (lambda s: [s[6], *s[:6], *s[7:]], ["reordered"] * 6),
+    "a line repeated": (lambda s: [*s[:4], s[3], *s[4:]], ["inserted"]),
+    "garbage put in": (lambda s: [*s[:4], b"hello\n", *s[4:]], ["unreadable"]),
+    "an empty line put in": (lambda s: [*s[:4], b"\n", *s[4:]], ["unreadable"]),
+    "a line replaced by garbage": (lambda s: [*s[:4], b"{}\n", *s[5:]], ["unreadable"]),
+    "a newline lost": (lambda s: [*s[:4], s[4][:-1], *s[5:]], ["unreadable", "removed"]),
+    "bytes before a line": (lambda s: [*s[:4], b" " + s[4], *s[5:]], ["changed"]),
+    "a line added at the end": (lambda s: [*s, *extra_lines(s[-1], 2)], ["inserted"]),
+}
+
+
+def extra_lines(last: bytes, count: int) -> Lines:
+    """Lines that continue the chain, by someone without the key."""
+    added = []
+    for _ in range(count):
+        fields = orjson.loads(last)
+        fields["seq"], fields["prev_hash"] = fields["seq"] + 1, fields.pop("hash")
+        last, _ = seal(fields)
+        added.append(last)
+    return added
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_whatever_was_done_to_the_lines_is_found_and_named(path: Path, name: str) -> None:
+    change, expected = TAMPERINGS[name]
+    edit(path, change)
+    report = verify([path], key=KEY)
+    assert sorted(kinds(report)) == sorted(expected), report.problems
+    assert not report.ok and report.proved == []
+
+
+def test_a_problem_names_its_line(path: Path) -> None:
+    edit(path, lambda lines: [*lines[:3], lines[3].replace(b":512", b":513"), *lines[4:]])
+    (problem,) = verify([path]).problems
+    assert str(problem) == f"{path}:4: changed: the hash of record 4 does not fit its bytes"
+
+
+@given(st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_random_tampering_goes_unnoticed(path: Path, data: st.DataObject) -> None:
+    original = (path.parent / "original").read_bytes() if (path.parent / "original").exists() else path.read_bytes()
+    (path.parent / "original").write_bytes(original)
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    tampered = original
+    while tampered == original:
+        tampered = tamper(original, chance)
+    path.write_bytes(tampered)
+    assert not verify([path], key=KEY).ok
+
+
+def tamper(original: bytes, chance: random.Random) -> bytes:
+    raw = bytearray(original)
+    lines = original.splitlines(keepends=True)
+    match chance.randrange(6):
+        case 0:
+            raw[chance.randrange(len(raw))] = chance.randrange(256)
+        case 1:
+            del raw[chance.randrange(len(raw)) :]
+        case 2:
+            at = chance.randrange(len(raw))
+            del raw[at : at + chance.randrange(1, 3000)]
+        case 3:
+            chance.shuffle(lines)
+            raw = bytearray(b"".join(lines))
+        case 4:
+            raw = bytearray(b"".join(line for line in lines if chance.random() < 0.8))
+        case 5:
+            at = chance.randrange(len(raw))
+            raw[at:at] = chance.choice([b"\n", b"{}", chance.choice(lines)])
+    return bytes(raw)
+
+
+# --- the anchor ------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_anchor_a_cut_end_would_not_show_and_that_is_a_problem(path: Path) -> None:
+    head_of(path).unlink()
+    assert kinds(verify([path], key=KEY)) == ["no-anchor"]
+    report = verify([path], key=KEY, part=True)
+    assert report.ok and len(report.proved) == 1
+    assert any("are a part" in what for what in report.unproved)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"sidecar-audit-head 1\n", b"\0" * 188])
+def test_what_is_no_anchor_is_called_forged(path: Path, content: bytes) -> None:
+    head_of(path).write_bytes(content)
+    assert kinds(verify([path], key=KEY)) == ["forged"]
+
+
+def test_an_anchor_of_another_key_is_called_forged(path: Path) -> None:
+    last = orjson.loads(path.read_bytes().splitlines()[-1])
+    head_of(path).write_bytes(head_line(OTHER_KEY, last["seq"], last["hash"]))
+    assert kinds(verify([path], key=KEY)) == ["forged"]
+
+
+def test_a_log_rewritten_from_end_to_end_needs_the_key(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    forged = [lines[0]]
+    for line in lines[2:]:
+        fields = orjson.loads(line)
+        fields["seq"], fields["prev_hash"] = len(forged) + 1, orjson.loads(forged[-1])["hash"]
+        del fields["hash"]
+        forged.append(seal(fields)[0])
+    path.write_bytes(b"".join(forged))
+    assert kinds(verify([path])) == ["cut-end"]
+    last = orjson.loads(forged[-1])
+    head_of(path).write_bytes(head_line(OTHER_KEY, last["seq"], last["hash"]))
+    assert verify([path]).ok, "a chain alone cannot know; the report says so"
+    assert kinds(verify([path], key=KEY)) == ["forged"]
+
+
+def test_one_line_more_than_the_anchor_knows_is_what_a_kill_leaves(path: Path) -> None:
+    lines = path.read_bytes().splitlines()
+    nine = orjson.loads(lines[8])
+    head_of(path).write_bytes(head_line(KEY, 9, nine["hash"]))
+    assert verify([path], key=KEY).ok
+    eight = orjson.loads(lines[7])
+    head_of(path).write_bytes(head_line(KEY, 8, eight["hash"]))
+    assert kinds(verify([path], key=KEY)) == ["inserted"]
+
+
+def test_a_log_that_is_being_written_verifies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = open_audit(path)
+
+    def while_reading(line: bytes) -> object:
+        forward(audit) if audit._file.seq < 20 else None
+        return unseal(line)
+
+    monkeypatch.setattr("sidecar.audit.verify.unseal", while_reading)
+    report = verify([path], key=KEY)
+    audit.close()
+    assert report.ok and report.last_seq == 20
+
+
+# --- several files, calls that have no end, bounds -------------------------------------------------------------------
+
+
+def test_files_of_one_log_are_one_chain(path: Path, tmp_path: Path) -> None:
+    older = path.rename(tmp_path / "older")
+    write_log(path, calls=2)
+    assert verify([older, path], key=KEY).ok
+    edit(older, lambda lines: lines[:-2])
+    assert kinds(verify([older, path], key=KEY)) == ["removed"]
+
+
+def test_decisions_without_an_outcome_are_counted(path: Path) -> None:
+    audit = open_audit(path)
+    understood(audit).decided()
+    audit.close()
+    report = verify([path], key=KEY)
+    assert report.ok and len(report.unfinished) == 1
+
+
+def test_a_line_without_end_is_not_read_to_its_end(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x" * (MAX_LINE_BYTES + 10))
+    assert kinds(verify([path], key=KEY)) == ["unreadable"]
+
+
+def test_problems_without_end_are_counted_but_not_kept(path: Path) -> None:
+    edit(path, lambda lines: [*lines, *[b"{}\n"] * 1000])
+    report = verify([path], key=KEY)
+    assert (report.problem_count, len(report.problems)) == (1000, MAX_PROBLEMS)
+
+
+def test_an_empty_log_with_its_anchor_holds(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    open_audit(path).close()
+    report = verify([path], key=KEY)
+    assert report.ok and report.records == 0 and report.proved == []
