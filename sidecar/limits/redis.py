@@ -154,10 +154,10 @@ class RedisStore:
         if self._mending:
             self._mending.cancel()
             await asyncio.wait([self._mending])
-        if self._wire:
+        if wire := self._wire:
             # Replies come in order: once this one is here, everything said before has been done.
-            await asyncio.gather(self._wire.ask("PING"), return_exceptions=True)
-            await self._wire.close()
+            await asyncio.gather(wire.ask("PING"), return_exceptions=True)
+            await wire.close()
 
     # Asking
 

@@ -1,0 +1,86 @@
+"""Do several sidecars together admit exactly what one limit says?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sidecar.limits.redis import PREFIX, RedisStore
+from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
+from tests.valkey import Valkey, running_valkey
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@asynccontextmanager
+async def workers(verb: str, url: str, count: int) -> AsyncIterator[list[Process]]:
+    """Processes that are ready and wait for a line."""
+    command = (sys.executable, "-m", "tests.flow.limit_worker", verb, url)
+    started = [
+        await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=REPOSITORY) for _ in range(count)
+    ]
+    try:
+        for worker in started:
+            assert await said(worker) == "ready"
+        yield started
+    finally:
+        for worker in started:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
+
+
+async def said(worker: Process) -> str:
+    assert worker.stdout
+    async with asyncio.timeout(60):
+        return (await worker.stdout.readline()).decode().strip()
+
+
+def go(worker: Process) -> None:
+    assert worker.stdin
+    worker.stdin.write(b"\n")
+
+
+async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> None:
+    async with workers("spend", valkey.url, 4) as started:
+        for worker in started:
+            go(worker)
+        through = [int(await said(worker)) for worker in started]
+    assert sum(through) == LIMIT
+    assert all(through)
+    with valkey.client() as client:
+        counted = {limit.key: int(client.hget(PREFIX + limit.key, "n") or 0) for limit in (HOUR, DAY)}
+    assert counted == {HOUR.key: LIMIT, DAY.key: LIMIT}, "a call refused by the hour moved the day"
+
+
+async def test_after_kill_9_every_slot_returns_within_twice_its_lease(valkey: Valkey) -> None:
+    store = RedisStore.at(valkey.url, lease_s=LEASE_S, deadline_s=5.0)
+
+    async def free_slots() -> int:
+        verdict = await store.reserve((SLOTS,), f"probe-{os.urandom(8).hex()}")
+        return verdict.standings[0].remaining + verdict.admitted
+
+    async with workers("hold", valkey.url, 1) as (worker,):
+        go(worker)
+        assert await said(worker) == "holding"
+        await asyncio.sleep(1.5 * LEASE_S)
+        assert await free_slots() == 0, "a living owner keeps its slots"
+        worker.send_signal(signal.SIGKILL)
+        await worker.wait()
+    await asyncio.sleep(2 * LEASE_S)
+    assert await free_slots() == SLOTS.most
+    await store.close()

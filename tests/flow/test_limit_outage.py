@@ -1,0 +1,150 @@
+"""What do callers hear while the shared store is away, and how soon is it used again?
+
+Never 429, never a long wait: the first call spends its deadline, those after it spend nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.limits import Limiter, Plan
+from sidecar.limits.redis import RedisStore
+from tests.unit.limits.stages import charge
+from tests.valkey import Valkey, running_valkey
+
+LIMITS = Plan((charge("hour", 1000), charge("concurrency", 1000)))
+PROMISED_S = 0.1
+RECOVERY_S = 5.0
+SLACK_S = 0.15  # a test machine has other things to do; the median below is held to the promise itself
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@contextmanager
+def killed(valkey: Valkey) -> Iterator[None]:
+    valkey.server.terminate()
+    try:
+        yield
+    finally:
+        valkey.server.start()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Limiter]:
+    limiter = Limiter(RedisStore.at(url))
+    try:
+        yield limiter
+    finally:
+        await limiter.close()
+
+
+async def call(limiter: Limiter, number: int) -> Reason | None:
+    """One forwarded call; why it was refused, if it was."""
+    try:
+        async with limiter.reserve(LIMITS, f"call-{number}") as lease:
+            lease.forwarded = True
+    except Refusal as refusal:
+        return refusal.reason
+    return None
+
+
+async def timed(limiter: Limiter, numbers: range) -> list[float]:
+    """Calls one after another, each refused as an outage; how long each took, in seconds."""
+    loop, took_s = asyncio.get_running_loop(), []
+    for number in numbers:
+        started_s = loop.time()
+        assert await call(limiter, number) is Reason.STORE_UNAVAILABLE
+        took_s.append(loop.time() - started_s)
+    return took_s
+
+
+def assert_quick(took_s: list[float]) -> None:
+    assert max(took_s) < PROMISED_S + SLACK_S
+    assert statistics.median(took_s) < PROMISED_S / 10
+
+
+async def until_it_serves(limiter: Limiter) -> None:
+    async with asyncio.timeout(RECOVERY_S):
+        number = 10_000
+        while await call(limiter, number):
+            number += 1
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("outage", [killed, Valkey.frozen], ids=["killed", "frozen"])
+async def test_an_outage_is_told_at_once_and_ends_by_itself(
+    valkey: Valkey, outage: Callable[[Valkey], AbstractContextManager[None]]
+) -> None:
+    async with opened(valkey.url) as limiter:
+        await limiter.store.ping()
+        assert await call(limiter, 0) is None
+        with outage(valkey):
+            assert_quick(await timed(limiter, range(1, 40)))
+            assert not limiter.store.up
+        await until_it_serves(limiter)
+        assert limiter.store.up
+
+
+async def test_callers_in_flight_hear_of_an_outage_together(valkey: Valkey) -> None:
+    async with opened(valkey.url) as limiter:
+        await limiter.store.ping()
+        with valkey.frozen():
+            started_s = asyncio.get_running_loop().time()
+            reasons = await asyncio.gather(*(call(limiter, number) for number in range(20_000, 20_064)))
+            assert set(reasons) == {Reason.STORE_UNAVAILABLE}
+            assert asyncio.get_running_loop().time() - started_s < PROMISED_S + SLACK_S
+        await until_it_serves(limiter)
+
+
+async def test_what_a_frozen_store_had_already_received_is_given_back(valkey: Valkey) -> None:
+    with valkey.client() as client:
+        client.flushall()
+    async with opened(valkey.url) as limiter:
+        await limiter.store.ping()
+        with valkey.frozen():
+            await asyncio.gather(*(call(limiter, number) for number in range(32)))
+        await until_it_serves(limiter)
+        await limiter.store.ping()
+        with valkey.client() as client:
+            assert int(client.hget("{sidecar}:hour:a", "n") or 0) == 1
+            assert client.zcard("{sidecar}:concurrency:a") == 0
+
+
+async def test_a_network_that_swallows_everything_costs_no_more_than_the_promise() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)  # nobody accepts: once this queue is full, the kernel drops who knocks
+        address = listener.getsockname()
+        crowd = [socket.socket() for _ in range(3)]
+        for knocker in crowd:
+            knocker.setblocking(False)
+            knocker.connect_ex(address)
+        try:
+            async with opened(f"redis://127.0.0.1:{address[1]}") as limiter:
+                assert_quick(await timed(limiter, range(40)))
+        finally:
+            for knocker in crowd:
+                knocker.close()
+
+
+async def test_a_store_that_is_absent_at_first_is_used_as_soon_as_it_is_there() -> None:
+    with tempfile.TemporaryDirectory(prefix="valkey") as folder:
+        path = Path(folder) / "later"
+        async with opened(f"unix://{path}") as limiter:
+            assert_quick(await timed(limiter, range(20)))
+            with running_valkey() as valkey:
+                path.symlink_to(valkey.path)
+                await until_it_serves(limiter)
