@@ -1,0 +1,126 @@
+"""Runs the benchmark: `make bench`, or `python -m bench --quick`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pstats
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import aiohttp
+import click
+
+from bench import subjects
+from bench.call import post_to
+from bench.load import Load, burst, load_from_path
+from bench.process import BenchFailed
+from bench.report import FEW, MANY, Turn, results_from, table_from
+from bench.subjects import Subject, Upstream
+from sidecar import __version__
+
+OUT = Path(__file__).parent / "results.json"
+WARM_UP_S = 1
+PROFILED_LINES = 45
+Measured = dict[str, dict[int, list[Turn]]]
+
+
+@click.command()
+@click.option("--seconds", type=click.IntRange(1, 60), default=3, show_default=True, help="Of one burst of load.")
+@click.option("--rounds", type=click.IntRange(1, 50), default=5, show_default=True, help="Turns of each subject.")
+@click.option("--quick", is_flag=True, help="A second and one round: whether it works, not how fast.")
+@click.option("--profile", is_flag=True, help="Show where the sidecar spends its time (cProfile), measure nothing.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
+def main(seconds: int, rounds: int, quick: bool, profile: bool, out: Path) -> None:
+    """Compare the sidecar with a bare proxy and with no proxy at all, on this machine."""
+    if quick:
+        seconds, rounds = 1, 1
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench") as name:
+            folder = Path(name)
+            tool, load = load_from_path(folder)
+            if profile:
+                _profile(folder, load, seconds * rounds)
+            else:
+                _measure(folder, tool, load, seconds, rounds, out)
+    except BenchFailed as failed:
+        click.echo(f"the benchmark failed: {failed}", err=True)
+        raise SystemExit(1) from None
+
+
+def _measure(folder: Path, tool: str, load: Load, seconds: int, rounds: int, out: Path) -> None:
+    with _everything(folder) as (upstream, measured, ready_s):
+        turns = _rounds(measured, load, seconds, rounds)
+        about = {
+            "connections": [FEW, MANY],
+            "rounds": rounds,
+            "seconds": seconds,
+            "load": tool,
+            "upstream": upstream.kind,
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "aiohttp": aiohttp.__version__,
+            "sidecar": __version__,
+        }
+    results = results_from(turns, ready_s, about)
+    out.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    click.echo(f"{tool} → … → {upstream.kind}, {rounds} rounds of {seconds} s, {os.cpu_count()} cores\n")
+    click.echo(f"{table_from(results, list(turns))}\nwritten to {out}")
+
+
+@contextmanager
+def _everything(folder: Path) -> Iterator[tuple[Upstream, Sequence[Subject], dict[str, float]]]:
+    with ExitStack() as stack:
+        upstream = stack.enter_context(subjects.upstream(folder))
+        direct = Subject("direct", post_to(upstream.url), upstream.process)
+        bare = stack.enter_context(subjects.passthrough(folder, upstream))
+        store_url = stack.enter_context(subjects.valkey(folder))
+        ready_s = {}
+        found = [direct, bare]
+        for name, url in (("sidecar_memory", "memory://"), ("sidecar_valkey", store_url)):
+            subject, ready_s[name] = stack.enter_context(subjects.sidecar(name, folder, upstream, url))
+            found.append(subject)
+        yield upstream, found, ready_s
+
+
+def _rounds(measured: Sequence[Subject], load: Load, seconds: int, rounds: int) -> Measured:
+    """Turn by turn, so that whatever drifts on this machine drifts for all alike."""
+    for subject in measured:
+        subjects.answer_of(subject)
+        burst(load, subject.post, MANY, WARM_UP_S)
+    turns: Measured = {subject.name: {FEW: [], MANY: []} for subject in measured}
+    for number in range(rounds):
+        click.echo(f"round {number + 1} of {rounds}", err=True)
+        for connections in (FEW, MANY):
+            for subject in measured:
+                turns[subject.name][connections].append(_turn(subject, load, connections, seconds))
+    return turns
+
+
+def _turn(subject: Subject, load: Load, connections: int, seconds: int) -> Turn:
+    before_s = subject.process.cpu_s()
+    heard = burst(load, subject.post, connections, seconds)
+    spent_s = subject.process.cpu_s() - before_s
+    return Turn(heard, spent_s * 1e6 / heard.requests, subject.process.rss_mb())
+
+
+def _profile(folder: Path, load: Load, seconds: int) -> None:
+    """Both stores, one after the other. The profiler costs as much again: read shares, not times."""
+    with subjects.upstream(folder) as upstream, subjects.valkey(folder) as store_url:
+        for name, url in (("sidecar_memory", "memory://"), ("sidecar_valkey", store_url)):
+            dump = folder / f"{name}.pstats"
+            with subjects.sidecar(name, folder, upstream, url, ("-m", "cProfile", "-o", str(dump))) as (subject, _):
+                subjects.answer_of(subject)
+                heard = burst(load, subject.post, MANY, seconds)
+            click.echo(f"\n=== {name}: {heard.requests} calls under the profiler\n")
+            stats = pstats.Stats(str(dump), stream=sys.stdout)
+            stats.strip_dirs().sort_stats("tottime").print_stats(PROFILED_LINES)
+            stats.sort_stats("cumulative").print_stats(r"sidecar|aiohttp|web_|client|redis", PROFILED_LINES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What was measured, in numbers that can be compared?
+
+Medians over the rounds. A ratio is the median of the rounds' own ratios: both sides of each met the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.load import Heard
+
+FEW, MANY = 1, 16
+"""Connections: one caller who waits for each answer, and as many as keep the process busy."""
+YARDSTICK = "passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One burst of load on one subject, and what it cost the subject's process."""
+
+    heard: Heard
+    cpu_us: float
+    rss_mb: float
+
+
+Turns = Mapping[int, Sequence[Turn]]
+"""Connections → the turns of all rounds, in order."""
+
+
+def results_from(
+    measured: Mapping[str, Turns], ready_s: Mapping[str, float], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What goes into results.json. Times in ms, CPU in µs per request, memory in MB (10^6 bytes)."""
+    others = [name for name in measured if name != YARDSTICK]
+    return {
+        **{name: {**_numbers(turns[MANY]), "c1": _numbers(turns[FEW])} for name, turns in measured.items()},
+        "ratios": {name: _ratio(measured, name, MANY) for name in others},
+        "ratios_one_connection": {name: _ratio(measured, name, FEW) for name in others},
+        "added_p50_ms_one_connection": {name: _added_ms(measured, name) for name in measured if name != "direct"},
+        "ready_s": ready_s.get("sidecar_memory"),
+        "ready_s_valkey": ready_s.get("sidecar_valkey"),
+        **about,
+    }
+
+
+def table_from(results: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The same for a person."""
+    head = f"{'':16}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU µs':>9}{'RSS MB':>9}{'ratio':>8}"
+    lines = []
+    for connections, ratios in ((MANY, "ratios"), (FEW, "ratios_one_connection")):
+        lines += [f"{connections} connection{'s' if connections > 1 else ''}", head]
+        for name in names:
+            numbers = results[name] if connections == MANY else results[name]["c1"]
+            ratio = 1.0 if name == YARDSTICK else results[ratios][name]
+            lines.append(_line(name, numbers, ratio))
+        lines.append("")
+    added = [f"{name} {value:+.3f} ms" for name, value in results["added_p50_ms_one_connection"].items()]
+    lines.append(f"added to the direct call's p50, one connection: {', '.join(added)}")
+    lines.append(f"ready after {results['ready_s']:.2f} s, with Valkey {results['ready_s_valkey']:.2f} s")
+    return "\n".join(lines)
+
+
+def _line(name: str, n: Mapping[str, float], ratio: float) -> str:
+    return (
+        f"{name:16}{n['rps']:>9.0f}{n['p50_ms']:>9.2f}{n['p99_ms']:>9.2f}"
+        f"{n['cpu_us_per_request']:>9.0f}{n['rss_mb']:>9.1f}{ratio:>8.2f}"
+    )
+
+
+def _numbers(turns: Sequence[Turn]) -> dict[str, float]:
+    return {
+        "rps": round(median(turn.heard.rps for turn in turns), 1),
+        "p50_ms": round(median(turn.heard.p50_ms for turn in turns), 3),
+        "p99_ms": round(median(turn.heard.p99_ms for turn in turns), 3),
+        "cpu_us_per_request": round(median(turn.cpu_us for turn in turns), 1),
+        "rss_mb": round(max(turn.rss_mb for turn in turns), 1),
+    }
+
+
+def _ratio(measured: Mapping[str, Turns], name: str, connections: int) -> float:
+    pairs = zip(measured[name][connections], measured[YARDSTICK][connections], strict=True)
+    return round(median(ours.heard.rps / theirs.heard.rps for ours, theirs in pairs), 3)
+
+
+def _added_ms(measured: Mapping[str, Turns], name: str) -> float:
+    pairs = zip(measured[name][FEW], measured["direct"][FEW], strict=True)
+    return round(median(ours.heard.p50_ms - theirs.heard.p50_ms for ours, theirs in pairs), 3)
