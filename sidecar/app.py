@@ -129,6 +129,7 @@ class App:
     async def stop(self) -> None:
         """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
         self.pipeline.draining = True
+        self.pipeline.exchanges.drain()
         grace_s = self.settings.server.shutdown_grace_s
         await asyncio.gather(*(listener.close(grace_s) for listener in self.listeners))
         for task in self.background:
@@ -248,12 +249,25 @@ class App:
             record.refused(refusal, http_status=told.status)
         except Refusal as unrecorded:
             told = tell(unrecorded, Shape.PLAIN, decision_id=record.decision_id)
-        return web.Response(body=told.body, status=told.status, headers={"Content-Type": told.content_type})
+        return web.Response(
+            body=told.body, status=told.status, headers={"Server": "sidecar", "Content-Type": told.content_type}
+        )
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
-        jobs = (exchanges.run_farewells(), exchanges.run_sweeps(), _watch(self.metrics, self.sessions, self.limiter))
+        jobs = (exchanges.run_farewells(), exchanges.run_sweeps(), self._watch())
         self.background = [asyncio.create_task(job) for job in jobs]
+
+    async def _watch(self) -> None:
+        """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
+        loop, metrics = asyncio.get_running_loop(), self.metrics
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            metrics.loop_lagged(max(0.0, loop.time() - due))
+            metrics.sessions(len(self.sessions))
+            metrics.streams("mcp", len(self.pipeline.exchanges.streams))
+            metrics.store_up(self.limiter.store.up)
 
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]
@@ -371,17 +385,6 @@ def _hosts(listener: Listener, public_url: str = "", allowed: Sequence[str] = ()
     if isinstance(listener.address, UnixAddress):
         return hosts_for("localhost", 80, public_url, allowed)
     return hosts_for(listener.address.host, listener.port, public_url, allowed)
-
-
-async def _watch(metrics: Metrics, sessions: Sessions, limiter: Limiter) -> None:
-    """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + LAG_EVERY_S
-        await asyncio.sleep(LAG_EVERY_S)
-        metrics.loop_lagged(max(0.0, loop.time() - due))
-        metrics.sessions(len(sessions))
-        metrics.store_up(limiter.store.up)
 
 
 def _rfc3339(epoch_s: float) -> str:

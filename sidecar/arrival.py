@@ -158,8 +158,10 @@ async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds) 
                     raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
     except TimeoutError:
         raise malformed("the body did not arrive in time") from None
-    except web.HTTPException:
+    except web.RequestPayloadError:
         raise malformed("the body is not well framed") from None
+    except ConnectionError:
+        raise Refusal(Reason.CALLER_GONE) from None
     return bytes(body)
 
 

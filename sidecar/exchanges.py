@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 from aiohttp import web
@@ -36,6 +37,7 @@ class Exchanges:
 
     live: Live
     sessions: Sessions
+    streams: set[Exchange] = field(default_factory=set)
     farewells: asyncio.Queue[Session] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
 
     async def carry_out(
@@ -45,7 +47,9 @@ class Exchanges:
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
         session = None if isinstance(intent, Ask) and intent.session is None else intent.session
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        exchange = Exchange(turn, service, caller, decision, session, intent.call.protocol_version, limit_s)
+        exchange = Exchange(
+            turn, service, caller, decision, session, intent.call.protocol_version, limit_s, self.streams
+        )
         match intent:
             case Ask():
                 return await self._ask(exchange, intent)
@@ -64,7 +68,7 @@ class Exchanges:
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
         message = Request(intent.message.id, intent.message.method, mcp.forwarded_params(intent.message))
         if message.method == "subscriptions/listen":
-            exchange.timeout_s = self._grant_left_s(exchange)
+            exchange.endless, exchange.timeout_s = True, self._grant_left_s(exchange)
         routing = mcp.routing_headers(message) + exchange.turn.parameter_headers if intent.era is Era.STATELESS else []
         with await exchange.post(jsonrpc.encode_request(message), routing) as answer:
             if message.method == "initialize":
@@ -106,12 +110,13 @@ class Exchanges:
             self._check_alive(session, answer)
             if answer.status == 405:
                 raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream")
-            exchange.timeout_s = self._grant_left_s(exchange)
-            session.closers.add(answer.close)
+            exchange.endless, exchange.timeout_s = True, self._grant_left_s(exchange)
+            close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
+            session.closers.add(close)
             try:
                 return await self._relay(exchange, session.sent).stream(answer)
             finally:
-                session.closers.discard(answer.close)
+                session.closers.discard(close)
 
     def _leave(self, exchange: Exchange, session: Session) -> web.StreamResponse:
         self.sessions.end(session)
@@ -123,7 +128,14 @@ class Exchanges:
         body = turn.now.resource_metadata(server)
         turn.method = "metadata"
         turn.record.outcome(http_status=200, bytes_out=len(body))
-        return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "max-age=300"})
+        headers = {"Server": "sidecar", "Content-Type": JSON, "Cache-Control": "max-age=300"}
+        return web.Response(body=body, headers=headers)
+
+    def drain(self) -> None:
+        """End the streams that would never end by themselves; calls in flight go on to their answers."""
+        for exchange in list(self.streams):
+            if exchange.endless:
+                exchange.cut_off(Reason.DRAINING)
 
     def say_farewell(self, session: Session) -> None:
         """Have the upstream told that a session is over. With ten thousand waiting, its own time-out must do."""
@@ -178,4 +190,4 @@ class Exchanges:
 
 def _empty(turn: Turn, status: int) -> web.StreamResponse:
     turn.record.outcome(http_status=status, bytes_out=0)
-    return web.Response(status=status)
+    return web.Response(status=status, headers={"Server": "sidecar"})

@@ -47,7 +47,7 @@ PROTOCOLS = ("mcp", "http")  # http: what is refused before anyone knows the pro
 STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
 WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so that `rate()` sees it
-STAGES = ("identify", "understand", "decide", "validate", "limit", "audit", "upstream")  # as `pipeline` marks them
+STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # as `pipeline` marks them
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
@@ -272,13 +272,9 @@ class Metrics:
         """Whether it can be reached, as far as its last exchange shows."""
         self._upstream_up.set((_of(self._upstreams, upstream),), up)
 
-    def stream_opened(self, protocol: str) -> None:
-        """Paired with `stream_closed`."""
-        self._streams.add((_of(PROTOCOLS, protocol),))
-
-    def stream_closed(self, protocol: str) -> None:
-        """Paired with `stream_opened`."""
-        self._streams.add((_of(PROTOCOLS, protocol),), -1)
+    def streams(self, protocol: str, count: int) -> None:
+        """How many event streams are open to callers."""
+        self._streams.set((_of(PROTOCOLS, protocol),), count)
 
     def sessions(self, count: int) -> None:
         """How many are alive."""

@@ -180,7 +180,7 @@ class Pipeline:
         recorded = turn.remember(refusal, told.status)
         if recorded is not refusal:
             told = self._told(turn, recorded)
-        headers = {"Content-Type": told.content_type, **told.headers}
+        headers = {"Server": "sidecar", "Content-Type": told.content_type, **told.headers}
         return web.Response(body=told.body, status=told.status, headers=headers)
 
     def _told(self, turn: Turn, refusal: Refusal) -> Told:

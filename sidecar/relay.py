@@ -30,7 +30,12 @@ from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session
 from sidecar.vocabulary import Caller, Decision, Question
 
-STREAM_HEADERS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {
+    "Server": "sidecar",
+    "Content-Type": EVENT_STREAM,
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
 MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
 WRITE_DEADLINE_S = 30.0  # a caller who does not read for this long has left (threats D4)
 # What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
@@ -191,7 +196,11 @@ class Relay:
 
     def _whole(self, body: bytes, status: int) -> web.StreamResponse:
         self._record.outcome(http_status=status, bytes_out=len(body))
-        return web.Response(body=body, status=status, headers={"Content-Type": JSON, **self.extra_headers})
+        headers = {"Server": "sidecar", "Content-Type": JSON}
+        session = self.passage.session
+        if session is None or session.version:  # a session that the upstream did not agree to has no id to tell
+            headers |= self.extra_headers
+        return web.Response(body=body, status=status, headers=headers)
 
     async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
         stream = web.StreamResponse(headers={**STREAM_HEADERS, **self.extra_headers})
@@ -224,12 +233,14 @@ class Relay:
     async def _events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
         """Pass events on until the answer, or the end of the stream; True when the answer came."""
         try:
-            return await self._pass_events(answer, sent, until_answer)
+            with self.exchange.streaming(answer):
+                return await self._pass_events(answer, sent, until_answer)
         except Refusal:
-            session = self.passage.session
-            if until_answer or session is None or not session.ended:
+            if self.exchange.cut is None:
                 raise
-            return False  # the session ended, and this stream with it
+            if until_answer:
+                raise Refusal(self.exchange.cut) from None
+            return False  # a stream that was cut off on purpose has ended well
 
     async def _pass_events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
         parser = sse.SseParser(self._max_bytes)

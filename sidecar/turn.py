@@ -7,6 +7,8 @@ filled as the stages go; what is in them is never read to decide what an earlier
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -14,7 +16,7 @@ from aiohttp import web
 from sidecar.answers import Shape
 from sidecar.arrival import Headers, trace_headers
 from sidecar.audit import Recording
-from sidecar.errors import Refusal
+from sidecar.errors import Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.limits import Plan
 from sidecar.protocols import jsonrpc, mcp
@@ -90,9 +92,12 @@ class Turn:
             return unrecorded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
-    """One decided call, its upstream, and the deadline that the whole exchange shares."""
+    """One decided call, its upstream, and the deadline that the whole exchange shares.
+
+    `streams` are all exchanges that pass an event stream on right now; `endless` ones have no answer to end with.
+    """
 
     turn: Turn
     service: Service
@@ -101,6 +106,10 @@ class Exchange:
     session: Session | None
     version: str
     timeout_s: float | None
+    streams: set[Exchange]
+    endless: bool = False
+    cut: Reason | None = None
+    answer: Answer | None = None
 
     @property
     def left_s(self) -> float | None:
@@ -108,6 +117,22 @@ class Exchange:
         if self.timeout_s is None:
             return None
         return max(0.0, self.timeout_s - (asyncio.get_running_loop().time() - self.turn.started_s))
+
+    @contextmanager
+    def streaming(self, answer: Answer) -> Iterator[None]:
+        """While an event stream is passed on: it is counted, and it can be cut off from outside."""
+        self.answer = answer
+        self.streams.add(self)
+        try:
+            yield
+        finally:
+            self.streams.discard(self)
+
+    def cut_off(self, reason: Reason) -> None:
+        """End the stream that is being passed on: its session is over, or the sidecar is."""
+        self.cut = reason
+        if self.answer is not None:
+            self.answer.close()
 
     async def post(self, body: bytes, routing: list[tuple[str, str]] | None = None) -> Answer:
         """Send one message and wait for the head of what comes back."""

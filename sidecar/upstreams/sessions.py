@@ -43,7 +43,6 @@ class Session:
     sent: OrderedDict[Id, None] = field(default_factory=OrderedDict)
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
     closers: set[Callable[[], None]] = field(default_factory=set)
-    ended: bool = False
 
     def remember(self, request_id: Id) -> None:
         """The caller asked: an answer with this id may come."""
@@ -138,7 +137,6 @@ class Sessions:
         """Forget it and close what is open of it. Ending twice is no fault."""
         if self._open.pop(session.id, None) is None:
             return
-        session.ended = True
         mine = self._by_owner[session.owner]
         del mine[session.id]
         if not mine:
