@@ -63,14 +63,16 @@ class Connection(asyncio.Protocol):
         if self._reader is not reader:
             return
         waiter = self._waiter = self._loop.create_future()
-        timer = None if until is None else self._loop.call_at(until, self._expire)
+        timer = None if until is None else self._loop.call_at(until, self._expire, reader)
         try:
             await waiter
         except asyncio.CancelledError:
-            self.abort()
+            self._give_up(reader, Broken("the exchange was given up"))
             raise
         finally:
-            self._waiter = None
+            # By now the connection may already carry another exchange, with another waiter.
+            if self._waiter is waiter:
+                self._waiter = None
             if timer is not None:
                 timer.cancel()
 
@@ -80,8 +82,15 @@ class Connection(asyncio.Protocol):
             self._resume()
 
     def abort(self) -> None:
-        """Close the socket now; unsent and unread bytes are lost."""
+        """Close the socket now; whoever waits on it hears that the exchange was given up."""
         self._fail(Broken("the exchange was given up"))
+
+    def close(self) -> None:
+        """Close the socket of a connection that carries no exchange."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+            self._on_lost(self)
 
     # What follows is called by asyncio.
 
@@ -128,7 +137,7 @@ class Connection(asyncio.Protocol):
         self._reader = None
         transport = self._transport
         if not reader.reusable or reader.head is None or transport is None or transport.get_write_buffer_size():
-            self._drop()
+            self.close()
             return
         if self._paused:
             self._resume()
@@ -138,18 +147,16 @@ class Connection(asyncio.Protocol):
         if self._failure is None:
             self._failure = failure
         self._reader = None
-        self._drop()
+        self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(self._failure)
 
-    def _drop(self) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.abort()
-            self._on_lost(self)
+    def _expire(self, reader: ResponseReader) -> None:
+        self._give_up(reader, TimedOut("the peer did not answer in time"))
 
-    def _expire(self) -> None:
-        self._fail(TimedOut("the peer did not answer in time"))
+    def _give_up(self, reader: ResponseReader, failure: EgressError) -> None:
+        if self._reader is reader:
+            self._fail(failure)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_.])?")
@@ -54,12 +54,22 @@ def parse_origin(url: str) -> Origin:
         raise ValueError("the URL must not contain a user or password; use a credential entry")
     if "#" in url:
         raise ValueError("the URL must not have a fragment")
-    host, port = _host(parts.hostname or ""), parts.port or _PORTS[parts.scheme]
+    host, port = _host(parts.hostname or ""), _port(parts)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not _TARGET.fullmatch(path) or any(segment in {".", ".."} for segment in parts.path.split("/")):
         raise ValueError("the URL's path has characters or segments that are not allowed")
     shown = f"[{host}]" if ":" in host else host
     return Origin(parts.scheme, host, port, shown if port == _PORTS[parts.scheme] else f"{shown}:{port}", path)
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the URL's port is not a number from 1 to 65535")
+    return port or _PORTS[parts.scheme]
 
 
 def _host(name: str) -> str:

@@ -93,7 +93,7 @@ class Client:
             connection = idle.pop()  # the warmest first, so that the others may grow cold and go
             if connection.idle_until > asyncio.get_running_loop().time() and connection.quiet:
                 return connection
-            connection.abort()
+            connection.close()
         return None
 
     async def _connect(self, origin: Origin, until: float) -> Connection:
@@ -130,7 +130,7 @@ class Client:
         seconds = self._max_idle_s if hint is None else min(self._max_idle_s, int(hint[1]) - 1.0)
         idle = self._idle.setdefault(self._keys[connection], [])
         if self._closed or seconds <= 0 or len(idle) >= self._max_idle:
-            connection.abort()
+            connection.close()
             return
         connection.idle_until = loop.time() + seconds
         idle.append(connection)
@@ -148,6 +148,6 @@ class Client:
         loop = asyncio.get_running_loop()
         for idle in self._idle.values():
             for connection in [one for one in idle if one.idle_until <= loop.time()]:
-                connection.abort()
+                connection.close()
         if any(self._idle.values()):
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

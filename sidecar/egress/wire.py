@@ -220,6 +220,8 @@ class ResponseReader:
             self._headers.append((name, value))
 
     def on_body(self, piece: bytes) -> None:
+        if self.complete:  # llhttp reads on; a second response is not part of the first
+            return
         self._pieces.append(piece)
         self.buffered += len(piece) + _PIECE_BYTES
         self._overhead += len(piece)
