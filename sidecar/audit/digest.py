@@ -50,7 +50,10 @@ class AuditKey:
 
     def digest(self, *parts: bytes) -> bytes:
         """HMAC-SHA-256 over the framed parts, the purpose first."""
-        return hmac.digest(self.secret, b"".join([len(part).to_bytes(4, "big") + part for part in parts]), "sha256")
+        framed = b""
+        for part in parts:
+            framed += len(part).to_bytes(4, "big") + part
+        return hmac.digest(self.secret, framed, "sha256")
 
 
 def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:

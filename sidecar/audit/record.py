@@ -116,9 +116,18 @@ def blank() -> dict[str, Any]:
     return dict(_BLANK)
 
 
-def timestamp(epoch_s: float) -> str:
-    """RFC 3339 in UTC with microseconds."""
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+def timestamps() -> Callable[[float], str]:
+    """Seconds since the epoch as RFC 3339 in UTC with microseconds. The calendar is consulted once a second."""
+    known_s, date = -1, ""
+
+    def timestamp(epoch_s: float) -> str:
+        nonlocal known_s, date
+        whole_s = int(epoch_s)
+        if whole_s != known_s:
+            known_s, date = whole_s, datetime.fromtimestamp(whole_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{date}.{min(round((epoch_s - whole_s) * 1e6), 999_999):06d}Z"
+
+    return timestamp
 
 
 def text(value: str, chars: int) -> str:
@@ -203,8 +212,13 @@ def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
 
 
 def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by stage as milliseconds, to the microsecond."""
-    return {stage: round(spent_s * 1000, 3) for stage, spent_s in stages_s.items()}
+    """Seconds by stage as milliseconds by stage."""
+    return {stage: to_ms(spent_s) for stage, spent_s in stages_s.items()}
+
+
+def to_ms(spent_s: float) -> float:
+    """Seconds as milliseconds, to the microsecond. (`round` with digits takes five times as long.)"""
+    return int(spent_s * 1e6 + 0.5) / 1000
 
 
 def control_facts(what: str, by: str, given: Mapping[str, object]) -> dict[str, object]:

@@ -35,13 +35,12 @@ RECOVERED = "recovered"  # what the control record is called that says what a st
 class Audit:
     """The evidence of one sidecar: one file, one writer, synchronous, for one event loop."""
 
-    __slots__ = ("_durability", "_file", "_instance", "_metrics", "_path", "clock", "key", "new_id")
+    __slots__ = ("_durability", "_file", "_instance", "_metrics", "_timestamp", "clock", "key", "new_id")
 
     def __init__(
         self,
         file: AuditFile,
         *,
-        path: Path,
         key: AuditKey,
         durability: Durability,
         instance: str,
@@ -50,10 +49,10 @@ class Audit:
         metrics: Counts | None,
     ) -> None:
         self._file = file
-        self._path = path
         self._durability = durability
         self._instance = shape.text(instance, shape.ID_CHARS)
         self._metrics = metrics
+        self._timestamp = shape.timestamps()
         self.key = key
         self.clock = clock
         self.new_id = new_id
@@ -77,7 +76,6 @@ class Audit:
         file = AuditFile.open(path, key)
         audit = cls(
             file,
-            path=path,
             key=key,
             durability=durability,
             instance=instance,
@@ -121,7 +119,7 @@ class Audit:
         """Stamp the record, give it its place in the chain, hand it to the operating system."""
         record["event"] = event
         record["id"] = self.new_id()
-        record["timestamp"] = shape.timestamp(self.clock.time())
+        record["timestamp"] = self._timestamp(self.clock.time())
         record["instance"] = self._instance
         record["key_id"] = self.key.id
         try:
@@ -238,7 +236,7 @@ class Recording:
         record["limits"] = shape.limits(self.limits, 0 if self._known is None else self.charged)
         record["http_status"] = http_status
         record["bytes_out"] = bytes_out
-        record["duration_ms"] = round(self.duration_s * 1000, 3)
+        record["duration_ms"] = shape.to_ms(self.duration_s)
         record["latency"] = shape.milliseconds(self.stages_s)
         self.audit.write(event, record)
         self.done = True

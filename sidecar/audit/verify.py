@@ -91,6 +91,11 @@ def verify(paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = F
     return report
 
 
+def lies_beside(key_path: Path, path: Path) -> bool:
+    """Whether key and log share a folder: against whoever can write both, nothing is proved."""
+    return key_path.resolve().parent == path.resolve().parent
+
+
 @dataclass(slots=True)
 class _Gap:
     """Sequences first..last that were not where they belong, seen at the given line."""
@@ -192,7 +197,8 @@ class _Walk:
         """What a start of the sidecar found, it said."""
         if not isinstance(control, Mapping) or control.get("what") != RECOVERED:
             return
-        found = [str(word) for word in control.get("found") or ()]
+        given = control.get("found")
+        found = [str(word) for word in given] if isinstance(given, list) else []
         broken = [word for word in found if word not in HARMLESS]
         if broken:
             self._add("at-start", f"a start of the sidecar found: {', '.join(broken)}")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ from sidecar.audit.chain import MAX_LINE_BYTES, ascii_json
 from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.record import EVENTS
 from sidecar.audit.render import render_record, wants_colour
-from sidecar.audit.verify import Report, verify
+from sidecar.audit.verify import Report, lies_beside, verify
 from sidecar.errors import AuditStatus, ConfigError, Reason
 
 EVIDENCE_BROKEN, CONFIG_INVALID = 5, 3  # CONTRACT 3
@@ -48,7 +48,7 @@ def verify_command(paths: tuple[Path, ...], key_path: Path | None, part: bool, a
     started = time.monotonic()
     report = verify(paths, key=key, part=part)
     took_s = time.monotonic() - started
-    if key_path is not None and any(_beside(key_path, path) for path in paths):
+    if key_path is not None and any(lies_beside(key_path, path) for path in paths):
         report.unproved.append("anything against whoever can write both log and key: the key lies in the log's folder")
     if as_json:
         click.echo(orjson.dumps(_as_data(report)))
@@ -77,7 +77,7 @@ class Filter:
             all(getattr(self, name) in (None, "", record.get(name)) for name in exact)
             and self.since <= str(record.get("timestamp"))
             and _matches(self.object, [record.get("object")])
-            and _matches(self.principal, record.get("chain") or [])
+            and _matches(self.principal, record.get("chain"))
         )
 
 
@@ -171,14 +171,10 @@ def _key(path: Path | None) -> AuditKey | None:
         sys.exit(CONFIG_INVALID)
 
 
-def _beside(key_path: Path, path: Path) -> bool:
-    return key_path.resolve().parent == path.resolve().parent
-
-
-def _matches(pattern: str, names: Iterable[object]) -> bool:
-    """Whether one of them does. `*` is the only wildcard (CONTRACT 2.1)."""
+def _matches(pattern: str, names: object) -> bool:
+    """Whether one of a record's names does. `*` is the only wildcard (CONTRACT 2.1)."""
     literal = pattern.replace("[", "[[]").replace("?", "[?]")
-    return not pattern or any(fnmatchcase(str(name), literal) for name in names)
+    return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))
 
 
 def _since(given: str, now: datetime) -> str:

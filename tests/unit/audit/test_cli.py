@@ -143,6 +143,18 @@ def test_show_goes_past_garbage_and_says_so(path: Path) -> None:
     assert len(result.stdout.splitlines()) == 14
 
 
+def test_show_reads_records_of_any_shape(path: Path) -> None:
+    shapes = [
+        b"{}",
+        b'{"chain":5,"object":[],"timestamp":{}}',
+        b'{"chain":{"a":1},"links":7,"limits":[1],"control":[]}',
+    ]
+    path.write_bytes(b"\n".join(shapes) + b"\n" + path.read_bytes())
+    assert len(run("show", path).output.splitlines()) == 14 + 2 * len(shapes)
+    filtered = run("show", path, "--principal", "nhi:*", "--object", "*", "--since", "2000-01-01")
+    assert filtered.exit_code == 0 and len(filtered.output.splitlines()) == 12
+
+
 def test_a_tampered_record_cannot_speak_to_the_terminal() -> None:
     evil = "\x1b[2J\r\n\x9b31m\u202e\u2028é"
     texts = dict.fromkeys(

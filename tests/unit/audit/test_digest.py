@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 import rfc8785
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.audit.digest import AuditKey, args_hash, canonical, fact_hash, load_key, load_or_make_key
@@ -23,6 +23,8 @@ from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY
 
 PROGRAM = Path(peer.__file__)
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 characters = st.characters(exclude_categories=["Cs"])
 names = st.text(characters, max_size=6) | st.text(st.sampled_from("a\U00010000\uffff\ue000é"), max_size=3)
@@ -37,17 +39,19 @@ def json_of(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
 
 
 @given(json_of(safe_integers))
+@patient
 def test_the_canonical_form_is_that_of_rfc_8785(value: Any) -> None:
     assert canonical(value) == rfc8785.dumps(value)
 
 
 @given(json_of(all_integers))
+@patient
 def test_a_second_program_writes_the_same_canonical_form(value: Any) -> None:
     assert canonical(value).decode() == peer.canonical(value)
 
 
 @given(floats)
-@settings(max_examples=500)
+@settings(deadline=None, max_examples=500)
 def test_both_write_every_number_alike(value: float) -> None:
     assert peer.number(value).encode() == canonical(value) == rfc8785.dumps(value)
 
@@ -107,6 +111,7 @@ def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:
     st.lists(st.tuples(names, names, names), min_size=2, max_size=2, unique=True),
     st.dictionaries(names, safe_integers, max_size=3),
 )
+@patient
 def test_another_namespace_action_or_object_gives_another_hash(parts: Any, arguments: dict[str, Any]) -> None:
     first, second = (args_hash(KEY, *domain, arguments) for domain in parts)
     assert first != second
