@@ -197,6 +197,7 @@ async def world(
     upstream: Upstream | None = None,
     upstream_url: str = "",
     upstream_settings: str = "",
+    mcp_settings: str = "",
     principal: str = "nhi:planner",
 ) -> AsyncIterator[World]:
     """A sidecar before one upstream called `github`. Its callers are `principal` through a local listener (`World.url`)
@@ -204,7 +205,8 @@ async def world(
     stub = upstream or Upstream()
     async with listening(stub.handle) as base:
         stub.url = f"{base}/mcp"
-        write_folder(folder, upstream_url or stub.url, rules, files or {}, settings, upstream_settings, principal)
+        url = upstream_url or stub.url
+        write_folder(folder, url, rules, files or {}, settings, upstream_settings, principal, mcp_settings)
         app = await App.start(folder / "sidecar.yaml", {})
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
@@ -224,17 +226,19 @@ def write_folder(
     settings: str = "",
     upstream_settings: str = "",
     principal: str = "nhi:planner",
+    mcp_settings: str = "",
 ) -> None:
     """sidecar.yaml, models and policies; `files` are further ones, by path."""
     local = f'local: [{{listen: "127.0.0.1:0", principal: "{principal}"}}]\n' if principal else ""
     more = f", {upstream_settings}" if upstream_settings else ""
+    mcp = f'url: "{upstream_url}"' + (f", {mcp_settings}" if mcp_settings else "")
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "sidecar.yaml").write_text(
         "version: 1\n"
         + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0"}\n')
         + ("" if "admin:" in settings else 'admin: {listen: "127.0.0.1:0"}\n')
         + local
-        + f'upstreams:\n  github: {{mcp: {{url: "{upstream_url}"}}{more}}}\n'
+        + f"upstreams:\n  github: {{mcp: {{{mcp}}}{more}}}\n"
         + settings
     )
     (folder / "models").mkdir(exist_ok=True)
