@@ -15,6 +15,7 @@ from bench.load import Heard
 FEW, MANY = 1, 16
 """Connections: one caller who waits for each answer, and as many as keep the process busy."""
 YARDSTICK = "passthrough"
+WORTH_A_LINE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,20 @@ def table_from(results: Mapping[str, Any], names: Sequence[str]) -> str:
     lines.append(f"added to the direct call's p50, one connection: {', '.join(added)}")
     lines.append(f"ready after {results['ready_s']:.2f} s, with Valkey {results['ready_s_valkey']:.2f} s")
     return "\n".join(lines)
+
+
+def profile_from(sampled: Mapping[str, Any], cpu_us: float) -> str:
+    """Functions with all they call, then lines alone: share of the samples, and of the CPU time of one call in µs."""
+    count = sampled["samples"]
+    lines = [f"{count} samples", "", "with all that is called"]
+    lines += [_share(name, hits, count, cpu_us) for name, hits in sampled["functions"] if hits / count >= WORTH_A_LINE]
+    lines += ["", "by itself"]
+    lines += [_share(name, hits, count, cpu_us) for name, hits in sampled["lines"]]
+    return "\n".join(lines)
+
+
+def _share(name: str, hits: int, count: int, cpu_us: float) -> str:
+    return f"{hits / count:7.1%}{hits / count * cpu_us:8.1f} µs  {name}"
 
 
 def _line(name: str, n: Mapping[str, float], ratio: float) -> str:

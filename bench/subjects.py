@@ -101,11 +101,12 @@ def valkey(folder: Path) -> Iterator[str]:
 def sidecar(
     name: str, folder: Path, behind: Upstream, store_url: str, under: Sequence[str] = ()
 ) -> Iterator[tuple[Subject, float]]:
-    """A sidecar with everything on, and after how many seconds it was ready. `under` are further words for Python."""
+    """A sidecar with everything on, and after how many seconds it was ready. `under` is what runs it."""
     made = write_folder(
         folder / name, data_port=free_port(), admin_port=free_port(), upstream_url=behind.url, store_url=store_url
     )
-    command = [sys.executable, *under, "-m", "sidecar", "serve", "-c", str(made.config)]
+    program = [*under, "sidecar"] if under else ["-m", "sidecar"]
+    command = [sys.executable, *program, "serve", "-c", str(made.config)]
     started = time.monotonic()
     with running(command, folder / f"{name}.log", signal.SIGTERM) as process:
         wait_for_200(made.ready_url, process)
