@@ -43,7 +43,6 @@ _READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "EC": ECAlgorithm.from_jwk,
     "OKP": OKPAlgorithm.from_jwk,
 }
-_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 log = logging.getLogger("sidecar.identity")
 
@@ -199,7 +198,7 @@ class IssuerKeys:
 
 
 def _key_from(entry: Any) -> VerificationKey | None:
-    if not isinstance(entry, dict) or not _is_for_signatures(entry) or _PRIVATE & entry.keys():
+    if not isinstance(entry, dict) or not _is_for_signatures(entry):
         return None
     kid, algorithm = entry.get("kid", ""), entry.get("alg", "")
     if not isinstance(kid, str) or not isinstance(algorithm, str):
@@ -225,4 +224,5 @@ def _public_key(entry: dict[str, Any]) -> PublicKey | None:
         return None
     if isinstance(key, RSAPublicKey):
         return key if key.key_size >= MIN_RSA_BITS else None
+    # A private key is none of these: one that was published proves nothing.
     return key if isinstance(key, EllipticCurvePublicKey | Ed25519PublicKey) else None

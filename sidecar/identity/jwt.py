@@ -16,7 +16,7 @@ from typing import Any
 import jwt
 
 from sidecar.errors import Refusal
-from sidecar.identity.credentials import MAX_TOKEN_CHARS, bad_credential
+from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import Issuer
 from sidecar.identity.jwks import IssuerKeys
 from sidecar.protocols.jsonrpc import parse_json
@@ -74,7 +74,7 @@ class Verifier:
         self._clock = clock
 
     async def verify(self, token: str) -> Claims:
-        """The token's claims. Raises Refusal(BAD_CREDENTIAL) for anything that is not proven."""
+        """The claims of a token of bounded length. Raises Refusal(BAD_CREDENTIAL) for what is not proven."""
         header, values = _read(token)
         issuer = self._issuer_of(values)
         algorithm = _algorithm_of(header, issuer)
@@ -125,7 +125,7 @@ class Verifier:
 
 
 def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    match = _COMPACT.fullmatch(token) if len(token) <= MAX_TOKEN_CHARS else None
+    match = _COMPACT.fullmatch(token)
     if match is None:
         raise bad_credential("the credential is not a signed JWT")
     header, values = _object(match[1]), _object(match[2])

@@ -122,7 +122,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
-    """Write the edited text if it says what is meant, else the same keys anew. Raises SettingsError before it writes."""
+    """Write the edited text if it says what is meant, else the keys anew. Raises SettingsError before it writes."""
     anew = _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
     text = edited if _says(path, edited, meant) else anew
     records_of(read_document(path, text=text), now)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from click.testing import CliRunner, Result
 from sidecar.cli.token import token
 from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, Audience, Identity, Presented, load_api_keys
-from sidecar.identity.api_keys import moment, read_pepper
+from sidecar.identity.api_keys import digest_of, moment, read_pepper
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, written_moment
 from sidecar.vocabulary import Credential
 from tests.unit.identity.world import GITHUB, IDP, NOW, a_world, an_issuer, minted
@@ -131,6 +133,11 @@ def test_keys_have_256_bits_and_never_repeat() -> None:
     }
     assert {len(key.split("_")[2]) for key in seen} == {43}
     assert len(seen) == 3
+
+
+def test_what_is_kept_of_a_key_stays_the_same_from_version_to_version() -> None:
+    independent = hmac.new(PEPPER, b"sidecar/api-key/v1\0sck_abcd_x", sha256).digest()
+    assert digest_of("sck_abcd_x", PEPPER) == independent
 
 
 # Rotation

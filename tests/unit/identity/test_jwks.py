@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwt import get_algorithm_by_name
-from jwt.algorithms import RSAAlgorithm
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from sidecar.egress import EgressError, fetch
 from sidecar.errors import Refusal
@@ -249,11 +249,17 @@ def small_rsa() -> dict[str, Any]:
     return {**json.loads(RSAAlgorithm.to_jwk(public)), "kid": "small"}
 
 
+def private_jwk(algorithm: Any, name: str) -> dict[str, Any]:
+    return {**json.loads(algorithm.to_jwk(signing_key(f"a {name} key", name).private)), "kid": "private"}
+
+
 PASSED_OVER: dict[str, Callable[[], Any]] = {
     "for encryption": lambda: jwk(use="enc"),
     "for signing only": lambda: jwk(key_ops=["sign"]),
     "a shared secret": lambda: {"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "k"},
-    "a private key": lambda: jwk(d="AAAA"),
+    "a private EC key": lambda: private_jwk(ECAlgorithm, "ES256"),
+    "a private RSA key": lambda: private_jwk(RSAAlgorithm, "RS256"),
+    "a private Ed25519 key": lambda: private_jwk(OKPAlgorithm, "EdDSA"),
     "an unknown type": lambda: jwk(kty="XXX"),
     "an unknown curve": lambda: jwk(crv="P-999"),
     "no point of the curve": lambda: jwk(x="AAAA"),
@@ -273,17 +279,14 @@ def test_a_key_that_cannot_be_used_is_passed_over(name: str) -> None:
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.text(max_size=8)
-    | st.sampled_from(["AQAB", "P-256", "sig"]),
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8) | st.sampled_from(["AQAB", "P-256"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
 MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use", "key_ops"])
 
 
+@settings(deadline=None)  # the first RSA key takes its time
 @given(st.sampled_from(["ES256", "RS256", "EdDSA"]), st.dictionaries(MEMBERS, JSON, max_size=3))
 def test_whatever_a_key_set_holds_it_is_keys_or_an_error_of_ours(algorithm: str, spoilt: dict[str, Any]) -> None:
     with suppress(JwksError):
