@@ -12,7 +12,7 @@ and inflates bodies unless told otherwise. Here these do not exist.
 """
 
 from sidecar.egress.connection import Response
-from sidecar.egress.failures import Broken, ConnectFailed, EgressError, InvalidRequest, TimedOut, TooLarge
+from sidecar.egress.failures import Broken, ConnectFailed, EgressError, InvalidRequest, TimedOut, TooLarge, Unacceptable
 from sidecar.egress.fetch import fetch
 from sidecar.egress.origin import Origin, parse_origin
 from sidecar.egress.pool import Client
@@ -27,6 +27,7 @@ __all__ = [
     "Response",
     "TimedOut",
     "TooLarge",
+    "Unacceptable",
     "fetch",
     "parse_origin",
 ]

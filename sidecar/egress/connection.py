@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             reader.feed(data)
-        except Broken as failure:
+        except EgressError as failure:
             self._fail(failure)
             return
         if reader.complete:

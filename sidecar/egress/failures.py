@@ -26,5 +26,9 @@ class Broken(EgressError):
     """The peer broke HTTP or hung up early. The request may have been executed."""
 
 
+class Unacceptable(EgressError):
+    """The answer is HTTP, but in a form that nobody asked for: a content coding, an upgrade."""
+
+
 class TooLarge(EgressError):
     """The answer is longer than the caller is willing to read."""

@@ -21,7 +21,7 @@ from typing import Final
 
 import httptools
 
-from sidecar.egress.failures import Broken, InvalidRequest
+from sidecar.egress.failures import Broken, InvalidRequest, Unacceptable
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 MAX_HEADERS: Final = 100
@@ -110,7 +110,7 @@ class ResponseReader:
         return taken
 
     def feed(self, data: bytes) -> None:
-        """What the peer sent. Raises Broken."""
+        """What the peer sent. Raises Broken, Unacceptable."""
         while data and not self.complete:
             data = self._feed_head(data) if self.head is None else self._feed_body(data)
         if data:  # nobody asked for these bytes: whatever comes next cannot be told apart from them
@@ -150,8 +150,10 @@ class ResponseReader:
             self._frame(self.head, http_11=head[7:8] == b"1")
             return
         self._interim += 1
-        if status == 101 or self._interim > MAX_INTERIM:
-            raise Broken("an upgrade that nobody asked for, or interim responses without end")
+        if status == 101:
+            raise Unacceptable("an upgrade that nobody asked for")
+        if self._interim > MAX_INTERIM:
+            raise Broken("interim responses without end")
 
     def _frame(self, head: Head, *, http_11: bool) -> None:
         """Decide how the body ends (RFC 9112, 6.3), and refuse every second opinion."""
@@ -162,7 +164,7 @@ class ResponseReader:
             raise Broken("bad Content-Length")
         # We asked for identity; inflating is what bombs are made for, and what we cannot read we cannot check.
         if head.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Broken("a content coding that nobody asked for")
+            raise Unacceptable("a content coding that nobody asked for")
         if not http_11 or "close" in head.headers.get("connection", "").lower():
             self.reusable = False
         if head.status in _NO_BODY:
@@ -204,7 +206,9 @@ class ResponseReader:
             return
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as error:
+            raise Unacceptable("an upgrade that nobody asked for") from error
+        except httptools.HttpParserError as error:
             if not self.complete:
                 raise Broken("the response is not HTTP/1.1") from error
             self.reusable = False

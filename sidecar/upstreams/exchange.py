@@ -21,6 +21,7 @@ from sidecar.egress import (
     Response,
     TimedOut,
     TooLarge,
+    Unacceptable,
     parse_origin,
 )
 from sidecar.errors import Reason, Refusal
@@ -193,6 +194,8 @@ def refusal_from(failure: EgressError) -> Refusal:
             return Refusal(Reason.UPSTREAM_TIMEOUT)
         case TooLarge():
             return Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        case Unacceptable():
+            return Refusal(Reason.RESPONSE_REFUSED, "it came in a form that was not asked for")
         case ConnectFailed():
             return Refusal(Reason.UPSTREAM_FAILED, "it cannot be reached")
         case InvalidRequest():

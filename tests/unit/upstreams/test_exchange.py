@@ -1,0 +1,184 @@
+"""What reaches the upstream, and what does its trouble turn into?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.settings import upstreams as settings
+from sidecar.upstreams import Credential, Upstream, upstream_from
+from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
+
+BODY = b'{"jsonrpc":"2.0","method":"ping","id":1}'
+
+
+@asynccontextmanager
+async def behind(script: Script, credential: Credential | None = None) -> AsyncIterator[tuple[Hostile, Upstream]]:
+    async with serving(script) as server:
+        upstream = Upstream("notes", server.url, credential=credential)
+        try:
+            yield server, upstream
+        finally:
+            await upstream.close()
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    """The arguments of one plain exchange."""
+    plain = {
+        "body": BODY,
+        "accept": "application/json",
+        "protocol_version": None,
+        "session_id": None,
+        "deadline_s": 2.0,
+    }
+    return plain | changes
+
+
+async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
+    async with behind(say(OK), Credential("X-Api-Key", "ours")) as (server, upstream):
+        extra = [("Mcp-Method", "tools/call"), ("Mcp-Name", "a"), ("Mcp-Param-Region", "eu"), ("traceparent", "00-1")]
+        sent = message(protocol_version="2025-11-25", session_id="s1", last_event_id="7", extra=extra)
+        with await upstream.exchange("POST", **sent) as answer:
+            assert (answer.status, answer.media_type, await answer.read(10)) == (200, "application/json", b"{}")
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+        assert head.decode().split("\r\n") == [
+            "POST /mcp HTTP/1.1",
+            f"Host: 127.0.0.1:{server.port}",
+            "Accept-Encoding: identity",
+            "Accept: application/json",
+            "Content-Type: application/json",
+            "MCP-Protocol-Version: 2025-11-25",
+            "Mcp-Session-Id: s1",
+            "Last-Event-ID: 7",
+            "Mcp-Method: tools/call",
+            "Mcp-Name: a",
+            "Mcp-Param-Region: eu",
+            "traceparent: 00-1",
+            "X-Api-Key: ours",
+            f"Content-Length: {len(BODY)}",
+        ]
+        assert body == BODY
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Cookie", "X-Forwarded-For", "Host", "Mcp-Session-Id", "X-Api-Key"])
+async def test_a_header_that_is_not_on_the_list_is_a_bug(name: str) -> None:
+    async with behind(say(OK)) as (server, upstream):
+        with pytest.raises(ValueError, match="not a header that goes upstream"):
+            await upstream.exchange("POST", **message(extra=[(name, "a")]))
+        assert server.connections == 0
+
+
+async def broken(conversation: Conversation) -> None:
+    await conversation.request()
+    await conversation.send(b"HTTP/1.1 200 OK\r\nContent-Le")
+
+
+async def silent(conversation: Conversation) -> None:
+    await conversation.request()
+    await conversation.hung_up()
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "reason"),
+    [
+        (broken, {}, Reason.UPSTREAM_FAILED),
+        (silent, {"deadline_s": 0.05}, Reason.UPSTREAM_TIMEOUT),
+        (say(OK), {"deadline_s": 0.0}, Reason.UPSTREAM_TIMEOUT),
+        (say(response(b"{}", "Content-Encoding: gzip")), {}, Reason.RESPONSE_REFUSED),
+        (say(response(b"x" * 101)), {}, Reason.RESPONSE_REFUSED),
+        (say(response(b"x" * 50, framing="Content-Length: 90"), then_close=True), {}, Reason.UPSTREAM_FAILED),
+        (say(OK), {"last_event_id": "a\r\nX: y"}, Reason.MALFORMED_CALL),
+        (say(OK), {"extra": [("Mcp-Name", "a\nb")]}, Reason.MALFORMED_CALL),
+    ],
+)
+async def test_trouble_becomes_a_refusal(script: Script, changes: dict[str, Any], reason: Reason) -> None:
+    async with behind(script) as (_, upstream):
+        with pytest.raises(Refusal) as caught, await upstream.exchange("POST", **message(**changes)) as answer:
+            await answer.read(100)
+        assert caught.value.reason is reason
+
+
+async def test_an_upstream_that_is_not_there_has_failed() -> None:
+    upstream = Upstream("notes", "http://127.0.0.1:1/mcp")
+    with pytest.raises(Refusal) as caught:
+        await upstream.exchange("POST", **message())
+    assert caught.value.reason is Reason.UPSTREAM_FAILED
+
+
+async def test_a_stream_that_breaks_off_is_a_refusal_too() -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.request()
+        await conversation.send(response(b"5\r\ndata:\r\n", framing="Transfer-Encoding: chunked"))
+        conversation.reset()
+
+    async with behind(script) as (_, upstream):
+        with pytest.raises(Refusal) as caught, await upstream.exchange("GET", **message(body=None)) as answer:
+            async for _chunk in answer.chunks(idle_s=1):
+                pass
+        assert caught.value.reason is Reason.UPSTREAM_FAILED
+
+
+async def test_who_stops_reading_hangs_up() -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.request()
+        await conversation.send(response(b"data: 1\n\n", framing=""))
+        await conversation.hung_up()
+
+    async with behind(script) as (server, upstream):
+        with await upstream.exchange("GET", **message(body=None)) as answer:
+            async for chunk in answer.chunks(idle_s=None):
+                assert chunk == b"data: 1\n\n"
+                break
+        await server.all_gone()
+        assert upstream.open_connections == 0
+
+
+@pytest.mark.parametrize("script", [say(response(b"", status="405 No")), broken, silent])
+async def test_a_farewell_never_fails(script: Script) -> None:
+    async with behind(script) as (server, upstream):
+        async with asyncio.timeout(2):
+            await upstream.end_session("s1", "2025-11-25", 0.1)
+        assert server.requests[0].startswith(b"DELETE /mcp HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("credential", "header"),
+    [
+        ({"bearer_path": "secret"}, b"\r\nAuthorization: Bearer s3cret-of-the-upstream\r\n"),
+        ({"header": "X-Api-Key", "value_path": "secret"}, b"\r\nX-Api-Key: s3cret-of-the-upstream\r\n"),
+        (None, None),
+    ],
+)
+async def test_the_configured_credential_is_shown(
+    credential: dict[str, Any] | None, header: bytes | None, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("s3cret-of-the-upstream\n")
+    async with serving(say(OK)) as server:
+        upstream = upstream_from("notes", section(server.url, credential, tmp_path), max_response_bytes=100)
+        (await upstream.exchange("POST", **message())).close()
+        await upstream.close()
+        assert (header or b"\r\nAccept") in server.requests[0]
+        assert (b"s3cret" in server.requests[0]) == (header is not None)
+
+
+def test_a_missing_secret_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError):
+        upstream_from("a", section("http://a/", {"bearer_path": "none"}, tmp_path), max_response_bytes=1)
+
+
+def section(url: str, credential: dict[str, Any] | None, folder: Path) -> settings.Upstream:
+    paths = {key: folder / value if key.endswith("_path") else value for key, value in (credential or {}).items()}
+    return settings.Upstream.model_construct(
+        mcp=settings.McpUpstream.model_construct(url=url, timeout_s=5.0, connect_timeout_s=1.0, max_connections=10),
+        credential=settings.UpstreamCredential.model_construct(**paths) if credential else None,
+    )
+
+
+def test_a_credential_is_never_printed() -> None:
+    assert "s3cret" not in repr(Credential("Authorization", "Bearer s3cret"))
