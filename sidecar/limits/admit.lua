@@ -4,7 +4,7 @@
 -- ARGV  decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
 -- Reply decision id, 1 admitted | 0 refused | 2 given back already, now µs; then per charge: remaining, wait µs, reset µs
 --
--- The same arithmetic as counters.py, in integers below 2^53 throughout. The clock is the server's.
+-- The same arithmetic as counters.py, in integers below 2^53, which Redis writes out exactly. The clock is the server's.
 
 local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
 local SLOT_WAIT = 1000000
@@ -20,21 +20,22 @@ local function whole(value, default)
   return tonumber(value)
 end
 
-local function digits(number) return string.format('%.0f', number) end
-
 local ask = {}
 
 -- hash: m the latest bucket, n the count over the window ending there, <bucket> its count
 function ask.hour(key, amount, most)
-  local got = redis.call('HMGET', key, 'm', 'n')
   local bucket = math.floor(now / MINUTE)
-  local last, total, left = whole(got[1], bucket), whole(got[2], 0), {}
-  if last > bucket then bucket = last end
+  local got = redis.call('HMGET', key, 'm', 'n', bucket)
+  local last, total, count, left = whole(got[1], bucket), whole(got[2], 0), whole(got[3], 0), {}
+  if last > bucket then
+    bucket = last
+    count = whole(redis.call('HGET', key, bucket), 0)
+  end
   local whole_window_left = bucket - last > WINDOW
   if whole_window_left then
-    total = 0
+    total, count = 0, 0
   else
-    for old = last - WINDOW, bucket - WINDOW - 1 do left[#left + 1] = digits(old) end
+    for old = last - WINDOW, bucket - WINDOW - 1 do left[#left + 1] = old end
     if #left > 0 then
       local counts = redis.call('HMGET', key, unpack(left))
       for i = 1, #left do total = total - whole(counts[i], 0) end
@@ -46,7 +47,7 @@ function ask.hour(key, amount, most)
   if missing > 0 then
     wait = (WINDOW + 1) * MINUTE
     local names = {}
-    for old = bucket - WINDOW, bucket do names[#names + 1] = digits(old) end
+    for old = bucket - WINDOW, bucket do names[#names + 1] = old end
     local counts = redis.call('HMGET', key, unpack(names))
     for i = 1, #names do
       missing = missing - whole(counts[i], 0)
@@ -58,9 +59,9 @@ function ask.hour(key, amount, most)
   return math.max(0, most - total), wait, reset, function()
     if whole_window_left then redis.call('DEL', key)
     elseif #left > 0 then redis.call('HDEL', key, unpack(left)) end
-    redis.call('HSET', key, 'm', digits(bucket), 'n', digits(total + amount))
-    redis.call('HINCRBY', key, digits(bucket), digits(amount))
-    redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000)
+    redis.call('HSET', key, 'm', bucket, 'n', total + amount, bucket, count + amount)
+    -- Once a minute is enough: the window ends 61 minutes after this bucket began.
+    if count == 0 then redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000) end
     return math.max(0, most - total - amount), (bucket + WINDOW + 1) * MINUTE
   end
 end
@@ -74,8 +75,8 @@ function ask.day(key, amount, most)
   local reset = (day + 1) * DAY
   local wait = count + amount > most and reset - now or 0
   return math.max(0, most - count), wait, reset, function()
-    redis.call('HSET', key, 'd', digits(day), 'n', digits(count + amount))
-    redis.call('PEXPIRE', key, digits(math.ceil(((today + 1) * DAY - now) / 1000) + 3600000))
+    redis.call('HSET', key, 'd', day, 'n', count + amount)
+    if count == 0 then redis.call('PEXPIRE', key, math.ceil(((today + 1) * DAY - now) / 1000) + 3600000) end
     return math.max(0, most - count - amount), reset
   end
 end
@@ -89,20 +90,20 @@ function ask.rate(key, amount, most, interval)
   return math.floor((burst - backlog) / interval), wait, now + backlog, function()
     if backlog < interval then low = now end
     backlog = backlog + amount * interval
-    redis.call('HSET', key, 't', digits(now + backlog), 'z', digits(low))
-    redis.call('PEXPIRE', key, digits(math.ceil(backlog / 1000) + 1000))
+    redis.call('HSET', key, 't', now + backlog, 'z', low)
+    redis.call('PEXPIRE', key, math.ceil(backlog / 1000) + 1000)
     return math.floor((burst - backlog) / interval), now + backlog
   end
 end
 
 -- sorted set: owner → end of its lease
 function ask.concurrency(key, amount, most)
-  local held = redis.call('ZCOUNT', key, '(' .. digits(now), '+inf')
+  local held = redis.call('ZCOUNT', key, string.format('(%.0f', now), '+inf')
   local wait = held >= most and SLOT_WAIT or 0
   return math.max(0, most - held), wait, 0, function()
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
-    redis.call('ZADD', key, digits(now + lease), owner)
-    redis.call('PEXPIRE', key, digits(math.ceil(lease / 1000) + 1000))
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+    redis.call('ZADD', key, now + lease, owner)
+    redis.call('PEXPIRE', key, math.ceil(lease / 1000) + 1000)
     return math.max(0, most - held - 1), 0
   end
 end
@@ -124,7 +125,7 @@ if done == 0 then
 elseif done > 0 then
   admitted = 1
 elseif admitted == 1 then
-  redis.call('SET', KEYS[1], digits(now), 'PX', record_ms)
+  redis.call('SET', KEYS[1], now, 'PX', record_ms)
   for i = 2, #KEYS do
     local to = 3 * (i - 2)
     standings[to + 1], standings[to + 3] = charges[i]()

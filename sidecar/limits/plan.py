@@ -84,17 +84,17 @@ class Budgets:
 
     tools: tuple[Entry, ...] = ()
     principals: tuple[Entry, ...] = ()
-    remembered: dict[object, Plan] = field(default_factory=dict, repr=False, compare=False)
+    remembered: dict[object, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
+    read_roles: bool = field(init=False)
+    """Whether the roles of a chain matter to any entry."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in self.principals))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """What the limits of these entries are called in metrics and audit."""
         return tuple(_label(entry, cap) for entry in (*self.tools, *self.principals) for cap in entry.caps)
-
-    @property
-    def read_roles(self) -> bool:
-        """Whether the roles of a chain matter to any entry."""
-        return any(entry.pattern.startswith("role:") for entry in self.principals)
 
 
 def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> Plan:
@@ -152,9 +152,13 @@ def _principal_charges(
 ) -> Iterator[Charge]:
     for entry in entries:
         for name, held in zip(names, roles, strict=True):
-            known_as = held if entry.pattern.startswith("role:") else (name,)
+            known_as = held if _names_roles(entry) else (name,)
             if any(glob(word, entry.pattern) for word in known_as):
                 yield from _charges(entry, name)
+
+
+def _names_roles(entry: Entry) -> bool:
+    return entry.pattern.startswith("role:")
 
 
 def _charges(entry: Entry, principal: str) -> Iterator[Charge]:

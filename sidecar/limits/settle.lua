@@ -17,27 +17,25 @@ local function whole(value, default)
   return tonumber(value)
 end
 
-local function digits(number) return string.format('%.0f', number) end
-
 local give_back = {}
 
 function give_back.hour(key, charged, amount)
-  local bucket = digits(math.floor(charged / MINUTE))
+  local bucket = math.floor(charged / MINUTE)
   if whole(redis.call('HGET', key, bucket), 0) < amount then return end
-  redis.call('HINCRBY', key, bucket, digits(-amount))
-  redis.call('HINCRBY', key, 'n', digits(-amount))
+  redis.call('HINCRBY', key, bucket, -amount)
+  redis.call('HINCRBY', key, 'n', -amount)
 end
 
 function give_back.day(key, charged, amount)
   local got = redis.call('HMGET', key, 'd', 'n')
   if whole(got[1], -1) ~= math.floor(charged / DAY) or whole(got[2], 0) < amount then return end
-  redis.call('HINCRBY', key, 'n', digits(-amount))
+  redis.call('HINCRBY', key, 'n', -amount)
 end
 
 function give_back.rate(key, charged, amount, interval)
   local got = redis.call('HMGET', key, 't', 'z')
   if not got[1] or whole(got[2], 0) > charged then return end
-  redis.call('HSET', key, 't', digits(math.max(0, whole(got[1], 0) - amount * interval)))
+  redis.call('HSET', key, 't', math.max(0, whole(got[1], 0) - amount * interval))
 end
 
 function give_back.concurrency(key)
@@ -66,9 +64,9 @@ elseif verb == 'extend' then
   each(function(kind, key)
     if kind ~= 'concurrency' then return end
     -- A lease that has ended stays ended: its slot may be another's by now.
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
-    redis.call('ZADD', key, 'XX', digits(now + lease), owner)
-    redis.call('PEXPIRE', key, digits(math.ceil(lease / 1000) + 1000))
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+    redis.call('ZADD', key, 'XX', now + lease, owner)
+    redis.call('PEXPIRE', key, math.ceil(lease / 1000) + 1000)
   end)
 else
   error('unknown verb')
