@@ -1,0 +1,32 @@
+"""Fixtures of the peer tests: the official SDK's server once, a sidecar before it for each test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.peers.stage import ALL, LITTLE, Stage, everything_running, stage
+
+
+@pytest.fixture(scope="session")
+def everything() -> Iterator[str]:
+    """The base URL of the official SDK's server."""
+    with everything_running() as url:
+        yield url
+
+
+@pytest_asyncio.fixture
+async def open_stage(tmp_path: Path, everything: str) -> AsyncIterator[Stage]:
+    """nhi:planner may everything."""
+    async with stage(tmp_path, everything, ALL) as on:
+        yield on
+
+
+@pytest_asyncio.fixture
+async def shut_stage(tmp_path: Path, everything: str) -> AsyncIterator[Stage]:
+    """nhi:planner may a little."""
+    async with stage(tmp_path, everything, LITTLE) as on:
+        yield on

@@ -1,0 +1,81 @@
+"""How does a client of the 2.x SDK listen, and what does it answer when it is asked?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mcp_types as types
+from mcp import Client
+
+CALL_WITHIN_S = 15.0
+
+
+@dataclass
+class Ears:
+    """What one client heard. `word` is what it answers to every question."""
+
+    word: str = "please"
+    logs: list[tuple[str, Any]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    notifications: list[Any] = field(default_factory=list)
+    progress: list[tuple[float, str | None]] = field(default_factory=list)
+
+    async def on_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.logs.append((params.level, params.data))
+
+    async def on_message(self, message: Any) -> None:
+        self.notifications.append(message)
+
+    async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        self.progress.append((progress, message))
+
+    async def on_elicit(self, context: Any, params: Any) -> types.ElicitResult:
+        self.asked.append(params.message)
+        return types.ElicitResult(action="accept", content={"word": self.word})
+
+    async def on_sample(self, context: Any, params: Any) -> types.CreateMessageResult:
+        self.asked.append(params.messages[0].content.text)
+        content = types.TextContent(type="text", text=self.word)
+        return types.CreateMessageResult(role="assistant", model="none", content=content)
+
+    async def on_roots(self, context: Any) -> types.ListRootsResult:
+        self.asked.append("roots")
+        return types.ListRootsResult(roots=[types.Root(uri="file:///work")])
+
+    def heard(self, kind: type) -> list[Any]:
+        """The notifications of one kind."""
+        return [message for message in self.notifications if isinstance(message, kind)]
+
+    def count(self, kind: type) -> int:
+        """How many of them."""
+        return len(self.heard(kind))
+
+
+@asynccontextmanager
+async def client(server: Any, mode: str, ears: Ears | None = None, **more: Any) -> AsyncIterator[Client]:
+    """A client of the official 2.x SDK, in one era, with ears."""
+    ears = ears or Ears()
+    async with (
+        asyncio.timeout(CALL_WITHIN_S),
+        Client(
+            server,
+            mode=mode,
+            cache=None,
+            logging_callback=ears.on_log,
+            message_handler=ears.on_message,
+            elicitation_callback=ears.on_elicit,
+            sampling_callback=ears.on_sample,
+            list_roots_callback=ears.on_roots,
+            **more,
+        ) as connected,
+    ):
+        yield connected
+
+
+def text_of(result: Any) -> str:
+    """The text of a tool's result."""
+    return " ".join(part.text for part in result.content)
