@@ -155,7 +155,7 @@ class _Survey:
             return 1, 0
         if id(node) not in self._known:
             if level > MAX_LEVELS:
-                raise SchemaRefused(f"{at or '/'} is nested deeper than {MAX_LEVELS} levels, references included")
+                raise SchemaRefused(f"{_place(at)} is nested deeper than {MAX_LEVELS} levels, references included")
             self._open.add(id(node))
             self._known[id(node)] = self._weigh_open(node, at, level + 1)
             self._open.discard(id(node))
@@ -182,15 +182,15 @@ class _Survey:
     def _refuse_keywords(self, node: dict[str, Any], at: str) -> None:
         for keyword in ("$dynamicRef", "$recursiveRef"):
             if keyword in node:
-                raise SchemaRefused(f"{at}/{keyword} is not supported")
+                raise SchemaRefused(f"{_place(at)}/{keyword} is not supported")
         # A second base would give every "#/..." below it another meaning.
         for keyword in ("$id", "id"):
             if node is not self._root and isinstance(node.get(keyword), str):
-                raise SchemaRefused(f"{at}/{keyword} stands below the top of the schema")
+                raise SchemaRefused(f"{_place(at)}/{keyword} stands below the top of the schema")
 
     def _target(self, reference: object, at: str) -> object:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise SchemaRefused(f"{at}/$ref leads out of the schema: {str(reference)[:100]!r}")
+            raise SchemaRefused(f"{_place(at)}/$ref leads out of the schema: {str(reference)[:100]!r}")
         fragment = unquote(reference[1:])
         if fragment and not fragment.startswith("/"):
             return self._anchored(fragment, at)
@@ -202,15 +202,15 @@ class _Survey:
             elif isinstance(node, list) and step.isascii() and step.isdigit() and int(step) < len(node):
                 node = node[int(step)]
             else:
-                raise SchemaRefused(f"{at}/$ref leads nowhere: {reference[:100]!r}")
+                raise SchemaRefused(f"{_place(at)}/$ref leads nowhere: {reference[:100]!r}")
         if not isinstance(node, dict | bool):
-            raise SchemaRefused(f"{at}/$ref leads to what is no schema: {reference[:100]!r}")
+            raise SchemaRefused(f"{_place(at)}/$ref leads to what is no schema: {reference[:100]!r}")
         return node
 
     def _anchored(self, name: str, at: str) -> object:
         found = [node for node in every_subschema(self._root) if node.get("$anchor") == name]
         if len(found) != 1:
-            raise SchemaRefused(f"{at}/$ref names an anchor that does not exist once: {name[:100]!r}")
+            raise SchemaRefused(f"{_place(at)}/$ref names an anchor that does not exist once: {name[:100]!r}")
         return found[0]
 
 
@@ -271,6 +271,11 @@ def _pointer(path: list[str | int]) -> str:
     pointer = "".join(f"/{_escaped(str(token))}" for token in path)
     # Below additionalProperties a name is the caller's own; it need not fill an answer.
     return pointer if len(pointer) <= MAX_POINTER_CHARS else pointer[:MAX_POINTER_CHARS].rpartition("/")[0]
+
+
+def _place(at: str) -> str:
+    """A place in a schema, for people: its end where it is long."""
+    return at if len(at) <= MAX_POINTER_CHARS else f"...{at[-MAX_POINTER_CHARS:]}"
 
 
 def _escaped(token: str) -> str:

@@ -206,11 +206,10 @@ class ResponseReader:
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise Unacceptable("an upgrade that nobody asked for") from error
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                raise Broken("the response is not HTTP/1.1") from error
+                upgrade = isinstance(error, httptools.HttpParserUpgrade)
+                raise (Unacceptable if upgrade else Broken)("the response is not plain HTTP/1.1") from error
             self.reusable = False
 
     def _finish(self) -> None:

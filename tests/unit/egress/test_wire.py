@@ -125,6 +125,7 @@ def test_what_two_readers_could_read_differently_is_refused(raw: bytes, step: in
         (CHUNKED + chunked(b"ok") + b"\r\n", 200, b"ok", False),
         (CHUNKED + chunked(b"ok") + b"0\r\n\r\n", 200, b"ok", False),
         (CHUNKED + chunked(b"ok") + response(b"smuggled"), 200, b"ok", False),
+        (CHUNKED + chunked(b"ok") + b"HTTP/1.1 101 Up\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 200, b"ok", False),
         (response(b"", framing="", status="204 No Content") + b"body", 204, b"", False),
     ],
 )
