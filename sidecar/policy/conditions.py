@@ -5,9 +5,10 @@ condition is true only when it gives Boolean true; an error, another value or a 
 allow row takes for "no match" and a deny row for "match" (CONTRACT 2.1).
 
 What a caller sends is bounded here, in this order: only what the expression reads is converted; values nested deeper
-than 64 are not (the runtime converts by recursion on the C stack: 10,000 levels end the process); the size of what is
-read, and of it times the macros' iterations, must fit the decision's `Purse`. The runtime itself stops after 10,000
-iterations, and its regular expressions (RE2) are linear.
+than 64 are not (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
+NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`); the size of what is read, and of it times the
+macros' iterations, must fit the decision's `Purse`. The runtime itself stops after 10,000 iterations, and its regular
+expressions (RE2) are linear.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from cel_expr_python import cel
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
-from sidecar.policy.syntax import Path, Syntax, syntax_of
+from sidecar.policy.syntax import Called, Path, Syntax, syntax_of
 from sidecar.vocabulary import Chain, Fact, Principal, Question
 
 MAX_CONDITION_CHARS = 4096
 MAX_DEPTH = 64
 MAX_ITERATIONS = 10_000  # the runtime's own budget
-# One unit is about 5 to 30 ns of the runtime's work, measured; a decision may spend some tens of milliseconds.
+# One unit is some 20 to 50 ns, measured at the worst inputs found; a decision may spend some tens of milliseconds.
 MAX_UNITS = 1_000_000
-_CHARS_PER_UNIT = 16
+_UNITS_PER_NODE = 20  # to weigh and convert one value
+_UNITS_PER_CHAR = 0.25
+_UNITS_PER_MATCHED_CHAR = 16  # RE2 on a pattern that outgrows its DFA
+_UNITS_PER_DYNAMIC_CHAR = 64  # a pattern that the caller brings along
+_CONTAINS_SQUARE = 1 / 64  # `contains` compares every place with every character where both come from the caller
 
 PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
@@ -110,9 +115,12 @@ class Condition:
     program: cel.Expression
     trees: tuple[tuple[str, _Tree], ...]
     looped: tuple[Path, ...]
+    ranged: tuple[Path, ...]
     loops: int
     loop_nodes: int
-    matches: bool
+    range_nodes: int
+    per_char: float
+    per_square: float
 
     def run(self, scene: Scene, purse: Purse) -> tuple[Ran, Mapping[str, Any]]:
         """How it comes out, and the variables as far as it read them. Never raises for what a caller can send."""
@@ -123,7 +131,7 @@ class Condition:
             if not purse.spend(self._cost(data)):
                 return "error", data
             value = self.program.eval(data=data).plain_value()
-        except (RuntimeError, ValueError, OverflowError, _TooDeep):
+        except (RuntimeError, ValueError, OverflowError, _UnfitError):
             return "error", data  # the runtime's own failures; the rule's effect decides which way is closed
         if value is True:
             return "true", data
@@ -139,16 +147,19 @@ class Condition:
         return Fact(self.digest, outcome, inputs)
 
     def _cost(self, data: Mapping[str, Any]) -> float:
-        per_char = 1.0 if self.matches else 1 / _CHARS_PER_UNIT
-        size = _weight(data.values(), per_char)
-        if not self.loops:
-            return size
-        looped = _weight((_at(data, path)[0] for path in self.looped), per_char)
-        return size + min(MAX_ITERATIONS, size**self.loops) * (looped + self.loop_nodes)
+        """The units that one run takes at most."""
+        nodes, chars = _size(data.values())
+        units = nodes * _UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
+        if not self.loops or units > MAX_UNITS:
+            return units
+        ranged, _ = _size([_at(data, path)[0] for path in self.ranged])
+        nodes, chars = _size([_at(data, path)[0] for path in self.looped])
+        iterations: int = min(MAX_ITERATIONS, (ranged + self.range_nodes) ** self.loops)
+        return units + iterations * (nodes + self.loop_nodes + chars * self.per_char + chars * chars * self.per_square)
 
 
-class _TooDeep(Exception):
-    pass
+class _UnfitError(Exception):
+    """A value that must not reach the runtime."""
 
 
 class Language:
@@ -216,10 +227,19 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         program=program,
         trees=tuple(trees.items()),
         looped=_outermost({read.path for read in syntax.reads if read.looped and read.path[0] in VARIABLES}),
+        ranged=tuple(read.path for read in syntax.reads if read.ranged and read.path[0] in VARIABLES),
         loops=syntax.loops,
         loop_nodes=syntax.loop_nodes,
-        matches=any(call.function == "matches" for call in syntax.calls),
+        range_nodes=syntax.range_nodes,
+        per_char=max([_UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
+        per_square=_CONTAINS_SQUARE if any(c.function == "contains" and c.dynamic for c in syntax.calls) else 0,
     )
+
+
+def _units_per_char(call: Called) -> float:
+    if call.function != "matches":
+        return _UNITS_PER_CHAR
+    return _UNITS_PER_DYNAMIC_CHAR if call.dynamic else _UNITS_PER_MATCHED_CHAR
 
 
 def _outermost(paths: set[Path]) -> tuple[Path, ...]:
@@ -245,24 +265,25 @@ def _at(value: Mapping[str, Any], path: Path) -> tuple[Any, bool]:
     return found, True
 
 
-def _weight(values: Iterable[Any], per_char: float) -> float:
-    """The units that some values cost: one for each node, and some for long strings. Stops at more than any purse."""
-    total = 0.0
+def _size(values: Iterable[Any]) -> tuple[int, int]:
+    """How many nodes some values have, and how many characters. Stops at more than any purse can hold."""
+    nodes = chars = 0
     level = list(values)
     for _ in range(MAX_DEPTH):
+        nodes += len(level)
         below: list[Any] = []
         for value in level:
-            total += 1
             if isinstance(value, str):
-                total += len(value) * per_char
-            elif isinstance(value, dict):
-                total += len(value)
-                below.extend(value.values())
-            elif isinstance(value, list):
+                if "\0" in value:
+                    raise _UnfitError
+                chars += len(value)
+            elif isinstance(value, (dict, list)):
+                if nodes + len(below) + len(value) > MAX_UNITS / _UNITS_PER_NODE:
+                    return nodes + len(below) + len(value), chars
                 below.extend(value)
+                if isinstance(value, dict):
+                    below.extend(value.values())
         if not below:
-            return total
-        if total + len(below) > MAX_UNITS:
-            return MAX_UNITS + 1
+            return nodes, chars
         level = below
-    raise _TooDeep
+    raise _UnfitError

@@ -78,7 +78,7 @@ class Engine:
         self.revision = source.revision
         self.warnings = source.warnings
         self._roles = Roles(source.roles)
-        self._sets = source.sets
+        self._sets = source.sets.contents()
         rows = list(zip(source.rules, source.columns, strict=True))
         self._dockets = {
             kind: Docket(
@@ -188,7 +188,7 @@ class Engine:
     def _is_on(self, pattern: str, server: str) -> bool:
         """Whether a rule's object can be the server itself or something on it."""
         if pattern.startswith("set:"):
-            return any(self._is_on(member, server) for member in self._sets.members(pattern))
+            return any(self._is_on(element, server) for element in self._sets.get(pattern, ()))
         prefixes = (f"{word}{server}/" for word in _ON_SERVERS)
         return glob(f"nhi:{server}", pattern) or any(meets_prefix(pattern, prefix) for prefix in prefixes)
 

@@ -58,9 +58,13 @@ class Links:
                     queue.append(container)
         return ()
 
-    def members(self, container: str) -> frozenset[str]:
-        """Every name that is in the container, directly or not."""
-        return frozenset(name for name in self.parents if container in self.closure((name,)))
+    def contents(self) -> Mapping[str, frozenset[str]]:
+        """For every container, the names that are in it, directly or not."""
+        contents: dict[str, set[str]] = {}
+        for name in self.parents:
+            for container in self.closure((name,)):
+                contents.setdefault(container, set()).add(name)
+        return {container: frozenset(names) for container, names in contents.items()}
 
     def cycle(self) -> tuple[str, ...]:
         """One cycle, first name repeated at its end; () if there is none."""

@@ -24,30 +24,36 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of a variable. `offset` is where in the text, in characters; `looped` if inside a macro's body."""
+    """One read of a variable. `offset` is where in the text, in characters; `looped` if inside a macro's body,
+    `ranged` if a macro runs over it."""
 
     path: Path
     offset: int
     looped: bool
+    ranged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call of a function, and the variables that its first argument reads."""
+    """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic`
+    if any argument after that is no constant."""
 
     function: str
     first_argument: tuple[Path, ...]
+    dynamic: bool
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What was found. `loops` is how deeply macros are nested, `loop_nodes` how much stands inside their bodies."""
+    """What was found. `loops` is how deeply macros are nested; `loop_nodes` and `range_nodes` how much stands inside
+    their bodies and inside what they run over."""
 
     reads: tuple[Read, ...]
     calls: tuple[Called, ...]
     loops: int
     loop_nodes: int
+    range_nodes: int
 
 
 def syntax_of(serialized: bytes) -> Syntax:
@@ -57,7 +63,7 @@ def syntax_of(serialized: bytes) -> Syntax:
     source = next((value for number, value in parts if number == _SOURCE_INFO), b"")
     walk = _Walk(_positions(_bytes(source)))
     walk.visit(_bytes(next(value for number, value in parts if number == _CHECKED_EXPR)), frozenset(), 0)
-    return Syntax(tuple(walk.reads), tuple(walk.calls), walk.loops, walk.loop_nodes)
+    return Syntax(tuple(walk.reads), tuple(walk.calls), walk.loops, walk.loop_nodes, walk.range_nodes)
 
 
 class _Walk:
@@ -69,15 +75,17 @@ class _Walk:
         self.calls: list[Called] = []
         self.loops = 0
         self.loop_nodes = 0
+        self.range_nodes = 0
+        self._ranges = 0
 
     def visit(self, expr: bytes, bound: frozenset[str], depth: int) -> None:
-        if depth:
-            self.loop_nodes += 1
+        self.loop_nodes += int(depth > 0)
+        self.range_nodes += int(self._ranges > 0)
         fields = dict(_fields(expr))
         path = _path(expr)
         if path is not None:
             if path[0] not in bound:
-                self.reads.append(Read(path, self._offset(fields), depth > 0))
+                self.reads.append(Read(path, self._offset(fields), depth > 0, self._ranges > 0))
         elif _SELECT in fields:
             self.visit(_only(dict(_fields(_only(fields, _SELECT))), 1), bound, depth)
         elif _CALL in fields:
@@ -95,19 +103,22 @@ class _Walk:
         parts = list(_fields(_only(fields, _CALL)))
         arguments = [_bytes(value) for number, value in parts if number == 3]
         function = next((_bytes(value).decode() for number, value in parts if number == 2), "")
-        before = len(self.reads)
-        first = tuple[Path, ...]()
-        for index, argument in enumerate([*(_bytes(v) for n, v in parts if n == 1), *arguments]):
+        arguments = [_bytes(value) for number, value in parts if number == 1] + arguments
+        before, first = len(self.reads), tuple[Path, ...]()
+        for index, argument in enumerate(arguments):
             self.visit(argument, bound, depth)
             if index == 0:
                 first = tuple(read.path for read in self.reads[before:])
-        self.calls.append(Called(function, first, self._offset(fields)))
+        dynamic = any(_CONST not in dict(_fields(argument)) for argument in arguments[1:])
+        self.calls.append(Called(function, first, dynamic, self._offset(fields)))
 
     def _visit_comprehension(self, parts: dict[int, bytes | int], bound: frozenset[str], depth: int) -> None:
         names = {_bytes(parts[number]).decode() for number in (1, 3, 8) if number in parts}
         self.loops = max(self.loops, depth + 1)
-        for number in (2, 4):  # range and start value: outside the loop
-            self.visit(_only(parts, number), bound, depth)
+        self._ranges += 1
+        self.visit(_only(parts, 2), bound, depth)
+        self._ranges -= 1
+        self.visit(_only(parts, 4), bound, depth)  # the start value: outside the loop
         for number in (5, 6, 7):  # condition, step, result
             self.visit(_only(parts, number), bound | names, depth + 1)
 

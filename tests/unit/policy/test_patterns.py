@@ -1,0 +1,96 @@
+"""Does `*` mean what the contract says, on every text and in linear time?"""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.policy.patterns import covers, glob, globs, meets_prefix, who
+
+TEXTS = st.text("ab/\n.", max_size=8)
+PATTERNS = st.text("ab/\n.*", max_size=6)
+
+
+def regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(piece) for piece in pattern.split("*")), re.DOTALL)
+
+
+@given(text=TEXTS, pattern=PATTERNS)
+def test_a_pattern_fits_what_its_regular_expression_fits(text: str, pattern: str) -> None:
+    assert glob(text, pattern) is (regex(pattern).fullmatch(text) is not None)
+
+
+@given(outer=PATTERNS, inner=PATTERNS, text=TEXTS)
+def test_a_covering_pattern_fits_whatever_the_covered_one_fits(outer: str, inner: str, text: str) -> None:
+    if covers(outer, inner) and glob(text, inner):
+        assert glob(text, outer)
+
+
+@given(pattern=PATTERNS, prefix=st.text("ab/", min_size=1, max_size=4), rest=TEXTS)
+def test_a_pattern_that_fits_something_below_a_prefix_meets_it(pattern: str, prefix: str, rest: str) -> None:
+    if glob(prefix + rest, pattern):
+        assert meets_prefix(pattern, prefix)
+
+
+@given(pattern=PATTERNS, prefix=st.text("ab/", min_size=1, max_size=4))
+def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, prefix: str) -> None:
+    if meets_prefix(pattern, prefix):
+        head, _, tail = pattern.partition("*")
+        witness = head + tail.replace("*", "") if head.startswith(prefix) else prefix + tail.replace("*", "")
+        assert witness.startswith(prefix)
+        assert glob(witness, pattern)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "fits"),
+    [
+        ("tool:files/read", "tool:files/read", True),
+        ("tool:files/read_all", "tool:files/read", False),  # threats K2, reports BL-034
+        ("tool:files/read/x", "tool:files/read", False),
+        ("tool:files/read\n", "tool:files/read", False),  # threats K3
+        ("tool:files/read\n", "tool:files/rea*", True),
+        ("tool:filesXread", "tool:files.read", False),  # threats K3: a dot is a dot
+        ("srv/x/delete", "srv/*/read", False),  # threats K3: what follows the first * counts
+        ("srv/x/y/read", "srv/*/read", True),
+        ("tool:zzz", "tool:*_read", False),
+        ("Tool:files/read", "tool:*", False),
+        ("ab", "a*b", True),
+        ("a", "a*a", False),
+        ("", "*", True),
+        ("x", "", False),
+        ("a?c", "a?c", True),
+        ("abc", "a?c", False),
+        ("abc", "[abc]*", False),
+    ],
+)
+def test_only_the_star_is_special(text: str, pattern: str, fits: bool) -> None:
+    assert glob(text, pattern) is fits
+
+
+def test_a_pattern_of_many_stars_is_not_slow() -> None:
+    assert not glob("a" * 100_000, "*a" * 500 + "b")  # exponential where a matcher backtracks: it would not return
+
+
+def test_a_list_of_patterns_fits_when_one_does() -> None:
+    assert globs("tasks/get", "message/send|tasks/*")
+    assert not globs("push/set", "message/send|tasks/*")
+    assert not globs("", "message/send")
+
+
+@pytest.mark.parametrize(
+    ("subject", "pattern", "effect", "fits"),
+    [
+        ("user:alice", "*", "allow", True),
+        ("anonymous", "*", "allow", False),
+        ("anonymous", "anonymous", "allow", True),
+        ("anonymous", "*", "deny", True),
+        ("anonymous", "a*", "allow", False),
+        ("anonymous", "*", "Deny", False),  # no word but deny widens anything
+        ("user:anonymous", "anonymous", "allow", False),
+        ("user:alice", "user:*", "allow", True),
+        ("nhi:alice", "user:*", "allow", False),
+    ],
+)
+def test_anonymous_is_allowed_by_its_own_word_only(subject: str, pattern: str, effect: str, fits: bool) -> None:
+    assert who(subject, pattern, effect) is fits
