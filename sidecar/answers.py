@@ -108,6 +108,8 @@ def _headers(refusal: Refusal, answer: Answer, resource_metadata: str) -> dict[s
         if refusal.challenge:
             parts.append(refusal.challenge)
         headers["WWW-Authenticate"] = "Bearer " + ", ".join(parts) if parts else "Bearer"
+    if refusal.allow:  # RFC 9110 15.5.6 asks for it with every 405
+        headers["Allow"] = ", ".join(refusal.allow)
     if answer.http == 429 or answer.http == 503:
         headers["Retry-After"] = str(_whole_seconds(refusal.retry_after_s or RETRY_WITHOUT_HINT_S))
     if refusal.limit is not None:

@@ -48,6 +48,7 @@ log = logging.getLogger("sidecar")
 
 CONTROL_SOCKET = "control.sock"
 LAG_EVERY_S = 0.5
+LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
 NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
 
 
@@ -128,10 +129,10 @@ class App:
 
     async def stop(self) -> None:
         """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
-        self.pipeline.draining = True
-        self.pipeline.exchanges.drain()
-        grace_s = self.settings.server.shutdown_grace_s
-        await asyncio.gather(*(listener.close(grace_s) for listener in self.listeners))
+        until_s = asyncio.get_running_loop().time() + self.settings.server.shutdown_grace_s
+        await self.pipeline.drain(self.settings.server.shutdown_grace_s)  # who comes meanwhile hears 503, not silence
+        left_s = max(LAST_WORDS_S, until_s - asyncio.get_running_loop().time())
+        await asyncio.gather(*(listener.close(left_s) for listener in self.listeners))
         for task in self.background:
             task.cancel()
         await asyncio.gather(*self.background, return_exceptions=True)
@@ -211,9 +212,11 @@ class App:
         for local in settings.local:
             listener = _take(local.listen, undo)
             open_.append((listener, self._data_handle(_local_entrance(listener, local.principal))))
-        open_ += self._admin_listeners(undo)
         for listener, handle in open_:
             await listener.serve(handle, self._broken, patience, tls if listener is data else None)
+            self.listeners.append(listener)
+        for listener, handle in self._admin_listeners(undo):
+            await listener.serve(handle, _broken_at_admin, patience)
             self.listeners.append(listener)
 
     def _admin_listeners(self, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
@@ -245,10 +248,12 @@ class App:
         record = self.audit.recording(protocol="http", peer=peer)
         refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
         told = tell(refusal, Shape.PLAIN, decision_id=record.decision_id)
+        self.metrics.request_started("http")
         try:
             record.refused(refusal, http_status=told.status)
         except Refusal as unrecorded:
             told = tell(unrecorded, Shape.PLAIN, decision_id=record.decision_id)
+        self.metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
         return web.Response(
             body=told.body, status=told.status, headers={"Server": "sidecar", "Content-Type": told.content_type}
         )
@@ -279,6 +284,11 @@ class App:
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
         self.metrics.enforcement(self.settings.policy.mode)
+
+
+def _broken_at_admin(peer: str, status: int) -> web.Response:
+    """The evidence is of callers; who sends garbage to the operators' address is told so, and no more."""
+    return web.Response(status=status, headers={"Server": "sidecar"})
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> Engine:

@@ -86,7 +86,7 @@ def route_of(raw_path: str, verb: str) -> Route:
     match = _MCP_PATH.match(path)
     route = Route(MCP, match[1]) if match else _metadata_route(path)
     if verb not in VERBS[route.kind]:
-        raise Refusal(Reason.VERB_NOT_ALLOWED)
+        raise Refusal(Reason.VERB_NOT_ALLOWED, allow=VERBS[route.kind])
     return route
 
 

@@ -154,7 +154,8 @@ class Refusal(Exception):
 
     `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
     `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
-    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate`.
+    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate`, `allow` are the
+    verbs of `Allow`.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Refusal(Exception):
         limit: LimitState | None = None,
         retry_after_s: float | None = None,
         challenge: str = "",
+        allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(reason.value, detail)
         self.reason = reason
@@ -176,6 +178,7 @@ class Refusal(Exception):
         self.limit = limit
         self.retry_after_s = retry_after_s
         self.challenge = challenge
+        self.allow = allow
 
     @property
     def answer(self) -> Answer:

@@ -109,7 +109,7 @@ class Exchanges:
         with await exchange.listen(intent.last_event_id) as answer:
             self._check_alive(session, answer)
             if answer.status == 405:
-                raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream")
+                raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
             exchange.endless, exchange.timeout_s = True, self._grant_left_s(exchange)
             close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
             session.closers.add(close)
@@ -189,5 +189,5 @@ class Exchanges:
 
 
 def _empty(turn: Turn, status: int) -> web.StreamResponse:
-    turn.record.outcome(http_status=status, bytes_out=0)
+    turn.ended(status, 0)
     return web.Response(status=status, headers={"Server": "sidecar"})

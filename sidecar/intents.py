@@ -97,7 +97,7 @@ class Understanding:
     def of_verb(self, verb: str) -> Listen | Leave:
         """The intent of a GET or a DELETE, which only the session era has."""
         if any(version in mcp.STATELESS_VERSIONS for version in self.head.protocol_version):
-            raise Refusal(Reason.VERB_NOT_ALLOWED)
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self._session()
         if verb == "DELETE":
             return Leave(self._stream_call("session/end", session), session)

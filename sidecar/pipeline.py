@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -39,6 +40,8 @@ from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Sessions
 from sidecar.vocabulary import Call, Caller, Decision
 
+DRAIN_LOOK_S = 0.05
+
 log = logging.getLogger("sidecar.pipeline")
 
 
@@ -55,6 +58,7 @@ class Pipeline:
     exchanges: Exchanges
     clock: Callable[[], float]
     draining: bool = False
+    inside: int = 0
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answer one request. `entrance` is the listener it came through."""
@@ -65,7 +69,7 @@ class Pipeline:
         except Refusal as refusal:
             return self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            turn.remember(Refusal(Reason.CALLER_GONE), 499)
+            turn.remember(Refusal(Reason.CALLER_GONE if turn.caller_left else Reason.DRAINING), 499)
             raise
         except Exception:  # the one place: a bug of ours is answered once, recorded once, and told to nobody outside
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
@@ -74,13 +78,18 @@ class Pipeline:
             measure(self.metrics, turn)
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
-        """The seven questions."""
+        """Where, who, what."""
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)
         if route.kind == arrival.METADATA:
             return self.exchanges.metadata(turn, route.server)
         caller = await self._identify(turn, route.server, entrance)
         intent = await self._understand(turn, caller)
+        with self._admitted():
+            return await self._carry(turn, caller, intent)
+
+    async def _carry(self, turn: Turn, caller: Caller, intent: Intent) -> web.StreamResponse:
+        """From the decision on: what was let in has its answer before the sidecar goes."""
         decision = self._decide(turn, caller, intent.call)
         service = turn.now.service(turn.server)
         await self._check_arguments(turn, service, intent)
@@ -97,10 +106,28 @@ class Pipeline:
             finally:
                 turn.record.mark("upstream")
 
-    async def _identify(self, turn: Turn, server: str, entrance: Entrance) -> Caller:
-        turn.enter(server)
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
         if self.draining:
             raise Refusal(Reason.DRAINING)
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    async def drain(self, grace_s: float) -> None:
+        """Let nobody in any more, end what would never end, and wait for the answers of those inside, `grace_s`
+        seconds at most."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.inside:
+                    self.exchanges.drain()  # again: a stream that was on its way may only now have begun
+                    await asyncio.sleep(DRAIN_LOOK_S)
+
+    async def _identify(self, turn: Turn, server: str, entrance: Entrance) -> Caller:
+        turn.enter(server)
         presented = arrival.presented_by(turn.headers, entrance)
         caller = await turn.now.identity.identify(presented, turn.now.audience(server))
         turn.record.caller = caller
@@ -178,6 +205,9 @@ class Pipeline:
     def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
         told = self._told(turn, refusal)
         recorded = turn.remember(refusal, told.status)
+        if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end
+            turn.break_off()
+            return turn.begun
         if recorded is not refusal:
             told = self._told(turn, recorded)
         headers = {"Server": "sidecar", "Content-Type": told.content_type, **told.headers}

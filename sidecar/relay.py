@@ -195,7 +195,7 @@ class Relay:
         return self._whole(jsonrpc.encode_response(own), answer.status)
 
     def _whole(self, body: bytes, status: int) -> web.StreamResponse:
-        self._record.outcome(http_status=status, bytes_out=len(body))
+        self.exchange.turn.ended(status, len(body))
         headers = {"Server": "sidecar", "Content-Type": JSON}
         session = self.passage.session
         if session is None or session.version:  # a session that the upstream did not agree to has no id to tell
@@ -204,14 +204,18 @@ class Relay:
 
     async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
         stream = web.StreamResponse(headers={**STREAM_HEADERS, **self.extra_headers})
-        await stream.prepare(self.exchange.turn.request)
+        try:
+            await stream.prepare(self.exchange.turn.request)
+        except ConnectionError:
+            raise Refusal(Reason.CALLER_GONE) from None
+        self.exchange.turn.begun = stream
         sent = _Sent(stream)
         try:
             complete = await self._events(answer, sent, until_answer)
             if until_answer and not complete and not sent.resumable:
                 raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
             if not self._record.done:
-                self._record.outcome(http_status=200, bytes_out=sent.bytes_out)
+                self.exchange.turn.ended(200, sent.bytes_out)
             await sent.end()
         except Refusal as refusal:
             await self._break_off(refusal, sent, until_answer)
@@ -268,7 +272,7 @@ class Relay:
         final = until_answer and passed.final
         written = sse.encode_event(passed.out, id=event_id)
         if final:  # evidence before the answer is complete
-            self._record.outcome(http_status=200, bytes_out=sent.bytes_out + len(written))
+            self.exchange.turn.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
 

@@ -45,6 +45,7 @@ class Turn:
     method: str = ""
     plan: Plan | None = None
     refusal: Refusal | None = None
+    begun: web.StreamResponse | None = None
     parameter_headers: list[tuple[str, str]] = field(default_factory=list)
     started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -78,11 +79,26 @@ class Turn:
         if not mcp.names_stateless(head, message):
             self.shape = Shape.SESSION
 
+    def ended(self, status: int, bytes_out: int) -> None:
+        """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        self.record.mark("upstream")
+        self.record.outcome(http_status=status, bytes_out=bytes_out)
+
+    @property
+    def caller_left(self) -> bool:
+        """Whether the connection is gone."""
+        return self.request.transport is None
+
+    def break_off(self) -> None:
+        """End a stream so that its reader sees that it is not whole."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
     def remember(self, refusal: Refusal, status: int) -> Refusal:
         """Put a refusal on record, if nothing terminal is. What cannot be recorded is refused as exactly that."""
-        self.refusal = refusal
         if self.record.done:
             return refusal
+        self.refusal = refusal
         try:
             self.record.refused(refusal, http_status=status)
             return refusal
