@@ -3,15 +3,15 @@
 JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
 strictly, and what goes on is our own serialisation of what was read. Refused: anything but UTF-8 (and a byte order
 mark), more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
-case, numbers that other languages round, lone surrogates, NUL, and nesting beyond a bound.
+case, numbers that are not finite or need more than 64 bits, lone surrogates, NUL, and nesting or numbers of values
+beyond a bound.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 
 MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
 MAX_KEYS = 10_000  # threats P8
+MAX_VALUES = 100_000  # whatever else walks the values (schema, digest) takes microseconds for each (threats I11)
 MAX_ID_CHARS = 256
 MAX_SAFE_INTEGER = 2**53 - 1  # an id travels through JavaScript clients
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
@@ -52,11 +53,23 @@ PARAMS = frozenset(
         "taskId",
     }
 )
-_ENVELOPE_FOLDED = frozenset(key.casefold() for key in ENVELOPE)
-_PARAMS_FOLDED = frozenset(key.casefold() for key in PARAMS)
-# Possessive, and content with an unclosed string: it passes over every byte once, whatever the bytes are.
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+# Keys of `_meta` that mean something to MCP; the others are the caller's own.
+META = frozenset(
+    {
+        "progressToken",
+        "io.modelcontextprotocol/protocolVersion",
+        "io.modelcontextprotocol/clientCapabilities",
+        "io.modelcontextprotocol/clientInfo",
+        "io.modelcontextprotocol/logLevel",
+        "io.modelcontextprotocol/related-task",
+        "io.modelcontextprotocol/subscriptionId",
+    }
+)
+_ONE_BRACKET = bytes.maketrans(b"{}", b"[]")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[],:"))
+
+Spellings = Mapping[str, str]
+"""Known keys, by their folded form: who reads without regard to case takes all of them for the one."""
 
 Id = str | int
 
@@ -99,7 +112,7 @@ def message_from(envelope: object) -> Message:
     """A parsed JSON value as one message, its shape checked to the last key."""
     if not isinstance(envelope, dict):
         raise malformed("a JSON-RPC message is an object")
-    _refuse_variants(envelope, ENVELOPE, _ENVELOPE_FOLDED, "the message")
+    refuse_variants(envelope, _ENVELOPE, "the message")
     unknown = envelope.keys() - ENVELOPE
     if unknown:
         raise malformed("the message has a member that JSON-RPC does not know")
@@ -112,19 +125,13 @@ def message_from(envelope: object) -> Message:
 
 def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
-    _refuse_depth(raw, max_depth)
+    _refuse_excess(raw, max_depth)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unparsable(f"the body is not UTF-8 (byte {error.start})") from None
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_keys(),
-            parse_int=_bounded_int,
-            parse_float=_finite_float,
-            parse_constant=_no_constant,
-        )
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise _unparsable(f"the body is not one JSON value ({error.msg}, character {error.pos})") from None
     if "\\u" in text:
@@ -163,9 +170,22 @@ def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:
     return Refusal(Reason.MALFORMED_CALL, detail, code=code)
 
 
-def refuse_variants(params: Iterable[str], where: str) -> None:
-    """Refuse keys of `params` (or `_meta`) that differ from one another, or from a known one, only in case."""
-    _refuse_variants(params, PARAMS, _PARAMS_FOLDED, where)
+def spellings(known: Iterable[str]) -> Spellings:
+    """The known keys of one object, for `refuse_variants`."""
+    return {key.casefold(): key for key in known}
+
+
+def refuse_variants(keys: Iterable[str], known: Spellings, where: str) -> None:
+    """Refuse keys of one object that differ from one another, or from a known one, only in case (threats P2)."""
+    seen = set()
+    for key in keys:
+        fold = key.casefold()
+        if fold in seen or known.get(fold, key) != key:
+            raise malformed(f"{where} has a key that differs from another only in case")
+        seen.add(fold)
+
+
+_ENVELOPE, _PARAMS, _META = spellings(ENVELOPE), spellings(PARAMS), spellings(META)
 
 
 def _unparsable(detail: str) -> Refusal:
@@ -180,11 +200,11 @@ def _call_from(envelope: dict[str, Any]) -> Request | Notification:
         raise malformed("method must be a string of 1 to 128 characters")
     if not isinstance(params, dict):
         raise malformed("params must be an object")
-    refuse_variants(params, "params")
+    refuse_variants(params, _PARAMS, "params")
     if "_meta" in params:
         if not isinstance(params["_meta"], dict):
             raise malformed("params._meta must be an object", INVALID_PARAMS)
-        refuse_variants(params["_meta"], "params._meta")
+        refuse_variants(params["_meta"], _META, "params._meta")
     if "id" not in envelope:
         return Notification(method, params)
     return Request(_id_from(envelope["id"]), method, params)
@@ -210,40 +230,33 @@ def _id_from(value: object) -> Id:
     raise malformed("id must be a string of at most 256 characters or an integer within 2^53")
 
 
-def _refuse_variants(keys: Iterable[str], known: frozenset[str], folded: frozenset[str], where: str) -> None:
-    seen = set()
-    for key in keys:
-        fold = key.casefold()
-        if fold in seen or (fold in folded and key not in known):
-            raise malformed(f"{where} has a key that differs from another only in case")
-        seen.add(fold)
-
-
-def _refuse_depth(raw: bytes, max_depth: int) -> None:
-    # Counted on the bytes: a parser would already have recursed. The cheap bound first, as nearly every call passes it.
-    if raw.count(b"{") + raw.count(b"[") <= max_depth:
+def _refuse_excess(raw: bytes, max_depth: int) -> None:
+    """Refuse what is nested too deep, or holds too many keys or values, before a parser has built any of it."""
+    # Every count is an upper bound, strings and all; nearly every call passes them. Only the others are read closely.
+    opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
+    if opened <= max_depth and colons <= MAX_KEYS and opened + commas <= MAX_VALUES:
         return
-    brackets = _STRINGS.sub(b"", raw).translate(None, _NO_BRACKETS)
-    for _ in range(max_depth):  # each pass takes the innermost level away
-        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    # A parser agrees on where strings begin and end as far as it gets, which is up to the first fault.
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if unescaped.count(b'"') > 2 * (MAX_KEYS + MAX_VALUES):  # every string is a key or a value
+        raise _unparsable(f"the body has more than {MAX_VALUES} values")
+    structure = b"".join(unescaped.split(b'"')[::2]).translate(_ONE_BRACKET, _NOT_STRUCTURE)
+    if structure.count(b":") > MAX_KEYS:
+        raise _unparsable(f"the body has more than {MAX_KEYS} keys")
+    brackets = structure.translate(None, b":,")
+    if structure.count(b",") + len(brackets) // 2 > MAX_VALUES:
+        raise _unparsable(f"the body has more than {MAX_VALUES} values")
+    for _ in range(max_depth):  # each pass takes the innermost level away, and no more: there is one kind of bracket
+        brackets = brackets.replace(b"[]", b"")
     if brackets:
         raise _unparsable(f"the body is nested deeper than {max_depth}, or its brackets do not match")
 
 
-def _unique_keys() -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    keys = 0
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal keys
-        keys += len(pairs)
-        if keys > MAX_KEYS:
-            raise _unparsable(f"the body has more than {MAX_KEYS} keys")
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            raise _unparsable("the body has a key twice in one object")
-        return members
-
-    return unique
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _unparsable("the body has a key twice in one object")
+    return members
 
 
 def _bounded_int(digits: str) -> int:
@@ -262,6 +275,11 @@ def _finite_float(digits: str) -> float:
 
 def _no_constant(name: str) -> float:
     raise _unparsable(f"the body has {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_no_constant
+)
 
 
 def _refuse_escapes(raw: bytes, text: str, value: object) -> None:

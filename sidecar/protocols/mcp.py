@@ -16,10 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from urllib.parse import unquote
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, malformed
+from sidecar.protocols.jsonrpc import (
+    INVALID_PARAMS,
+    Notification,
+    Request,
+    Spellings,
+    malformed,
+    refuse_variants,
+    spellings,
+)
+from sidecar.protocols.uris import fault_in_uri
 from sidecar.vocabulary import Call, Question
 
 STATELESS_VERSIONS = ("2026-07-28",)
@@ -32,8 +40,7 @@ TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,63}:[\x21-\x7e]{1,2000}\Z")
-_ENCODED_SEPARATORS = re.compile(r"%(2e|2f|5c|00)", re.IGNORECASE)
+_DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
 _SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
 _MAX_HEADER_CHARS = 8 * 1024
 MAX_SUBSCRIBED_URIS = 100
@@ -65,14 +72,15 @@ def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
     `("session", "")` means that the session itself must say which revision was agreed on.
     """
     header = _only(head.protocol_version, "MCP-Protocol-Version")
-    body = message.params.get("_meta", {}).get(META_VERSION)
-    if body is None and header not in STATELESS_VERSIONS:
+    meta = message.params.get("_meta", {})
+    body = meta.get(META_VERSION)
+    if META_VERSION not in meta and header not in STATELESS_SET:
         if header is not None and header not in SESSION_VERSIONS:
             raise _unsupported(header)
         return Era.SESSION, header or ""
-    if body != header:
+    if header is None or body != header:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
-    if header not in STATELESS_VERSIONS:
+    if header not in STATELESS_SET:
         raise _unsupported(header)
     return Era.STATELESS, header
 
@@ -127,7 +135,7 @@ def check_parameter_headers(
 def encoded_header(value: str) -> str:
     """A value as a header may carry it: plain where that is safe, else the base64 form of MCP 2026-07-28."""
     plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
-    if plain and not (value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)):
+    if plain and not _is_sentinel(value):
         return value
     return _SENTINEL_HEAD + base64.b64encode(value.encode()).decode() + _SENTINEL_TAIL
 
@@ -160,13 +168,13 @@ def forwarded_params(message: Request | Notification) -> dict[str, Any]:
     """The parameters as they go on. What we do not carry yet, task augmentation, is taken out before the upstream
     can see it: a server that is not asked for tasks must answer as if there were none."""
     params = message.params
-    if message.method == "tools/call" and "task" in params:
+    if "task" in params:
         params = {key: value for key, value in params.items() if key != "task"}
-    if message.method == "initialize":
-        return {**params, "capabilities": without_tasks(params["capabilities"])}
+    if message.method == "initialize" and _names_tasks(params["capabilities"]):
+        params = {**params, "capabilities": without_tasks(params["capabilities"])}
     meta = params.get("_meta", {})
-    if TASKS_EXTENSION in _extensions(meta.get(META_CAPABILITIES)):
-        return {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
+    if _names_tasks(meta.get(META_CAPABILITIES)):
+        params = {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
     return params
 
 
@@ -225,22 +233,6 @@ def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def fault_in_uri(uri: str) -> str:
-    """Why a resource URI is malformed, or "" (CONTRACT 1.2: before policy sees it)."""
-    if not _URI.match(uri):
-        return "must be an absolute URI of at most 2,000 printable ASCII characters"
-    if "\\" in uri or _ENCODED_SEPARATORS.search(uri):
-        return "must not hold backslashes, or encoded dots, slashes or NULs"
-    path = re.split(r"[?#]", uri.partition(":")[2], maxsplit=1)[0]
-    if any(segment in (".", "..") for segment in path.split("/")):
-        return "must not hold dot segments"
-    if path.startswith("//") and "@" in path[2:].partition("/")[0]:
-        return "must not hold user information"
-    if any(not character.isprintable() for character in unquote(uri)):
-        return "must not hold encoded control characters"
-    return ""
-
-
 # --- the table ------------------------------------------------------------------------------------------------------
 
 Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
@@ -295,9 +287,9 @@ def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tupl
     ref = _object(params, "ref")
     if ref.get("type") == "ref/prompt":
         name = _name(ref, "ref.name")
-        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name),)
+        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name, {}, _meta(params)),)
     if ref.get("type") == "ref/resource":
-        return (_resource(server, _uri(ref, "ref.uri")),)
+        return (_resource(server, _uri(ref, "ref.uri"), _meta(params)),)
     raise malformed("params.ref.type must be ref/prompt or ref/resource", INVALID_PARAMS)
 
 
@@ -308,7 +300,8 @@ def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> t
     uris = wanted.get("resourceSubscriptions", [])
     if not isinstance(uris, list) or len(uris) > MAX_SUBSCRIBED_URIS:
         raise malformed(f"resourceSubscriptions must be a list of at most {MAX_SUBSCRIBED_URIS} URIs", INVALID_PARAMS)
-    named = tuple(_resource(server, _uri({"uri": uri}, "uri")) for uri in uris)
+    where, meta = "notifications.resourceSubscriptions", _meta(params)
+    named = tuple(_resource(server, _uri({"uri": uri}, where), meta) for uri in uris)
     return (server_question(server, method), *named)
 
 
@@ -346,6 +339,23 @@ _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri
 
 # --- reading parameters ---------------------------------------------------------------------------------------------
 
+# Objects inside `params` on whose members we decide, or which we take out: no other spelling of them may pass.
+_MEMBERS: Mapping[str, Spellings] = {
+    "ref": spellings(("type", "name", "uri")),
+    "argument": spellings(("name", "value")),
+    "context": spellings(("arguments",)),
+    "capabilities": spellings(("tasks", "extensions")),
+    "notifications": spellings(
+        (
+            "toolsListChanged",
+            "promptsListChanged",
+            "resourcesListChanged",
+            "resourceSubscriptions",
+            "taskIds",
+        )
+    ),
+}
+
 
 def _name(params: Mapping[str, Any], where: str = "name") -> str:
     name = params.get("name")
@@ -379,6 +389,8 @@ def _object(params: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = params.get(key)
     if not isinstance(value, dict):
         raise malformed(f"params.{key} must be an object", INVALID_PARAMS)
+    if key in _MEMBERS:
+        refuse_variants(value, _MEMBERS[key], f"params.{key}")
     return value
 
 
@@ -397,8 +409,14 @@ def _strings(params: Mapping[str, Any], key: str, where: str = "") -> Mapping[st
 
 
 def _check_stateless_meta(params: Mapping[str, Any]) -> None:
-    if not isinstance(params.get("_meta", {}).get(META_CAPABILITIES), dict):
+    capabilities = params.get("_meta", {}).get(META_CAPABILITIES)
+    if not isinstance(capabilities, dict):
         raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
+    refuse_variants(capabilities, _MEMBERS["capabilities"], f"params._meta.{META_CAPABILITIES}")
+
+
+def _names_tasks(capabilities: object) -> bool:
+    return isinstance(capabilities, dict) and ("tasks" in capabilities or TASKS_EXTENSION in _extensions(capabilities))
 
 
 def _extensions(capabilities: object) -> Mapping[str, Any]:
@@ -416,10 +434,16 @@ def _only(lines: tuple[str, ...], name: str) -> str | None:
     return lines[0] if lines else None
 
 
+def _is_sentinel(value: str) -> bool:
+    # The two marks may not share their question mark.
+    marks = len(_SENTINEL_HEAD) + len(_SENTINEL_TAIL)
+    return len(value) >= marks and value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)
+
+
 def _decoded(value: str, name: str) -> str:
     if len(value) > _MAX_HEADER_CHARS:
         raise _mismatch(f"{name} is too long")
-    if not (value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)):
+    if not _is_sentinel(value):
         return value
     coded = value[len(_SENTINEL_HEAD) : -len(_SENTINEL_TAIL)]
     try:
@@ -447,16 +471,15 @@ def _text(value: object) -> str:
 def _mirrors(given: str | None, value: object) -> bool:
     if value is None or given is None:
         return value is None and given is None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return re.fullmatch(r"-?\d{1,20}", given) is not None and int(given) == value  # integers compare as numbers
-    return given == _text(value)
+    if isinstance(value, str | bool):
+        return given == _text(value)
+    match = _DECIMAL.match(given)
+    return isinstance(value, int | float) and match is not None and int(match[1]) == value
 
 
 def _mismatch(detail: str) -> Refusal:
     return Refusal(Reason.HEADER_MISMATCH, detail)
 
 
-def _unsupported(requested: str | None) -> Refusal:
-    return Refusal(
-        Reason.VERSION_UNSUPPORTED, data={"supported": list(STATELESS_VERSIONS), "requested": requested or ""}
-    )
+def _unsupported(requested: str) -> Refusal:
+    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": list(STATELESS_VERSIONS), "requested": requested})

@@ -2,7 +2,8 @@
 
 An incremental reader of `text/event-stream` (WHATWG HTML, 9.2.6) that hands over whole events, and a writer. Every
 event is delivered, those without data too: MCP 2025-11-25 primes streams with an id and empty data, and announces
-polling by `retry` alone. Lines and events are bounded, because what arrives is the upstream's.
+polling by `retry` alone. Lines and events are bounded, because what arrives is the upstream's; and bytes are kept, not
+lines, so that many small ones take no more memory than few large ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sidecar.errors import Reason, Refusal
 
 MAX_LINE_BYTES = 10 * 1024 * 1024  # one line carries one message, so it may be as large as a whole answer
 MAX_RETRY_MS = 3_600_000
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,59 +29,100 @@ class SseEvent:
 
 
 COMMENT = SseEvent(comment=True)
+_NOTHING = SseEvent()
 
 
 @dataclass(slots=True)
 class SseParser:
-    """Feed it chunks as they come; it returns the events that each chunk completed."""
+    """Feed it chunks as they come; it returns the events that each chunk completed, however the bytes were cut.
+
+    `max_event_bytes` bounds each line, and the lines of one event together; comments and unknown fields are not kept.
+    """
 
     max_event_bytes: int = MAX_LINE_BYTES
-    _buffer: bytearray = field(default_factory=bytearray)
-    _scanned: int = 0
-    _fields: list[tuple[str, str]] = field(default_factory=list)
+    _rest: bytearray = field(default_factory=bytearray)  # of a line whose end has not come
+    _after_return: bool = False  # the last chunk ended in CR: a LF that comes next belongs to it
+    _begun: bool = False
     _event_bytes: int = 0
-    _started: bool = False
+    _data: bytearray | None = None
+    _id: str | None = None
+    _event: str = ""
+    _retry_ms: int | None = None
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """Raises Refusal(RESPONSE_REFUSED) for an event beyond the bound or bytes that are not UTF-8."""
-        self._buffer += chunk
+        """Raises Refusal(RESPONSE_REFUSED) for an event beyond the bound or a field that is not UTF-8."""
+        if not chunk:
+            return []
+        if self._after_return:
+            chunk = chunk.removeprefix(b"\n")
+        self._after_return = chunk.endswith(b"\r")
         events: list[SseEvent] = []
-        while (line := self._next_line()) is not None:
+        # Only the chunk is searched for line ends: a line in a million pieces costs no more than in one.
+        for piece in chunk.splitlines(keepends=True):
+            line = piece.rstrip(b"\r\n")
+            ended = len(line) < len(piece)
+            if self._rest or not ended:
+                self._rest += line
+                self._bound(len(self._rest))
+                if not ended:
+                    break  # the last one: its end is still to come
+                line = bytes(self._rest)
+                self._rest.clear()
             self._take(line, events)
-        if len(self._buffer) + self._event_bytes > self.max_event_bytes:
-            raise Refusal(Reason.RESPONSE_REFUSED, "the upstream sent an event beyond the size bound")
         return events
 
-    def _next_line(self) -> str | None:
-        buffer = self._buffer
-        newline, carriage = buffer.find(b"\n", self._scanned), buffer.find(b"\r", self._scanned)
-        end = min(position for position in (newline, carriage, len(buffer)) if position >= 0)
-        if end == len(buffer) or (buffer[end] == 0x0D and end + 1 == len(buffer)):
-            # No end yet; and a CR at the very end may be the first half of a CRLF.
-            self._scanned = end
-            return None
-        step = 2 if buffer[end : end + 2] == b"\r\n" else 1
-        raw = bytes(buffer[:end])
-        del buffer[: end + step]
-        self._scanned = 0
-        if not self._started:
-            self._started, raw = True, raw.removeprefix(b"\xef\xbb\xbf")
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise Refusal(Reason.RESPONSE_REFUSED, "the upstream's stream is not UTF-8") from None
-
-    def _take(self, line: str, events: list[SseEvent]) -> None:
-        if line == "":
-            if self._fields:
-                events.append(_event_from(self._fields))
-            self._fields, self._event_bytes = [], 0
-        elif line.startswith(":"):
+    def _take(self, line: bytes, events: list[SseEvent]) -> None:
+        self._bound(len(line))
+        if not self._begun:
+            self._begun, line = True, line.removeprefix(_BYTE_ORDER_MARK)
+        if line == b"":
+            self._finish(events)
+        elif line.startswith(b":"):
             events.append(COMMENT)
         else:
-            name, _, value = line.partition(":")
-            self._fields.append((name, value.removeprefix(" ")))
-            self._event_bytes += len(line)
+            name, _, value = line.partition(b":")
+            self._keep(name, value.removeprefix(b" "))
+
+    def _keep(self, name: bytes, value: bytes) -> None:
+        if name not in (b"data", b"event", b"id", b"retry"):
+            return
+        self._event_bytes += len(value) + 1
+        self._bound(self._event_bytes)
+        if name == b"data":
+            self._append(value)
+        elif name == b"event":
+            self._event = _text(value)
+        elif name == b"id" and b"\0" not in value:
+            self._id = _text(value)
+        elif name == b"retry" and value.isdigit() and len(value) <= 9:
+            self._retry_ms = min(int(value), MAX_RETRY_MS)
+
+    def _append(self, value: bytes) -> None:
+        if self._data is None:
+            self._data = bytearray()
+        else:
+            self._data += b"\n"
+        self._data += value
+
+    def _finish(self, events: list[SseEvent]) -> None:
+        if not self._event_bytes:
+            return
+        data = None if self._data is None else _text(self._data)
+        event = SseEvent(data, self._id, self._event, self._retry_ms)
+        if event != _NOTHING:
+            events.append(event)
+        self._event_bytes, self._data, self._id, self._event, self._retry_ms = 0, None, None, "", None
+
+    def _bound(self, size: int) -> None:
+        if size > self.max_event_bytes:
+            raise Refusal(Reason.RESPONSE_REFUSED, "the upstream sent an event beyond the size bound")
+
+
+def _text(raw: bytes | bytearray) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Refusal(Reason.RESPONSE_REFUSED, "the upstream's stream is not UTF-8") from None
 
 
 def encode_event(data: bytes, *, id: str | None = None) -> bytes:
@@ -101,18 +144,3 @@ def encode_hint(*, id: str | None, retry_ms: int | None, data: bool) -> bytes:
 
 
 KEEP_ALIVE = b": keep-alive\n\n"
-
-
-def _event_from(fields: list[tuple[str, str]]) -> SseEvent:
-    data: list[str] = []
-    event, identity, retry = "", None, None
-    for name, value in fields:
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            event = value
-        elif name == "id" and "\0" not in value:
-            identity = value
-        elif name == "retry" and value.isascii() and value.isdigit() and len(value) <= 9:
-            retry = min(int(value), MAX_RETRY_MS)
-    return SseEvent("\n".join(data) if data else None, identity, event, retry)
