@@ -81,16 +81,16 @@ function ask.day(key, amount, most)
   end
 end
 
--- hash: t when the burst is whole again, z when a charge last found it whole or within one call of it
+-- hash: t when the burst is whole again; the last low tide z, the backlog l then, and the one before y (counters.py)
 function ask.rate(key, amount, most, interval)
   local got = redis.call('HMGET', key, 't', 'z')
   local full, low, burst = whole(got[1], 0), whole(got[2], 0), most * interval
   local backlog = math.min(math.max(full - now, 0), burst)
   local wait = math.max(0, backlog + amount * interval - burst)
   return math.floor((burst - backlog) / interval), wait, now + backlog, function()
-    if backlog < interval then low = now end
+    local tide = backlog < interval and { 'z', now, 'l', backlog, 'y', low } or {}
     backlog = backlog + amount * interval
-    redis.call('HSET', key, 't', now + backlog, 'z', low)
+    redis.call('HSET', key, 't', now + backlog, unpack(tide))
     redis.call('PEXPIRE', key, math.ceil(backlog / 1000) + 1000)
     return math.floor((burst - backlog) / interval), now + backlog
   end

@@ -131,13 +131,20 @@ class Daily:
 
 
 class Rate:
-    """One call each `interval_us`, and `most` of them at once (the generic cell rate algorithm)."""
+    """One call each `interval_us`, and `most` of them at once (the generic cell rate algorithm).
 
-    __slots__ = ("_full_at_us", "_low_at_us")
+    Giving back is the hard part: once the burst was whole again, time has paid a charge back already, and to do it
+    again would exceed the rate. So each charge that finds less than one call of backlog is noted as a low tide: what
+    was charged before it is worth no more than what was left then; what was charged two low tides ago, nothing.
+    """
+
+    __slots__ = ("_before_us", "_full_at_us", "_low_at_us", "_low_us")
 
     def __init__(self) -> None:
         self._full_at_us = 0  # the algorithm's "theoretical arrival time"
-        self._low_at_us = 0  # when a charge last found the burst whole, or within one call of it
+        self._low_at_us = 0
+        self._low_us = 0  # the backlog then
+        self._before_us = 0  # the low tide before that
 
     def _backlog_us(self, charge: Charge, now_us: int) -> int:
         # Never more than a whole burst: after a clock that stepped back, the rate goes on instead of standing still.
@@ -152,15 +159,16 @@ class Rate:
     def charge(self, charge: Charge, now_us: int, owner: str) -> Standing:
         backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us
         if backlog_us < interval_us:
-            self._low_at_us = now_us
+            self._before_us, self._low_at_us, self._low_us = self._low_at_us, now_us, backlog_us
         backlog_us += charge.amount * interval_us
         self._full_at_us = now_us + backlog_us
         return Standing((charge.most * interval_us - backlog_us) // interval_us, 0, self._full_at_us)
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
-        # Once the burst was (nearly) whole again, time has already paid this charge back; twice would exceed the rate.
-        if self._low_at_us <= charged_us:
-            self._full_at_us -= charge.amount * charge.interval_us
+        worth_us = charge.amount * charge.interval_us
+        if charged_us < self._low_at_us:
+            worth_us = min(worth_us, self._low_us) if charged_us >= self._before_us else 0
+        self._full_at_us -= worth_us
 
     def idle(self, now_us: int) -> bool:
         return self._full_at_us <= now_us

@@ -236,7 +236,7 @@ class RedisStore:
             try:
                 wire = await self._connected()
             except (RedisError, OSError, WireLost) as error:
-                self._failed(type(error).__name__)
+                self._failed(f"{type(error).__name__}: {error}")
                 continue
             if wire.ended:
                 continue

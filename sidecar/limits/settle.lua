@@ -33,9 +33,13 @@ function give_back.day(key, charged, amount)
 end
 
 function give_back.rate(key, charged, amount, interval)
-  local got = redis.call('HMGET', key, 't', 'z')
-  if not got[1] or whole(got[2], 0) > charged then return end
-  redis.call('HSET', key, 't', math.max(0, whole(got[1], 0) - amount * interval))
+  local got = redis.call('HMGET', key, 't', 'z', 'l', 'y')
+  if not got[1] then return end
+  local worth = amount * interval
+  if charged < whole(got[2], 0) then
+    worth = charged >= whole(got[4], 0) and math.min(worth, whole(got[3], 0)) or 0
+  end
+  redis.call('HSET', key, 't', math.max(0, whole(got[1], 0) - worth))
 end
 
 function give_back.concurrency(key)

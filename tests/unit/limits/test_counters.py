@@ -115,3 +115,26 @@ def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None
         used.charge(limit, START_US, "owner")
         if used.idle(now_us):
             assert used.ask(limit, now_us) == make().ask(limit, now_us)
+
+
+@given(st.lists(st.integers(0, 2_500), min_size=1, max_size=40), st.data())
+def test_giving_one_call_of_a_rate_back_never_leaves_more_than_if_it_had_not_been(
+    pauses_us: list[int], data: st.DataObject
+) -> None:
+    limit, used, spared = charge("rate", 5, interval_us=1_000), Rate(), Rate()
+    unused = data.draw(st.integers(0, len(pauses_us) - 1))
+    now_us, charged_us = START_US, 0
+    for number, pause_us in enumerate(pauses_us):
+        now_us += pause_us
+        if used.ask(limit, now_us).wait_us:
+            continue
+        used.charge(limit, now_us, "")
+        if number == unused:
+            charged_us = now_us
+        else:
+            spared.charge(limit, now_us, "")
+    if not charged_us:
+        return
+    before_us = used.ask(limit, now_us).reset_us
+    used.give_back(limit, charged_us, "")
+    assert spared.ask(limit, now_us).reset_us <= used.ask(limit, now_us).reset_us <= before_us

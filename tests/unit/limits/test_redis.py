@@ -258,3 +258,28 @@ def test_a_url_that_is_none_is_an_error_of_the_operator_and_is_not_repeated(url:
 def test_the_store_kinds_have_names() -> None:
     urls = ("memory://", "redis://localhost", "rediss://localhost", "unix:///run/valkey")
     assert [open_store(url, clock=lambda: 0.0).kind for url in urls] == ["memory", "redis", "redis", "redis"]
+
+
+NEEDED_COMMANDS = (
+    "auth hello ping eval evalsha script|load time get set del hget hmget hset hdel hincrby pexpire "
+    "zadd zcount zrem zremrangebyscore"
+)
+
+
+async def test_a_user_who_may_do_nothing_else_is_enough_and_a_wrong_password_is_an_outage(fresh_valkey: Valkey) -> None:
+    rights = ["-@all", *(f"+{command}" for command in NEEDED_COMMANDS.split()), "~{sidecar}:*"]
+    with fresh_valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open sesame", *rights)
+        try:
+            async with opened(f"unix://limits:open%20sesame@{fresh_valkey.path}") as store:
+                for number in range(3):
+                    await store.reserve(ALL, f"call-{number}")
+                store.give_back(ALL, "call-0")
+                store.release(ALL, "call-1")
+                store.extend(ALL, "call-2")
+                assert [await used(store, limit) for limit in ALL] == [2, 2, 2, 1]
+            async with opened(f"unix://limits:wrong@{fresh_valkey.path}") as store:
+                with pytest.raises(StoreUnavailable, match="invalid username-password"):
+                    await store.ping()
+        finally:
+            client.execute_command("ACL", "DELUSER", "limits")

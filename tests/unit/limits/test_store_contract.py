@@ -164,6 +164,24 @@ async def test_a_rate_lets_a_burst_through_and_then_one_call_per_interval(stage:
         assert (await stage.store.reserve((RATE,), f"at {stage.now_us}")).admitted
 
 
+async def test_a_rate_gives_back_what_time_has_not_yet_paid_back(stage: Stage) -> None:
+    await stage.store.reserve((RATE,), "unused")
+    stage.wait(1_000)
+    await stage.store.reserve((RATE,), "forwarded")
+    stage.store.give_back((RATE,), "unused")
+    verdict = await stage.store.reserve((RATE,), "next")
+    assert verdict.standings[0].reset_us == stage.now_us + 2_000_000
+
+
+async def test_a_rate_gives_nothing_back_for_a_call_of_two_low_tides_ago(stage: Stage) -> None:
+    for call, pause_us in (("unused", 0), ("second", 100_000), ("third", 1_400_000)):
+        stage.wait(pause_us)
+        await stage.store.reserve((RATE,), call)
+    stage.store.give_back((RATE,), "unused")
+    verdict = await stage.store.reserve((RATE,), "next")
+    assert verdict.standings[0].reset_us == START_US + 4_000_000
+
+
 async def test_a_rate_gives_nothing_back_that_time_has_paid_back_already(stage: Stage) -> None:
     one = charge("rate", 1, interval_us=1_000_000)
     await stage.store.reserve((one,), "early")
