@@ -1,0 +1,176 @@
+"""Is every answer the one that plain pycasbin gives, whatever the policy, the order of its rows and the question?"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidecar.errors import Reason
+from sidecar.policy import Engine
+from sidecar.vocabulary import Chain, Principal, Question
+
+from .plain import CONDITIONS, Plain, Policy
+from .world import AFTER, BEFORE, NOW, source
+
+USERS, NHIS, ROLES = ("user:a", "user:b"), ("nhi:p", "nhi:r"), ("role:x", "role:y", "role:z")
+TOOLS = ("tool:s1/t1", "tool:s1/t2", "tool:s2/t1", "prompt:s1/t1")
+NODES = (*USERS, *NHIS)
+
+ends = st.sampled_from(("-", "-", "-", BEFORE, AFTER))
+whens = st.sampled_from(("-", "-", "-", *CONDITIONS))
+effects = st.sampled_from(("allow", "allow", "allow", "deny"))
+
+
+def rows(
+    subjects: st.SearchStrategy[str], objects: st.SearchStrategy[str], acts: st.SearchStrategy[str]
+) -> st.SearchStrategy[list[tuple[str, ...]]]:
+    row = st.tuples(subjects, objects, acts, ends, st.just("-"), whens, effects)
+    return st.lists(row, min_size=1, max_size=5, unique=True)
+
+
+def sampled(*values: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(values)
+
+
+users = sampled("*", "user:*", "user:a", "user:b", "anonymous", *ROLES)
+nhis = sampled("*", "nhi:*", *NHIS, *ROLES)
+anyone = sampled("*", "user:*", "nhi:*", "anonymous", *NODES, *ROLES)
+agents = sampled("*", "nhi:*", *NHIS, "set:n")
+things = sampled(
+    "*", "tool:*", "tool:s1/*", "tool:*/t1", "tool:s1/t1", "prompt:s1/*", "set:q", "set:m", "nhi:*", "nhi:s1"
+)
+lent = sampled("use", "delegate", "*", "message/send", "de*")
+used = sampled("use", "tools/call", "*", "prompts/get|tools/call", "tools/*", "initialize|use", "roots/list")
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    role_links = [(a, b) for a, b in itertools.product((*NODES, *ROLES), ROLES) if not (a in ROLES and a >= b)]
+    set_links = [
+        *((thing, name) for thing in TOOLS for name in ("set:m", "set:q")),
+        ("set:q", "set:m"),
+        ("nhi:p", "set:n"),
+        ("nhi:s1", "set:m"),
+    ]
+    kinds = {
+        "agent_to_tool": rows(anyone, things, used),
+        "user_to_nhi": rows(users, agents, lent),
+        "nhi_to_nhi": rows(nhis, agents, lent),
+    }
+    found = {kind: draw(strategy) for kind, strategy in kinds.items()}
+    if draw(st.booleans()):
+        denies = draw(rows(anyone, things, sampled("use", "tools/call", "*", "delegate")))
+        found["guardrails"] = list({(*row[:6], "deny"): None for row in denies})
+    return Policy(
+        found,
+        draw(st.lists(st.sampled_from(role_links), max_size=4, unique=True)),
+        draw(st.lists(st.sampled_from(set_links), max_size=4, unique=True)),
+    )
+
+
+principals = st.builds(Principal, sampled(*NODES), roles=st.frozensets(sampled(*ROLES), max_size=1))
+chains = st.one_of(
+    st.just((Principal("anonymous"),)),
+    st.lists(principals, min_size=1, max_size=1).map(tuple),
+    st.tuples(principals, st.builds(Principal, sampled(*NHIS))),
+    st.tuples(principals, st.builds(Principal, sampled(*NHIS)), st.builds(Principal, sampled(*NHIS))),
+)
+arguments = st.sampled_from(
+    ({}, {"x": 1}, {"x": 2}, {"x": "1"}, {"x": None}, {"flag": True}, {"flag": 1}, {"x": 2, "flag": False})
+)
+metas = st.sampled_from(({}, {"m": 1}))
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Question:
+    obj, action = draw(
+        st.sampled_from(
+            [(name, "tools/call" if name.startswith("tool") else "prompts/get") for name in TOOLS]
+            + [("nhi:s1", "roots/list")]
+        )
+    )
+    server, _, name = obj.partition(":")[2].partition("/")
+    return Question(obj, action, server, name, draw(arguments), draw(metas))
+
+
+def built(policy: Policy, order: Callable[[list[str]], list[str]] = list) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        return Engine(source(Path(folder), policy.files(order)))
+
+
+generous = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@generous
+@given(policy=policies(), asked=st.lists(st.tuples(chains, questions()), min_size=1, max_size=8))
+def test_every_decision_and_reason_is_plain_casbins(policy: Policy, asked: list[tuple[Chain, Question]]) -> None:
+    engine, judge = built(policy), Plain(policy)
+    for chain, question in [*asked, *asked]:  # the second time from memory
+        decision = engine.decide(chain, question, NOW)
+        assert (decision.allowed, decision.reason) == judge.decide(chain, question, NOW)
+
+
+@settings(generous, max_examples=40)
+@given(policy=policies(), asked=st.lists(st.tuples(chains, questions()), min_size=1, max_size=6), data=st.data())
+def test_the_order_of_rows_changes_nothing(
+    policy: Policy, asked: list[tuple[Chain, Question]], data: st.DataObject
+) -> None:
+    """Threats K10."""
+    one, other = built(policy), built(policy, lambda lines: data.draw(st.permutations(lines)))
+    assert one.revision == other.revision
+    for chain, question in asked:
+        first, second = one.decide(chain, question, NOW), other.decide(chain, question, NOW)
+        assert (first.allowed, first.reason, first.limits, first.roles) == (
+            second.allowed,
+            second.reason,
+            second.limits,
+            second.roles,
+        )
+        assert [[rule.id for rule in link.rules] for link in first.links] == [
+            [rule.id for rule in link.rules] for link in second.links
+        ]
+
+
+@settings(generous, max_examples=60)
+@given(policy=policies(), asked=st.lists(chains, min_size=1, max_size=3))
+def test_what_is_listed_is_what_some_call_may_do(policy: Policy, asked: list[Chain]) -> None:
+    """Threats I9, reports BL-035: whatever is callable with some arguments is listed, and nothing that is not listed
+    can be called with any."""
+    engine = built(policy)
+    every_argument = [
+        {},
+        {"x": 1},
+        {"x": 2},
+        {"x": 3},
+        {"x": "1"},
+        {"flag": True},
+        {"flag": False},
+        {"x": 2, "flag": True},
+    ]
+    for chain, obj in itertools.product(asked, TOOLS):
+        server, _, name = obj.partition(":")[2].partition("/")
+        action = "tools/call" if obj.startswith("tool") else "prompts/get"
+        listed = engine.may_list(chain, Question(obj, action, server, name), NOW)
+        for args, meta in itertools.product(every_argument, ({}, {"m": 1})):
+            if engine.decide(chain, Question(obj, action, server, name, args, meta), NOW).allowed:
+                assert listed
+
+
+@settings(generous, max_examples=60)
+@given(policy=policies(), chain=chains)
+def test_whoever_may_use_something_on_a_server_may_enter_it(policy: Policy, chain: Chain) -> None:
+    """Unless a rule closes the session: never an empty list where a call would pass, and no reason but a deny."""
+    engine = built(policy)
+    entered = engine.enter(chain, Question("nhi:s1", "initialize", "s1"), NOW)
+    for obj in TOOLS:
+        server, _, name = obj.partition(":")[2].partition("/")
+        action = "tools/call" if obj.startswith("tool") else "prompts/get"
+        if server == "s1" and engine.may_list(chain, Question(obj, action, server, name), NOW):
+            assert entered.allowed or entered.reason is Reason.DENIED_BY_RULE

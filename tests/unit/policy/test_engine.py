@@ -1,0 +1,409 @@
+"""What does a chain get, link by link?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.vocabulary import DELEGATE, PermissionKind, RowLimit
+
+from .world import AFTER, BEFORE, NOW, agent, at, chain, engine, session, tool
+
+CHAINED = {
+    "user_to_nhi": "p, user:alice, nhi:planner, delegate, -, 5, -, allow\n",
+    "nhi_to_nhi": "p, nhi:planner, nhi:researcher, delegate, -, -, -, allow\n",
+    "agent_to_tool": "p, nhi:researcher, tool:github/search, tools/call, -, -, -, allow\n",
+}
+
+
+def test_every_link_is_asked_in_its_own_kind(tmp_path: Path) -> None:
+    decision = engine(tmp_path, CHAINED).decide(
+        chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW
+    )
+    assert decision.allowed
+    assert [(link.kind, link.subject, link.object, link.action) for link in decision.links] == [
+        (PermissionKind.USER_TO_NHI, "user:alice", "nhi:planner", DELEGATE),
+        (PermissionKind.NHI_TO_NHI, "nhi:planner", "nhi:researcher", DELEGATE),
+        (PermissionKind.AGENT_TO_TOOL, "nhi:researcher", "tool:github/search", "tools/call"),
+    ]
+    assert all(link.rules for link in decision.links)
+
+
+@pytest.mark.parametrize("kind", list(CHAINED))
+def test_a_chain_without_one_of_its_links_is_denied(tmp_path: Path, kind: str) -> None:
+    asked = engine(tmp_path, {name: rows for name, rows in CHAINED.items() if name != kind})
+    decision = asked.decide(chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW)
+    assert [link.allowed for link in decision.links].count(False) == 1
+    assert decision.reason is Reason.NO_MATCHING_RULE
+    with pytest.raises(Refusal):
+        decision.or_refuse()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("nhi:planner", "nhi:researcher"),  # a shorter chain needs only its own links
+        ("nhi:researcher",),
+    ],
+)
+def test_a_shorter_chain_needs_only_its_own_links(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert engine(tmp_path, CHAINED).decide(chain(*names), tool("github/search"), NOW).allowed
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("user:alice", "nhi:researcher"),  # a link left out
+        ("user:alice", "nhi:researcher", "nhi:planner"),  # another order
+        ("nhi:researcher", "nhi:planner"),
+        ("user:alice",),  # delegation is not use
+        ("nhi:planner",),
+        ("user:alice", "user:alice"),
+        ("nhi:planner", "user:alice", "nhi:researcher"),
+    ],
+)
+def test_another_chain_is_denied(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert not engine(tmp_path, CHAINED).decide(chain(*names), tool("github/search"), NOW).allowed
+
+
+def test_talking_to_an_agent_lends_it_nothing(tmp_path: Path) -> None:
+    rows = {**CHAINED, "user_to_nhi": "p, user:alice, nhi:planner, message/send, -, -, -, allow\n"}
+    asked = engine(tmp_path, rows)
+    assert asked.decide(chain("user:alice"), agent("planner"), NOW).allowed
+    through = chain("user:alice", "nhi:planner", "nhi:researcher")
+    assert not asked.decide(through, tool("github/search"), NOW).allowed
+
+
+def test_an_agent_is_asked_by_the_kind_of_the_last_principal(tmp_path: Path) -> None:
+    asked = engine(
+        tmp_path,
+        {
+            "user_to_nhi": "p, user:a, nhi:bot, message/send, -, -, -, allow\n",
+            "nhi_to_nhi": "p, nhi:b, nhi:bot, tasks/get, -, -, -, allow\n",
+            "agent_to_tool": "p, user:a, nhi:bot, sampling/createMessage, -, -, -, allow\n",
+        },
+    )
+    assert asked.decide(chain("user:a"), agent("bot"), NOW).allowed
+    assert not asked.decide(chain("nhi:b"), agent("bot"), NOW).allowed
+    assert asked.decide(chain("nhi:b"), agent("bot", "tasks/get"), NOW).allowed
+    assert not asked.decide(chain("user:a"), agent("bot", "sampling/createMessage"), NOW).allowed
+    assert asked.decide(chain("user:a"), session("bot", "sampling/createMessage"), NOW).allowed
+
+
+@pytest.mark.parametrize(
+    ("action", "used"),
+    [
+        ("tools/call", True),
+        ("delegate", True),
+        ("tasks/resubscribe", True),
+        ("push/set", False),
+        ("card/extended", False),
+        ("sampling/createMessage", False),
+        ("roots/list", False),
+        ("initialize", False),
+    ],
+)
+def test_use_is_what_the_contract_lists(tmp_path: Path, action: str, used: bool) -> None:
+    asked = engine(tmp_path, {"agent_to_tool": "p, user:a, nhi:s, use, -, -, -, allow\n"})
+    assert asked.decide(chain("user:a"), session("s", action), NOW).allowed is used
+
+
+def test_anonymous_is_allowed_by_name_only(tmp_path: Path) -> None:
+    rows = "p, *, tool:s/*, use, -, -, -, allow\np, anonymous, tool:s/open, tools/call, -, -, -, allow\n"
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    assert asked.decide(chain("anonymous"), tool("s/open"), NOW).allowed
+    assert not asked.decide(chain("anonymous"), tool("s/shut"), NOW).allowed
+    assert asked.decide(chain("user:a"), tool("s/shut"), NOW).allowed
+
+
+# --- guardrails -------------------------------------------------------------------------------------------------------
+
+OPEN = {
+    "user_to_nhi": "p, user:*, nhi:*, use, -, -, -, allow\n",
+    "nhi_to_nhi": "p, *, nhi:*, use, -, -, -, allow\n",
+    "agent_to_tool": "p, *, *, *, -, -, -, allow\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("guardrail", "names", "denied"),
+    [
+        ("p, user:mallory, tool:prod/*, *, -, -, -, deny", ("user:mallory",), True),
+        ("p, user:mallory, tool:prod/*, *, -, -, -, deny", ("user:mallory", "nhi:p", "nhi:r"), True),
+        ("p, user:mallory, tool:prod/*, *, -, -, -, deny", ("user:alice", "nhi:p", "nhi:r"), False),
+        ("p, user:mallory, tool:other/*, *, -, -, -, deny", ("user:mallory", "nhi:p"), False),
+        ("p, user:mallory, nhi:r, delegate, -, -, -, deny", ("user:mallory", "nhi:p", "nhi:r"), True),
+        ("p, user:mallory, nhi:r, delegate, -, -, -, deny", ("user:mallory", "nhi:p", "nhi:r", "nhi:q"), True),
+        ("p, user:mallory, nhi:r, delegate, -, -, -, deny", ("user:mallory", "nhi:p"), False),
+        ("p, nhi:r, nhi:p, delegate, -, -, -, deny", ("user:mallory", "nhi:p", "nhi:r"), False),  # only later ones
+        ("p, role:suspects, *, *, -, -, -, deny", ("user:mallory", "nhi:p"), True),
+        ("p, *, tool:*/delete_*, tools/call, -, -, -, deny", ("user:alice",), True),
+        ("p, *, tool:*/delete_*, prompts/get, -, -, -, deny", ("user:alice",), False),
+        ("p, user:mallory, *, *, -, -, args.force == true, deny", ("user:mallory", "nhi:p"), True),
+        (
+            "p, user:mallory, *, *, -, -, args.force == false, deny",
+            ("user:mallory", "nhi:p"),
+            True,
+        ),  # on lending: error
+        ("p, user:mallory, tool:*, *, -, -, args.force == false, deny", ("user:mallory", "nhi:p"), False),
+        ("p, user:mallory, tool:*, *, -, -, args.missing == 1, deny", ("user:mallory", "nhi:p"), True),  # error: match
+        ("p, *, *, *, -, -, origin.id == 'mallory' && principal.id == 'r', deny", ("user:mallory", "nhi:r"), True),
+    ],
+)
+def test_a_guardrail_is_asked_of_everybody(
+    tmp_path: Path, guardrail: str, names: tuple[str, ...], denied: bool
+) -> None:
+    asked = engine(tmp_path, {**OPEN, "guardrails": guardrail, "roles": "g, user:mallory, role:suspects\n"})
+    decision = asked.decide(chain(*names), tool("prod/delete_x", {"force": True}), NOW)
+    assert decision.allowed is not denied
+    assert decision.reason is (Reason.DENIED_BY_RULE if denied else None)
+    refused = [link for link in decision.links if not link.allowed]
+    assert all(link.kind is PermissionKind.GUARDRAIL and link.rules for link in refused)
+
+
+def test_guardrails_alone_allow_nothing(tmp_path: Path) -> None:
+    asked = engine(tmp_path, {"guardrails": "p, user:mallory, *, *, -, -, -, deny\n"})
+    assert asked.decide(chain("user:alice"), tool("s/t"), NOW).reason is Reason.NO_MATCHING_RULE
+
+
+# --- expiry, limits, roles, shadow ------------------------------------------------------------------------------------
+
+
+def test_a_row_lives_while_now_is_before_its_end(tmp_path: Path) -> None:
+    end = "2027-03-31T00:00:00Z"
+    asked = engine(tmp_path, {"agent_to_tool": f"p, user:a, tool:s/t, tools/call, {end}, -, -, allow\n"})
+    for now_s, allowed in ((at(end) - 1, True), (at(end), False), (at(end) + 1, False), (at(end) - 0.001, True)):
+        decision = asked.decide(chain("user:a"), tool("s/t"), now_s)  # backwards too: nothing remembered misleads
+        assert decision.allowed is allowed
+        assert decision.reason is (None if allowed else Reason.EXPIRED)
+        assert decision.until == (at(end) if allowed else None)
+
+
+def test_until_is_the_nearest_end_of_all_links(tmp_path: Path) -> None:
+    rows = {
+        "user_to_nhi": "p, user:a, nhi:b, use, 2027-05-01T00:00:00Z, -, -, allow\n",
+        "agent_to_tool": "p, nhi:b, tool:s/t, use, 2027-07-01T00:00:00+02:00, -, -, allow\n"
+        "p, nhi:b, *, use, -, -, -, allow\n"
+        "p, nhi:b, tool:s/*, use, 2027-06-01T00:00:00Z, -, args.x == 1, allow\n",
+    }
+    asked = engine(tmp_path, rows)
+    through = chain("user:a", "nhi:b")
+    assert asked.decide(through, tool("s/t", {"x": 1}), NOW).until == at("2027-05-01T00:00:00Z")
+    assert asked.decide(through[1:], tool("s/t", {"x": 1}), NOW).until == at("2027-06-01T00:00:00Z")
+    assert asked.decide(through[1:], tool("s/t", {"x": 2}), NOW).until == at("2027-06-30T22:00:00Z")
+    assert asked.decide(through[1:], tool("s/u"), NOW).until is None
+
+
+def test_an_expired_deny_denies_no_more_and_is_warned_of(tmp_path: Path) -> None:
+    rows = f"p, *, tool:s/t, use, -, -, -, allow\np, *, tool:s/t, use, {BEFORE}, -, -, deny\n"
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    assert asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
+    assert not asked.decide(chain("user:a"), tool("s/t"), NOW - 3600).allowed
+    assert [(fault.code, fault.line, fault.severity) for fault in asked.warnings] == [("P120", 2, "warning")]
+
+
+def test_all_matching_rows_limits_apply_to_the_last_link_only(tmp_path: Path) -> None:
+    rows = {
+        **CHAINED,
+        "agent_to_tool": """
+#: id=wide
+p, nhi:researcher, tool:github/*, use, -, 100, -, allow
+#: id=narrow per=origin
+p, nhi:researcher, tool:github/search, use, -, 10, -, allow
+#: id=together per=rule
+p, nhi:researcher, tool:*, use, -, 1000, -, allow
+#: id=unlimited
+p, nhi:researcher, *, use, -, -, -, allow
+#: id=expired
+p, nhi:researcher, *, use, 2020-01-01T00:00:00Z, 1, -, allow
+#: id=unmet
+p, nhi:researcher, *, use, -, 2, args.x == 1, allow
+#: id=shadow shadow=true
+p, nhi:researcher, *, use, -, 3, -, allow
+""",
+    }
+    decision = engine(tmp_path, rows).decide(
+        chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW
+    )
+    assert set(decision.limits) == {
+        RowLimit("wide", "nhi:researcher", 100),
+        RowLimit("narrow", "user:alice", 10),
+        RowLimit("together", "", 1000),
+    }
+
+
+def test_a_denied_call_is_charged_nothing(tmp_path: Path) -> None:
+    rows = "p, user:a, tool:s/t, use, -, 5, -, allow\np, user:a, tool:s/t, use, -, -, -, deny\n"
+    assert engine(tmp_path, {"agent_to_tool": rows}).decide(chain("user:a"), tool("s/t"), NOW).limits == ()
+
+
+def test_the_roles_of_the_deciding_way_are_told(tmp_path: Path) -> None:
+    rows = "p, role:staff, tool:s/t, use, -, -, -, allow\np, role:other, tool:s/u, use, -, -, -, allow\n"
+    roles = "g, user:a, role:eng\ng, role:eng, role:staff\ng, user:a, role:other\n"
+    asked = engine(tmp_path, {"agent_to_tool": rows, "roles": roles})
+    assert asked.decide(chain("user:a"), tool("s/t"), NOW).roles == ("role:eng", "role:staff")
+
+
+def test_shadow_rules_are_recorded_and_change_nothing(tmp_path: Path) -> None:
+    rows = """
+p, user:a, tool:s/t, use, -, -, -, allow
+#: id=try-deny shadow=true
+p, user:a, tool:s/*, use, -, -, -, deny
+#: id=try-allow shadow=true
+p, user:b, tool:s/*, use, -, -, args.x == 1, allow
+"""
+    guardrails = "#: id=try-guardrail shadow=true\np, user:a, tool:s/t, *, -, -, -, deny\n"
+    asked = engine(tmp_path, {"agent_to_tool": rows, "guardrails": guardrails})
+    allowed = asked.decide(chain("user:a"), tool("s/t"), NOW)
+    assert (allowed.allowed, allowed.would_deny, allowed.would_allow) == (True, ("try-deny", "try-guardrail"), ())
+    denied = asked.decide(chain("user:b"), tool("s/t", {"x": 1}), NOW)
+    assert (denied.allowed, denied.would_deny, denied.would_allow) == (False, (), ("try-allow",))
+    assert denied.reason is Reason.NO_MATCHING_RULE
+    assert asked.decide(chain("user:b"), tool("s/t", {"x": 2}), NOW).would_allow == ()
+
+
+# --- reasons ----------------------------------------------------------------------------------------------------------
+
+DENY = "p, *, tool:s/t, use, -, -, -, deny\n"
+DENY_IF = "p, *, tool:s/t, use, -, -, args.x == 0, deny\n"
+EXPIRED = f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow\n"
+EXPIRED_UNMET = f"p, user:a, tool:s/t, use, {BEFORE}, -, args.x == 0, allow\n"
+UNMET = "p, user:a, tool:s/t, use, -, -, args.x == 0, allow\n"
+BROKEN = f"p, user:a, tool:s/t, use, {AFTER}, -, args.x.y.z, allow\n"
+OTHER = "p, user:b, tool:s/t, use, -, -, -, allow\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (OTHER, Reason.NO_MATCHING_RULE),
+        (UNMET + OTHER, Reason.CONDITION_FALSE),
+        (BROKEN, Reason.CONDITION_FALSE),
+        (EXPIRED + UNMET, Reason.EXPIRED),
+        (EXPIRED_UNMET, Reason.EXPIRED),
+        (EXPIRED_UNMET + UNMET, Reason.CONDITION_FALSE),  # renewing the expired one would not help
+        (EXPIRED + UNMET + DENY, Reason.DENIED_BY_RULE),
+        (EXPIRED + DENY_IF, Reason.EXPIRED),
+        (DENY + OTHER, Reason.DENIED_BY_RULE),
+    ],
+)
+def test_the_reason_says_what_stands_in_the_way(tmp_path: Path, rows: str, reason: Reason) -> None:
+    assert (
+        engine(tmp_path, {"agent_to_tool": rows}).decide(chain("user:a"), tool("s/t", {"x": 1}), NOW).reason is reason
+    )
+
+
+def test_of_several_links_the_weightiest_reason_is_told(tmp_path: Path) -> None:
+    rows = {
+        "user_to_nhi": "p, user:a, nhi:b, use, -, -, -, deny\n",
+        "agent_to_tool": EXPIRED.replace("user:a", "nhi:b"),
+    }
+    decision = engine(tmp_path, rows).decide(chain("user:a", "nhi:b"), tool("s/t"), NOW)
+    assert [link.reason for link in decision.links] == [Reason.DENIED_BY_RULE, Reason.EXPIRED]
+    assert decision.reason is Reason.DENIED_BY_RULE
+
+
+# --- earlier links and arguments --------------------------------------------------------------------------------------
+
+
+def test_arguments_belong_to_the_last_link(tmp_path: Path) -> None:
+    rows = {
+        "user_to_nhi": "p, user:a, nhi:b, delegate, -, -, args.x == 1, allow\n",
+        "agent_to_tool": "p, nhi:b, tool:s/t, use, -, -, args.x == 1, allow\n",
+    }
+    asked = engine(tmp_path, rows)
+    assert asked.decide(chain("nhi:b"), tool("s/t", {"x": 1}), NOW).allowed
+    assert not asked.decide(chain("user:a", "nhi:b"), tool("s/t", {"x": 1}), NOW).allowed
+    assert not asked.may_list(chain("user:a", "nhi:b"), tool("s/t"), NOW)
+
+
+def test_an_earlier_link_may_be_bound_to_the_call(tmp_path: Path) -> None:
+    rows = {
+        "user_to_nhi": "p, user:a, nhi:b, delegate, -, -, call.server == 's' && call.action == 'tools/call', allow\n",
+        "agent_to_tool": "p, nhi:b, *, use, -, -, -, allow\n",
+    }
+    asked = engine(tmp_path, rows)
+    assert asked.decide(chain("user:a", "nhi:b"), tool("s/t"), NOW).allowed
+    assert not asked.decide(chain("user:a", "nhi:b"), tool("other/t"), NOW).allowed
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "opens"),
+    [
+        ("p, user:a, tool:s/t, tools/call, -, -, -, allow", True),
+        ("p, user:a, tool:s/*, use, -, -, -, allow", True),
+        ("p, user:a, tool:*, use, -, -, -, allow", True),
+        ("p, user:a, tool:*/t, use, -, -, -, allow", True),
+        ("p, user:a, *, use, -, -, -, allow", True),
+        ("p, *, prompt:s/x, prompts/get, -, -, -, allow", True),
+        ("p, role:r, resource:s/file://*, resources/read, -, -, -, allow", True),
+        ("p, user:*, set:things, use, -, -, -, allow", True),
+        ("p, user:a, nhi:s, sampling/createMessage, -, -, -, allow", True),
+        ("p, user:a, nhi:s*, sampling/createMessage, -, -, -, allow", True),
+        (f"p, user:a, tool:s/t, use, {AFTER}, -, -, allow", True),
+        ("p, user:a, tool:s/t, use, -, -, args.x == 1, allow", True),
+        ("p, user:b, tool:s/t, use, -, -, -, allow", False),
+        ("p, role:other, tool:s/t, use, -, -, -, allow", False),
+        ("p, user:a, tool:s2/t, use, -, -, -, allow", False),
+        ("p, user:a, tool:other/s/t, use, -, -, -, allow", False),
+        ("p, user:a, nhi:other, use, -, -, -, allow", False),
+        ("p, user:a, nhi:s2*, use, -, -, -, allow", False),
+        ("p, user:a, set:none, use, -, -, -, allow", False),
+        (f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow", False),
+        ("#: shadow=true\np, user:a, tool:s/t, use, -, -, -, allow", False),
+        ("p, user:a, tool:s/t, use, -, -, -, deny", False),
+    ],
+)
+def test_any_live_grant_on_the_server_opens_a_session(tmp_path: Path, row: str, opens: bool) -> None:
+    roles = "g, user:a, role:r\ng2, tool:s/t, set:inner\ng2, set:inner, set:things\ng2, tool:other/t, set:none\n"
+    asked = engine(tmp_path, {"agent_to_tool": row + "\n", "roles": roles})
+    decision = asked.enter(chain("user:a"), session("s"), NOW)
+    assert decision.allowed is opens
+    assert decision.limits == ()
+    assert bool(decision.links[0].rules) is opens
+
+
+def test_a_deny_on_the_server_closes_sessions(tmp_path: Path) -> None:
+    rows = "p, user:*, tool:s/t, use, -, 7, -, allow\np, user:a, nhi:s, tools/list|ping, -, -, -, deny\n"
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    assert asked.enter(chain("user:a"), session("s", "tools/list"), NOW).reason is Reason.DENIED_BY_RULE
+    assert asked.enter(chain("user:a"), session("s", "initialize"), NOW).allowed
+    assert asked.enter(chain("user:b"), session("s", "tools/list"), NOW).allowed
+
+
+def test_a_guardrail_closes_sessions(tmp_path: Path) -> None:
+    asked = engine(tmp_path, {**OPEN, "guardrails": "p, user:mallory, *, *, -, -, -, deny\n"})
+    assert not asked.enter(chain("user:mallory", "nhi:p"), session("s"), NOW).allowed
+    assert asked.enter(chain("user:alice", "nhi:p"), session("s"), NOW).allowed
+
+
+def test_a_session_needs_every_earlier_link_too(tmp_path: Path) -> None:
+    asked = engine(tmp_path, CHAINED)
+    assert asked.enter(chain("user:alice", "nhi:planner", "nhi:researcher"), session("github"), NOW).allowed
+    assert not asked.enter(chain("user:bob", "nhi:planner", "nhi:researcher"), session("github"), NOW).allowed
+    assert not asked.enter(chain("user:alice", "nhi:planner"), session("github"), NOW).allowed
+
+
+def test_a_session_ends_with_the_last_grant_that_opens_it(tmp_path: Path) -> None:
+    rows = "".join(f"p, user:a, tool:s/t{month}, use, 2027-0{month}-01T00:00:00Z, -, -, allow\n" for month in (3, 5, 4))
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    assert asked.enter(chain("user:a"), session("s"), NOW).until == at("2027-05-01T00:00:00Z")
+    late = asked.enter(chain("user:a"), session("s"), at("2027-05-01T00:00:00Z"))
+    assert late.reason is Reason.EXPIRED
+    permanent = engine(tmp_path, {"agent_to_tool.more.csv": "p, user:a, tool:s/t, use, -, -, -, allow\n"})
+    assert permanent.enter(chain("user:a"), session("s"), NOW).until is None
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
+    asked = engine(tmp_path, {"agent_to_tool": "p, user:a, tool:s/*, use, -, -, -, allow\n"})
+    docket = asked._dockets[PermissionKind.AGENT_TO_TOOL]
+    for number in range(5000):
+        asked.decide(chain("user:a"), tool(f"s/t{number}"), NOW)
+    assert len(docket._memo) <= 4096
+    asked.decide(chain("user:a"), tool("s/" + "x" * 5000), NOW)
+    assert ("user:a", frozenset(), "tool:s/" + "x" * 5000, "tools/call") not in docket._memo._young
