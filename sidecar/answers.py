@@ -21,6 +21,7 @@ from sidecar.protocols.jsonrpc import Id
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
+UNEXPLAINED = "This call is not permitted"
 RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
 
 DenyStyle = Literal["auto", "http", "jsonrpc", "tool_result"]
@@ -37,7 +38,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer of ours, ready for any HTTP server. `stream_body` is the same message for a stream already begun."""
+    """An answer of ours, ready for any HTTP server."""
 
     status: int
     body: bytes
@@ -77,7 +78,7 @@ def tell(
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
     """The JSON-RPC error of a refusal."""
-    error = {"code": refusal.code, "message": _message(refusal), "data": {**refusal.data, **facts}}
+    error = {"code": refusal.code, "message": _message(refusal, facts), "data": _data(refusal, facts)}
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
@@ -125,8 +126,19 @@ def _whole_seconds(seconds: float) -> int:
     return max(0, math.ceil(seconds))
 
 
-def _message(refusal: Refusal) -> str:
+def _message(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+    if not _reason_told(refusal, facts):
+        return UNEXPLAINED
     return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message
+
+
+def _data(refusal: Refusal, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**refusal.data, **facts} if _reason_told(refusal, facts) else facts
+
+
+def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
+    # No sentence may tell what the operator keeps back.
+    return facts.get("reason") == refusal.reason.value
 
 
 def _status(answer: Answer, shape: Shape, manner: Manner) -> int:
@@ -147,9 +159,9 @@ def _as_tool_result(refusal: Refusal, answer: Answer, method: str, manner: Manne
 
 def _tool_result(refusal: Refusal, shape: Shape, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
     result: dict[str, Any] = {
-        "content": [{"type": "text", "text": _message(refusal)}],
+        "content": [{"type": "text", "text": _message(refusal, facts)}],
         "isError": True,
-        "_meta": {"sidecar/refusal": {**refusal.data, **facts}},
+        "_meta": {"sidecar/refusal": _data(refusal, facts)},
     }
     if shape is Shape.STATELESS:
         result["resultType"] = "complete"
@@ -157,12 +169,14 @@ def _tool_result(refusal: Refusal, shape: Shape, request_id: Id | None, facts: M
 
 
 def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers: Mapping[str, str]) -> Told:
+    # What a protocol carries in a success (a tool's own error) is outside of it the caller's mistake.
+    status = answer.http if answer.http >= 400 else 400
+    told = _reason_told(refusal, facts)
     problem = {
-        "type": f"urn:sidecar:refusal:{refusal.reason.value}",
-        "title": answer.message,
-        "status": answer.http,
-        **({"detail": refusal.detail} if refusal.detail else {}),
-        **refusal.data,
-        **facts,
+        "type": f"urn:sidecar:refusal:{refusal.reason.value}" if told else "about:blank",
+        "title": answer.message if told else UNEXPLAINED,
+        "status": status,
+        **({"detail": refusal.detail} if refusal.detail and told else {}),
+        **_data(refusal, facts),
     }
-    return Told(answer.http, orjson.dumps(problem), PROBLEM_JSON, headers)
+    return Told(status, orjson.dumps(problem), PROBLEM_JSON, headers)
