@@ -32,7 +32,7 @@ from sidecar.egress import fetch
 from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
 from sidecar.identity import Identity
-from sidecar.limits import Limiter, SessionCalls, open_store
+from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, open_listener, tls_context
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
@@ -91,6 +91,7 @@ class App:
             undo.push_async_callback(identity.close)
             app = cls._assemble(path, environ, settings, audit, metrics, first)
             undo.push_async_callback(app.limiter.close)
+            await _greet(app.limiter.store)
             await app._listen(data, undo)
             app._run_background()
             app.audit.control("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
@@ -360,6 +361,14 @@ def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
     if audit.found:
         log.warning("the audit was not in order", extra={"found": audit.found})
     return audit
+
+
+async def _greet(store: Store) -> None:
+    """Connect before the first call needs it. A store that is out stops no start: calls with limits are refused."""
+    try:
+        await store.ping()
+    except StoreUnavailable as error:
+        log.warning("the store does not answer: calls with limits are refused until it does", extra={"error": str(error)})
 
 
 def _take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
