@@ -29,7 +29,9 @@ VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z|/\.well-known(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _MCP_PATH = re.compile(r"/mcp/([a-z0-9]+(?:-[a-z0-9]+)*)\Z")
 _METADATA_PATH = re.compile(r"/\.well-known/oauth-protected-resource(/mcp/([a-z0-9]+(?:-[a-z0-9]+)*))\Z")
-_JSON = re.compile(r'application/json\s*(?:;\s*charset\s*=\s*"?utf-8"?\s*)?\Z', re.IGNORECASE)
+_JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE)
+_REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
+_TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
 _CORRELATION = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
 # What a proxy in front of a private listener would add: a local listener has no proxy in front.
@@ -72,9 +74,10 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
     if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
         raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
     if entrance.principal:
-        traces = [name for name in headers if name in _PROXY_TRACES or name.startswith("x-forwarded-")]
-        if traces:
-            raise Refusal(Reason.ORIGIN_REFUSED, f"a local listener takes no {traces[0]} header")
+        if any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
+            raise Refusal(
+                Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header"
+            )
     for origin in headers.get("origin", ()):
         if origin.lower() not in entrance.origins:
             raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
@@ -128,7 +131,8 @@ def check_accept(headers: Headers, *needed: str) -> None:
     lines = headers.get("accept")
     if not lines:
         return
-    offered = {part.partition(";")[0].strip().lower() for line in lines for part in line.split(",")}
+    ranges = [part for line in lines for part in line.split(",") if not _REFUSED_MEDIA.search(part)]
+    offered = {part.partition(";")[0].strip().lower() for part in ranges}
     if any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed):
         raise Refusal(Reason.NOT_ACCEPTABLE)
 
@@ -143,7 +147,8 @@ class Bounds:
 
 
 async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds) -> bytes:
-    """The whole body. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, or MALFORMED_CALL for one that never ends."""
+    """The whole body. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never ends or
+    is badly framed, CALLER_GONE for one whose sender left."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not _JSON.match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
@@ -185,7 +190,7 @@ def trace_headers(headers: Headers) -> list[tuple[str, str]]:
 def trace_id_of(headers: Headers) -> str:
     """The trace id of a W3C `traceparent`, or ""."""
     lines = headers.get("traceparent", ())
-    match = re.fullmatch(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", lines[0]) if len(lines) == 1 else None
+    match = _TRACE_PARENT.match(lines[0]) if len(lines) == 1 else None
     return match[1] if match else ""
 
 
@@ -195,9 +200,14 @@ def hosts_for(host: str, port: int, public_url: str, allowed: Sequence[str]) -> 
     names.update(allowed)
     if public_url:
         names.add(urlsplit(public_url).netloc)
-    bare = {name.lower() for name in names}
+    bare = {_bracketed(name.lower()) for name in names}
     return frozenset(bare | {f"{name}:{port}" for name in bare if not _has_port(name)})
 
 
+def _bracketed(name: str) -> str:
+    # Host writes an IPv6 address in brackets (RFC 3986 3.2.2); only such an address has more than one colon.
+    return f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+
+
 def _has_port(name: str) -> bool:
-    return re.search(r":\d+\Z", name) is not None and not name.endswith("]")
+    return re.search(r":\d+\Z", name) is not None
