@@ -52,7 +52,7 @@ class Elsewhere:
         return self.folder / "venv" / "bin" / "python"
 
 
-def command(*words: object, cwd: Path) -> None:
+def command(*words: str | Path, cwd: Path) -> None:
     done = subprocess.run(words, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -64,7 +64,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
     (wheel,) = (folder / "dist").glob("*.whl")
     made = Elsewhere(folder, wheel)
     command(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    install = ("install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel)
+    install: tuple[str | Path, ...] = (
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--disable-pip-version-check",
+        wheel,
+    )
     command(sys.executable, "-m", "pip", "--python", made.python, *install, cwd=folder)
     # A path from a .pth file is searched, but .pth files in it are not read: the editable sidecar stays out.
     (site_packages,) = (folder / "venv" / "lib").glob("python*/site-packages")

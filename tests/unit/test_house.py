@@ -12,20 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "deploy/runtime.lock", "tests/peers/mcp1.lock")
-TOP_LEVEL = frozenset(
-    {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}  # the user's
-    | {
-        "Makefile",
-        "bench",
-        "deploy",
-        "docs",
-        "examples",
-        "CHANGELOG.md",
-        "DECISIONS.md",
-        "LICENSE",
-        "requirements.lock",
-    }
-)
+NAMED_BY_THE_USER = {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}
+NEEDED_BY_TOOLS = {"Makefile", "bench", "deploy", "docs", "examples", "requirements.lock"}
+READ_BY_PEOPLE = {"CHANGELOG.md", "DECISIONS.md", "LICENSE"}
 _PINNED = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ;]+)( ; [^\\]+)?")
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
@@ -102,7 +91,7 @@ def test_the_other_sdk_is_the_last_1_x() -> None:
 def test_beside_what_the_user_named_stands_only_what_tools_need() -> None:
     ignored = {"data", "dist", "build"}  # .gitignore
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    assert found - ignored - TOP_LEVEL == set()
+    assert found - ignored - NAMED_BY_THE_USER - NEEDED_BY_TOOLS - READ_BY_PEOPLE == set()
 
 
 def test_the_image_runs_as_nobody_and_knows_how_it_is() -> None:
