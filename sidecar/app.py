@@ -368,7 +368,7 @@ async def _greet(store: Store) -> None:
     try:
         await store.ping()
     except StoreUnavailable as error:
-        log.warning("the store does not answer: calls with limits are refused until it does", extra={"error": str(error)})
+        log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
 
 
 def _take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
