@@ -73,11 +73,8 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
     hosts = headers.get("host", ())
     if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
         raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
-    if entrance.principal:
-        if any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
-            raise Refusal(
-                Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header"
-            )
+    if entrance.principal and any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
+        raise Refusal(Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header")
     for origin in headers.get("origin", ()):
         if origin.lower() not in entrance.origins:
             raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
