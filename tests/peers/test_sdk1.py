@@ -1,0 +1,150 @@
+"""Does the client of the last 1.x SDK work through us, and fail cleanly when policy says no?
+
+It cannot live in one environment with 2.x, so `sdk1_client.py` runs under an interpreter of its own: `.venv-mcp1`,
+which `make` builds, or the one that SIDECAR_MCP1_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.stage import ALL, LITTLE, ROOT, stage
+
+CLIENT = Path(__file__).with_name("sdk1_client.py")
+PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
+)
+NO_ROW, DENY_ROW = {"code": 403, "reason": "no-matching-rule"}, {"code": 403, "reason": "denied-by-rule"}
+# The server passes on as the call's what it was told in the client's place; the reason stays in the audit.
+TOLD_NO = {"code": 403, "reason": None}
+
+ALLOWED = {
+    "version": "2025-11-25",
+    "echo": "hällo",
+    "weather": {"city": "Oslo", "celsius": 21},
+    "fail": "error: Error executing tool fail: broken",
+    "bad-arguments": "error: The arguments do not fit the tool's schema: /arguments/text does not satisfy type",
+    "progress": ["sdk1 done", [1.0, 2.0]],
+    "resources": ["welcome", "private"],
+    "templates": ["by"],
+    "read": "by anna",
+    "subscribe": ["note://welcome"],
+    "prompts": ["review", "secret"],
+    "prompt": "please review x = 1",
+    "complete": ["anna", "anton"],
+    "level": "ok",
+    "log": [["debug", "debug quiet"], ["warning", "warning quiet"]],
+    "greet": "you please",
+    "think": "you please",
+    "places": "file:///work",
+    "ping": "ok",
+    "ping-back": "alive",
+    "cancel": True,
+    "resumed": "back",
+    "changed": "text t",
+    "asked": ["a word for you", "sampling", "roots"],
+}
+DENIED = {
+    "tools": ["echo", "touch", "greet", "think", "places"],
+    "tools/call": NO_ROW,
+    "prompts/get": NO_ROW,
+    "resources/read": NO_ROW,
+    "completion/complete": NO_ROW,
+    "resources/subscribe": NO_ROW,
+    "resources/templates/list": DENY_ROW,
+    "logging/setLevel": DENY_ROW,
+    "greet": TOLD_NO,
+    "think": TOLD_NO,
+    "places": TOLD_NO,
+    "echo": "on we go",
+    "asked": [],
+}
+
+
+@dataclass
+class Played:
+    """How a part went: what the client saw, what reached the server, and the audit."""
+
+    seen: dict[str, Any]
+    upstream: list[dict[str, Any]]
+    records: list[dict[str, Any]]
+
+    def arrived(self, method: str) -> list[dict[str, Any]]:
+        return [entry["message"] for entry in self.upstream if entry.get("message", {}).get("method") == method]
+
+
+async def _play(folder: Path, upstream: str, rules: str, part: str) -> Played:
+    async with stage(folder, upstream, rules) as on:
+        command = (str(PYTHON), str(CLIENT), on.url, upstream, part)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(process.communicate(), 40)
+        await on.until_verb("DELETE")
+        return Played(json.loads(out), await on.seen(), on.world.records())
+
+
+@pytest.fixture(scope="module")
+def allowed(everything: str, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Everything is allowed."""
+    return asyncio.run(_play(tmp_path_factory.mktemp("allowed"), everything, ALL, "open"))
+
+
+@pytest.fixture(scope="module")
+def denied(everything: str, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Most of it is denied."""
+    return asyncio.run(_play(tmp_path_factory.mktemp("denied"), everything, LITTLE, "shut"))
+
+
+@pytest.mark.parametrize("step", ALLOWED)
+def test_what_is_allowed_works(allowed: Played, step: str) -> None:
+    assert allowed.seen.get(step, allowed.seen.get("broken")) == ALLOWED[step]
+
+
+def test_one_session_carried_it_all_and_ended_upstream(allowed: Played) -> None:
+    sessions = {
+        entry["headers"]["mcp-session-id"]
+        for entry in allowed.upstream
+        if entry.get("headers", {}).get("mcp-session-id") and entry["message"].get("method") != "tools/list"
+    }
+    assert len(sessions) == len(allowed.arrived("initialize")) == 1
+    assert [entry["headers"]["mcp-session-id"] for entry in allowed.upstream if entry.get("verb") == "DELETE"] == [
+        *sessions
+    ]
+
+
+def test_the_call_whose_stream_was_closed_ran_once_and_was_resumed(allowed: Played) -> None:
+    assert len([call for call in allowed.arrived("tools/call") if call["params"]["name"] == "away"]) == 1
+    assert any("last-event-id" in entry.get("headers", {}) for entry in allowed.upstream)
+
+
+@pytest.mark.parametrize("step", DENIED)
+def test_what_is_denied_fails_cleanly_and_the_client_goes_on(denied: Played, step: str) -> None:
+    assert denied.seen.get(step, denied.seen.get("broken")) == DENIED[step]
+
+
+@pytest.mark.parametrize("method", [step for step in DENIED if "/" in step])
+def test_nothing_denied_reached_the_server(denied: Played, method: str) -> None:
+    arrived = [call["params"].get("name") for call in denied.arrived(method)]
+    assert arrived == (["greet", "think", "places", "echo"] if method == "tools/call" else [])
+
+
+def test_what_the_server_may_not_ask_is_on_record(denied: Played) -> None:
+    actions = ("elicitation/create", "sampling/createMessage", "roots/list")
+    asked = [(record["action"], record["event"], record["reason"]) for record in denied.records]
+    assert [entry for entry in asked if entry[0] in actions] == [
+        (action, "decision", "no-matching-rule") for action in actions
+    ]
+
+
+async def test_a_tool_that_there_is_not_costs_no_session(tmp_path: Path, everything: str) -> None:
+    """A 404 with a session id reads as "session terminated" to this SDK; ours goes on."""
+    played = await _play(tmp_path, everything, ALL, "made-up")
+    assert played.seen["nope"]["code"] == 32600
+    assert played.seen["echo"] == "on we go"
