@@ -8,6 +8,9 @@ policy's question. No call goes out unvalidated, so a call waits for the list, w
     older than its time      at once; refreshed behind it    waits for that refresh
     changed, or too old      waits for a list begun since    the same
     no list to be had        upstream-failed, upstream-timeout
+
+Where the upstream says that it tells of changes, one stream of our own listens for them; elsewhere age must do, and
+what callers' own streams bring (`stale`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from sidecar.upstreams.tools import Tool, tools_from
 MAX_STALE_S: Final = 600.0
 FORCED_EVERY_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
+MAX_LISTEN_PAUSE_S: Final = 300.0
 _CLOSING_S: Final = 3.0
 
 
@@ -43,6 +47,7 @@ class Catalogue:
         self._changes = 0  # how often we heard that the list changed
         self._covered = -1  # how many of these the list we have was begun after
         self._flight: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
         self._failure: Refusal | None = None
         self._failed_at = -inf
 
@@ -103,10 +108,11 @@ class Catalogue:
 
     async def close(self) -> None:
         """Stop learning, and end our own session with the upstream."""
-        flight, self._flight = self._flight, None
-        if flight is not None and not flight.done():
-            flight.cancel()
-            await asyncio.wait({flight}, timeout=_CLOSING_S)
+        tasks = {task for task in (self._flight, self._listener) if task is not None and not task.done()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSING_S)
         await self._enquiry.close()
 
     def _serves(self, changes: int, now: float) -> bool:
@@ -150,6 +156,22 @@ class Catalogue:
             self._covered, self._begun_at = changes, begun_at
             self._fresh_until = begun_at + listing.ttl_s
             self._serves_until = self._fresh_until + MAX_STALE_S
+            if self._listener is None and self._enquiry.announces:
+                self._listener = asyncio.create_task(self._listen(), name=f"changes of {self._upstream.name}")
 
     def _fail(self, refusal: Refusal) -> None:
         self._failure, self._failed_at = refusal, self._clock()
+
+    async def _listen(self) -> None:
+        """Hear of changes as they come. A stream that ends is opened anew, ever less often while it ends at once."""
+        pause_s = 1.0
+        while True:
+            opened_at = self._clock()
+            try:
+                async for _ in self._enquiry.changes():
+                    self.stale()
+            except Refusal:
+                pass  # no stream, or no longer: age will do until the next try
+            pause_s = 1.0 if self._clock() - opened_at > MAX_LISTEN_PAUSE_S else min(pause_s * 2, MAX_LISTEN_PAUSE_S)
+            self._fresh_until = -inf  # a change may have gone unheard: the next call looks
+            await asyncio.sleep(pause_s)

@@ -8,7 +8,7 @@ pages, tools and bytes are bounded, and whatever is out of shape ends the enquir
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ DEFAULT_TTL_S: Final = 60.0
 # An upstream that says "0, ask every time" would double every call's cost; one that says "for ever" would never change.
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 3600.0
+MAX_NOTICE_BYTES: Final = 64 * 1024
+LISTEN_S: Final = 3600.0  # a stream that died without a word is noticed at the latest when it is opened anew
 _FAREWELL_S: Final = 2.0
 _LARGE_BYTES: Final = 64 * 1024
 _METHOD_NOT_FOUND: Final = -32601
@@ -56,10 +58,12 @@ class _Reply:
 
 @dataclass(slots=True)
 class Enquiry:
-    """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer."""
+    """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer;
+    `announces` whether the upstream says that it tells of changes of its list."""
 
     upstream: Upstream
     version: str = ""
+    announces: bool = False
     _session_id: str | None = None
     _last_id: int = 0
     _left_bytes: int = field(default=MAX_LIST_BYTES)
@@ -81,6 +85,19 @@ class Enquiry:
             first = await self._call("tools/list", {})
         return await self._pages(first)
 
+    async def changes(self) -> AsyncIterator[None]:
+        """One item for each change of the list that the upstream tells of, while its stream lasts. Raises Refusal."""
+        if not self.version:
+            raise _failed("there is no conversation to listen in")
+        with await self._subscribe() as answer:
+            if answer.status != 200 or answer.media_type != EVENT_STREAM:
+                raise _failed("it offers no stream")
+            parser = SseParser(max_event_bytes=MAX_NOTICE_BYTES)
+            async for chunk in answer.chunks(idle_s=None, total_s=LISTEN_S):
+                for event in parser.feed(chunk):
+                    if event.data and _tells_of_change(event.data):
+                        yield
+
     async def close(self) -> None:
         """End our session, if there is one."""
         session_id, version = self._session_id, self.version
@@ -95,7 +112,7 @@ class Enquiry:
         if isinstance(offered, list):
             for version in reversed(STATELESS_VERSIONS):
                 if version in offered:
-                    self.version = version
+                    self.version, self.announces = version, _announces(reply.result)
                     return
         self.version = ""
         if reply.status in (401, 403):  # our credential; asking in another era would not mend it
@@ -114,7 +131,7 @@ class Enquiry:
             raise _failed(
                 f"it answered HTTP {reply.status}" if reply.result is None else "its revision is not known here"
             )
-        self.version, self._session_id = version, reply.session_id
+        self.version, self._session_id, self.announces = version, reply.session_id, _announces(reply.result)
         body = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
         with await self._send(body, "notifications/initialized") as answer:
             if not 200 <= answer.status < 300:
@@ -142,12 +159,9 @@ class Enquiry:
             page = await self._call("tools/list", {"cursor": cursor})
 
     async def _call(self, method: str, params: dict[str, Any]) -> _Reply:
-        self._last_id += 1
-        if self.stateless:
-            params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}}}
-        body = orjson.dumps({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params})
+        body, request_id = self._request(method, params), self._last_id
         with await self._send(body, method) as answer:
-            message = await self._message(answer)
+            message = await self._message(answer, request_id)
             session_id = answer.headers.get("mcp-session-id") if method == "initialize" else None
             result, error = message.get("result"), message.get("error")
             return _Reply(
@@ -156,6 +170,25 @@ class Enquiry:
                 error if isinstance(error, dict) else None,
                 session_id,
             )
+
+    async def _subscribe(self) -> Answer:
+        if self.stateless:
+            wanted = {"notifications": {"toolsListChanged": True}}
+            return await self._send(self._request("subscriptions/listen", wanted), "subscriptions/listen")
+        return await self.upstream.exchange(
+            "GET",
+            body=None,
+            accept=EVENT_STREAM,
+            protocol_version=self.version,
+            session_id=self._session_id,
+            deadline_s=self.upstream.timeout_s,
+        )
+
+    def _request(self, method: str, params: dict[str, Any]) -> bytes:
+        self._last_id += 1
+        if self.stateless:
+            params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}}}
+        return orjson.dumps({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params})
 
     async def _send(self, body: bytes, method: str) -> Answer:
         return await self.upstream.exchange(
@@ -168,22 +201,22 @@ class Enquiry:
             deadline_s=self.upstream.timeout_s,
         )
 
-    async def _message(self, answer: Answer) -> Mapping[str, Any]:
-        """The message that answers our last request, whichever way it came; empty where there is none."""
+    async def _message(self, answer: Answer, request_id: int) -> Mapping[str, Any]:
+        """The message that answers our request, whichever way it came; empty where there is none."""
         if answer.media_type == JSON:
             body = await answer.read(self._left_bytes)
             self._spend(len(body))
-            return await _parsed(body, self._last_id)
+            return await _parsed(body, request_id)
         if answer.media_type == EVENT_STREAM:
-            return await self._event(answer)
+            return await self._event(answer, request_id)
         return {}
 
-    async def _event(self, answer: Answer) -> Mapping[str, Any]:
+    async def _event(self, answer: Answer, request_id: int) -> Mapping[str, Any]:
         parser = SseParser()
         async for chunk in answer.chunks(idle_s=None, total_s=self.upstream.timeout_s):
             self._spend(len(chunk))
             for event in parser.feed(chunk):
-                message = await _parsed((event.data or "").encode(), self._last_id)
+                message = await _parsed((event.data or "").encode(), request_id)
                 if message:
                     return message
         return {}
@@ -205,6 +238,23 @@ async def _parsed(raw: bytes, request_id: int) -> Mapping[str, Any]:
         raise _failed("its answer is not JSON") from None
     answers = isinstance(message, dict) and type(message.get("id")) is int and message["id"] == request_id
     return message if answers and "method" not in message else {}
+
+
+def _announces(result: Mapping[str, Any] | None) -> bool:
+    """Whether the server's capabilities say `tools: {listChanged: true}`."""
+    capabilities = result.get("capabilities") if result else None
+    tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
+    return isinstance(tools, dict) and tools.get("listChanged") is True
+
+
+def _tells_of_change(data: str) -> bool:
+    if CHANGED not in data:
+        return False
+    try:
+        message = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(message, dict) and message.get("method") == CHANGED
 
 
 def _tools(result: Mapping[str, Any]) -> list[object]:

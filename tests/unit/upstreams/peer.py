@@ -31,6 +31,8 @@ class Peer:
     status: str = ""
     raw: bytes | None = None
     pause_s: float = 0.0
+    announces: bool = False
+    listeners: list[Conversation] = field(default_factory=list)
     sessions: set[str] = field(default_factory=set)
     heard: dict[str, int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
@@ -53,7 +55,21 @@ class Peer:
             self.heard[message["method"]] = self.heard.get(message["method"], 0) + 1
             if message["method"] == "tools/list":
                 await asyncio.sleep(self.pause_s)
+            if message["method"] in {"GET", "subscriptions/listen"} and self.announces:
+                await conversation.send(response(b": listening\n\n", "Content-Type: text/event-stream", framing=""))
+                self.listeners.append(conversation)
+                await conversation.hung_up()
+                return
             await conversation.send(self.answer(message))
+
+    async def tell(self, data: str) -> None:
+        """Say something on every stream that listens."""
+        for listener in self.listeners:
+            await listener.send(f"data: {data}\n\n".encode())
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        return {"tools": {"listChanged": True}} if self.announces else {}
 
     def answer(self, message: dict[str, Any]) -> bytes:
         method = message["method"]
@@ -74,7 +90,7 @@ class Peer:
         assert self.headers["mcp-method"] == message["method"]
         assert message["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] == STATELESS
         if message["method"] == "server/discover":
-            return self.result(message, {"supportedVersions": [STATELESS], "capabilities": {}})
+            return self.result(message, {"supportedVersions": [STATELESS], "capabilities": self.capabilities})
         return self.page(message)
 
     def session_answer(self, message: dict[str, Any]) -> bytes:
@@ -82,7 +98,8 @@ class Peer:
         if method == "initialize":
             session_id = f"s{len(self.heard)}-{self.heard['initialize']}"
             self.sessions.add(session_id)
-            return self.result(message, {"protocolVersion": SESSION}, f"Mcp-Session-Id: {session_id}")
+            agreed = {"protocolVersion": SESSION, "capabilities": self.capabilities}
+            return self.result(message, agreed, f"Mcp-Session-Id: {session_id}")
         if session_id not in self.sessions:
             return response(b"", status="404 Not Found" if session_id else "400 Bad Request")
         if method == "notifications/initialized":

@@ -335,6 +335,53 @@ async def test_mirrored_parameters_are_found_where_mcp_allows_them(clock: Clock)
         assert set(catalogue.summary()["quarantined"]) == set(bad)
 
 
+@pytest.mark.parametrize("era", [STATELESS, SESSION])
+async def test_an_announced_change_is_heard_on_a_stream_of_our_own(era: str, clock: Clock) -> None:
+    peer = Peer(era=era, announces=True)
+    async with learning(peer, clock) as catalogue:
+        await catalogue.tool("search", 5)
+        async with asyncio.timeout(2):
+            while not peer.listeners:
+                await asyncio.sleep(0.002)
+            for harmless in (
+                "{}",
+                "no json",
+                '{"method":"notifications/message","params":"notifications/tools/list_changed"}',
+            ):
+                await peer.tell(harmless)
+            await asyncio.sleep(0.02)
+            assert catalogue.known("search") is not None
+            await peer.tell('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
+            while catalogue.known("search") is not None:
+                await asyncio.sleep(0.002)
+        await catalogue.tool("search", 5)
+        assert peer.lists == 2
+        assert catalogue.known("search") is not None
+    assert peer.server is not None
+    assert peer.server.live == 0
+
+
+async def test_nobody_listens_where_nothing_is_announced(clock: Clock) -> None:
+    peer = Peer(era=SESSION)
+    async with learning(peer, clock) as catalogue:
+        await catalogue.tool("search", 5)
+        await asyncio.sleep(0.02)
+        assert "GET" not in peer.heard
+
+
+async def test_a_stream_that_ends_leaves_the_list_due_for_a_look(clock: Clock) -> None:
+    peer = Peer(announces=True)
+    async with learning(peer, clock) as catalogue:
+        await catalogue.tool("search", 5)
+        async with asyncio.timeout(2):
+            while not peer.listeners:
+                await asyncio.sleep(0.002)
+            peer.listeners[0].reset()
+            while peer.lists == 1:
+                assert catalogue.known("search") is not None
+                await asyncio.sleep(0.005)
+
+
 async def test_closing_ends_an_enquiry_that_is_under_way(clock: Clock) -> None:
     peer = Peer(pause_s=5)
     async with learning(peer, clock) as catalogue:
