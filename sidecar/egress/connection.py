@@ -11,7 +11,7 @@ import asyncio
 import select
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Final
+from typing import Final, cast
 
 from sidecar.egress.failures import Broken, EgressError, TimedOut, TooLarge
 from sidecar.egress.wire import Head, ResponseReader
@@ -95,8 +95,7 @@ class Connection(asyncio.Protocol):
     # What follows is called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports inherit from nothing
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
