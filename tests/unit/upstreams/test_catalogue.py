@@ -83,6 +83,13 @@ async def test_a_tool_that_is_listed_twice_is_nobodys(clock: Clock) -> None:
         assert await reason_of(catalogue, "b") is None
 
 
+async def test_patterns_of_all_tools_together_are_bounded(clock: Clock) -> None:
+    fifty = {"type": "object", "properties": {f"p{n}": {"pattern": "^[a-z]{1,9}$"} for n in range(50)}}
+    async with learning(Peer(pages=[[tool(f"t{n}", fifty) for n in range(25)]]), clock) as catalogue:
+        assert await reason_of(catalogue, "t19") is None
+        assert await reason_of(catalogue, "t20") is Reason.SCHEMA_UNAVAILABLE
+
+
 @pytest.mark.parametrize("entry", [None, 1, "a", [], {}, {"name": 1}, {"name": "a b"}, {"name": "а"}, {"name": ""}])
 async def test_entries_that_nobody_could_call_are_left_out(entry: object, clock: Clock) -> None:
     async with learning(Peer(pages=[[entry, tool("b")]]), clock) as catalogue:
