@@ -8,6 +8,7 @@ the model itself should mend the arguments, or `application/problem+json` outsid
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from sidecar.protocols.jsonrpc import Id
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 UNEXPLAINED = "This call is not permitted"
+_EXPLANATION = re.compile(r', error_description="[^"]*"')
 RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
 
 DenyStyle = Literal["auto", "http", "jsonrpc", "tool_result"]
@@ -67,7 +69,7 @@ def tell(
     """The whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
     answer = refusal.answer
     facts = _facts(refusal, answer, decision_id, manner.disclosure)
-    headers = _headers(refusal, answer, resource_metadata)
+    headers = _headers(refusal, facts, resource_metadata)
     if shape is Shape.PLAIN:
         return _problem(refusal, answer, facts, headers)
     if _as_tool_result(refusal, answer, method, manner):
@@ -102,12 +104,13 @@ def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Discl
     return facts
 
 
-def _headers(refusal: Refusal, answer: Answer, resource_metadata: str) -> dict[str, str]:
-    headers: dict[str, str] = {}
+def _headers(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: str) -> dict[str, str]:
+    answer, headers = refusal.answer, dict[str, str]()
     if answer.http == 401 or refusal.reason is Reason.INSUFFICIENT_SCOPE:
         parts = [f'resource_metadata="{resource_metadata}"'] if resource_metadata else []
         if refusal.challenge:
-            parts.append(refusal.challenge)
+            told = _reason_told(refusal, facts)
+            parts.append(refusal.challenge if told else _EXPLANATION.sub("", refusal.challenge))
         headers["WWW-Authenticate"] = "Bearer " + ", ".join(parts) if parts else "Bearer"
     if refusal.allow:  # RFC 9110 15.5.6 asks for it with every 405
         headers["Allow"] = ", ".join(refusal.allow)
@@ -117,7 +120,8 @@ def _headers(refusal: Refusal, answer: Answer, resource_metadata: str) -> dict[s
         # draft-ietf-httpapi-ratelimit-headers-11: the policy's name is a quoted string, seconds are integers.
         limit = refusal.limit
         name = '"limit"'
-        headers["RateLimit-Policy"] = f"{name};q={limit.limit};w={max(1, round(limit.window_s))}"
+        window = f";w={max(1, round(limit.window_s))}" if limit.window_s else ""  # concurrency has none
+        headers["RateLimit-Policy"] = f"{name};q={limit.limit}{window}"
         headers["RateLimit"] = f"{name};r={limit.remaining};t={_whole_seconds(refusal.retry_after_s or 0)}"
     return headers
 

@@ -17,6 +17,7 @@ from sidecar.answers import Shape
 from sidecar.arrival import Headers, trace_headers
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
+from sidecar.identity import Presented
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.limits import Plan
 from sidecar.protocols import jsonrpc, mcp
@@ -25,7 +26,7 @@ from sidecar.protocols.mcp import Head
 from sidecar.snapshot import Service, Snapshot
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import ANONYMOUS, Call, Caller
 
 ACCEPT = f"{JSON}, {EVENT_STREAM}"
 
@@ -60,22 +61,22 @@ class Turn:
     @property
     def presented_kind(self) -> str:
         """The kind of credential that came, believed or not."""
-        if "x-api-key" in self.headers:
-            return "api_key"
-        return "jwt" if "authorization" in self.headers else "none"
+        shown = Presented(tuple(self.headers.get("authorization", ())), tuple(self.headers.get("x-api-key", ())))
+        return shown.kinds[0] if shown.kinds[0] != ANONYMOUS else "none"
 
     def enter(self, server: str) -> None:
         """The address is an MCP server's: from here on refusals are told in its protocol."""
         self.server, self.shape = server, Shape.STATELESS
+        self.record.upstream = server
 
     def address(self, message: jsonrpc.Message, head: Head) -> None:
         """There is a message: refusals are told to its id, in its era."""
         if isinstance(message, Request):
-            self.request_id = message.id
+            self.request_id = self.record.request_id = message.id
         if isinstance(message, jsonrpc.Response):
             self.shape = Shape.SESSION
             return
-        self.method = message.method
+        self.method = self.record.method = message.method
         if not mcp.names_stateless(head, message):
             self.shape = Shape.SESSION
 
@@ -112,20 +113,27 @@ class Turn:
 class Exchange:
     """One decided call, its upstream, and the deadline that the whole exchange shares.
 
-    `streams` are all exchanges that pass an event stream on right now; `endless` ones have no answer to end with.
+    `streams` are all exchanges that pass an event stream on right now. `endless` ones have no answer to end with:
+    they last until their credential or grant does (`until`, in seconds since the epoch, None never ends), and are
+    decided anew under every new snapshot (`judged_by`).
     """
 
     turn: Turn
     service: Service
     caller: Caller
-    decision: Decision
+    call: Call
     session: Session | None
-    version: str
     timeout_s: float | None
     streams: set[Exchange]
+    judged_by: Snapshot
+    until: float | None
     endless: bool = False
     cut: Reason | None = None
     answer: Answer | None = None
+
+    def has_no_end(self) -> None:
+        """This is a stream that goes on until somebody ends it."""
+        self.endless, self.timeout_s = True, None
 
     @property
     def left_s(self) -> float | None:
@@ -136,7 +144,10 @@ class Exchange:
 
     @contextmanager
     def streaming(self, answer: Answer) -> Iterator[None]:
-        """While an event stream is passed on: it is counted, and it can be cut off from outside."""
+        """While an event stream is passed on: it is counted, and it can be cut off from outside. Raises Refusal if
+        it was cut off before it began."""
+        if self.cut is not None:
+            raise Refusal(self.cut)
         self.answer = answer
         self.streams.add(self)
         try:
@@ -145,7 +156,7 @@ class Exchange:
             self.streams.discard(self)
 
     def cut_off(self, reason: Reason) -> None:
-        """End the stream that is being passed on: its session is over, or the sidecar is."""
+        """End the stream: its session is over, or its permission, or the sidecar is."""
         self.cut = reason
         if self.answer is not None:
             self.answer.close()
@@ -156,7 +167,7 @@ class Exchange:
             "POST",
             body=body,
             accept=ACCEPT,
-            protocol_version=self.version or None,
+            protocol_version=self.call.protocol_version or None,
             session_id=self.session.upstream_id if self.session else None,
             extra=trace_headers(self.turn.headers) + (routing or []),
             deadline_s=self.patience_s,
@@ -169,7 +180,7 @@ class Exchange:
             "GET",
             body=None,
             accept=EVENT_STREAM,
-            protocol_version=self.version,
+            protocol_version=self.call.protocol_version,
             session_id=self.session.upstream_id,
             last_event_id=last_event_id,
             extra=trace_headers(self.turn.headers),

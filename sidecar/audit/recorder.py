@@ -145,7 +145,8 @@ class Recording:
     """The evidence of one request while it is under way. The pipeline sets the plain attributes as it learns them.
 
     `charged` is what each of `limits` was charged: 1 as long as the call may be forwarded, 0 once it was given back.
-    `upstream` is for a request that ends before there is a call. `stages_s` holds the seconds spent, by stage.
+    `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
+    stage.
     """
 
     audit: Audit = field(repr=False)
@@ -161,6 +162,7 @@ class Recording:
     limits: tuple[LimitState, ...] = ()
     charged: int = 1
     upstream: str = ""
+    method: str = ""
     enforcement: str = "enforce"
     bytes_in: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -256,6 +258,7 @@ class Recording:
         record = shape.blank()
         call, caller, decision = self.call, self.caller, self.decision
         record["upstream"] = shape.optional_text(self.upstream)
+        record["method"] = shape.optional_text(self.method)
         if call is not None:
             record |= shape.about_call(call)
         if caller is not None:

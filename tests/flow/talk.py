@@ -1,0 +1,127 @@
+"""How does one client speak, whatever the era?
+
+`Talk` is a client of one era at one server: a session is opened when the first call needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.flow.world import SESSION, STATELESS, World, request, stateless
+
+Era = Literal["stateless", "session"]
+Answer = tuple[int, Any, Mapping[str, str]]
+ERAS: tuple[Era, ...] = ("stateless", "session")
+_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+
+@dataclass
+class Talk:
+    """One client. `headers` go with every request, `url` is the address when it is not the world's own."""
+
+    world: World
+    era: Era
+    headers: dict[str, str] = field(default_factory=dict)
+    server: str = "github"
+    url: str = ""
+    session: str = ""
+
+    async def open(self) -> Answer:
+        """Session era: `initialize`. The session's id is kept if there is one."""
+        hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        answer = await self._post(request("initialize", hello), {})
+        self.session = answer[2].get("Mcp-Session-Id", "")
+        return answer
+
+    async def ask(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        *,
+        id: int | str = 1,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request and its answer."""
+        if self.era == "stateless":
+            routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
+            if method in _NAMED_BY and _NAMED_BY[method] in (params or {}):
+                routing["Mcp-Name"] = str((params or {})[_NAMED_BY[method]])
+            return await self._post(stateless(method, params or {}, id=id), {**routing, **(headers or {})})
+        if not self.session and method != "initialize":
+            await self.open()
+        return await self._post(request(method, params, id=id), {**self.in_session, **(headers or {})})
+
+    async def call(self, tool: str, arguments: dict[str, Any] | None = None, **more: Any) -> Answer:
+        """One `tools/call`."""
+        return await self.ask("tools/call", {"name": tool, "arguments": arguments or {}}, **more)
+
+    async def send(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+        """These very bytes, with the headers that the era wants around a `tools/call`."""
+        if self.era == "stateless":
+            around = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
+        else:
+            if not self.session:
+                await self.open()
+            around = self.in_session
+        return await self._post(body, {**around, **(headers or {})})
+
+    async def verb(self, verb: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """A request without a body."""
+        sent = {**self.headers, **(self.in_session if self.session else {}), **(headers or {})}
+        async with self.world.http.request(verb, self._url, headers=sent) as response:
+            return response.status, await response.read(), dict(response.headers)
+
+    @property
+    def in_session(self) -> dict[str, str]:
+        """What every request of the open session bears."""
+        return {"Mcp-Session-Id": self.session, "MCP-Protocol-Version": SESSION}
+
+    @property
+    def _url(self) -> str:
+        return f"{self.url or self.world.url}/mcp/{self.server}"
+
+    async def _post(self, message: Any, headers: Mapping[str, str]) -> Answer:
+        return await self.world.post(message, headers={**self.headers, **headers}, url=self._url)
+
+
+def error_of(answer: Answer) -> dict[str, Any]:
+    """The JSON-RPC error of an answer."""
+    _, body, _ = answer
+    assert isinstance(body, dict), body
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+def reason_of(answer: Answer) -> str:
+    """Why an answer is no; "" if it is not."""
+    return str(_refusal(answer).get("reason", ""))
+
+
+def decision_id_of(answer: Answer) -> str:
+    """Which record a refusal points to; "" in an answer of the upstream's."""
+    return str(_refusal(answer).get("decision_id", ""))
+
+
+def _refusal(answer: Answer) -> dict[str, Any]:
+    _, body, _ = answer
+    if not isinstance(body, dict):
+        return {}
+    if "error" in body:
+        found: dict[str, Any] = body["error"].get("data", {})
+        return found
+    return body.get("result", {}).get("_meta", {}).get("sidecar/refusal", {}) if "result" in body else body
+
+
+def series_moved(before: str, after: str) -> list[str]:
+    """The counters that a scrape shows higher than an earlier one, each with by how much."""
+    old, new = _counters(before), _counters(after)
+    return sorted(
+        f"{name} +{value - old.get(name, 0.0):g}" for name, value in new.items() if value != old.get(name, 0.0)
+    )
+
+
+def _counters(text: str) -> dict[str, float]:
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in lines if "_total" in name and name.startswith("sidecar_")}

@@ -1,0 +1,163 @@
+"""What exactly does a caller hear for each reason, in each era, and what is left behind?
+
+Every row of CONTRACT 6 that exists, as a golden answer: HTTP status, headers, body, audit, metrics. `causes.py` brings
+each about. `UPDATE_GOLDEN=1` writes the files anew; read what changed, callers depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.errors import ANSWERS, Reason
+from tests.flow.causes import CAUSES, Cause
+from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series_moved
+from tests.flow.world import World, world
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "flow"
+LATER = {Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS}  # their parts do not exist yet
+NEVER_TOLD = {Reason.CALLER_GONE}
+TOLD_HEADERS = ("Content-Type", "Server", "Allow", "WWW-Authenticate", "Retry-After", "RateLimit-Policy", "RateLimit")
+RECORDED = (
+    "event",
+    "status",
+    "reason",
+    "error_message",
+    "http_status",
+    "upstream",
+    "method",
+    "action",
+    "object",
+    "agent_id",
+)
+
+
+def test_every_reason_has_a_cause_here() -> None:
+    assert {cause.reason for cause in CAUSES.values()} == set(Reason) - LATER - NEVER_TOLD
+
+
+@pytest.mark.parametrize(
+    ("name", "era"), [(name, era) for name, cause in CAUSES.items() for era in cause.eras], ids=lambda part: part
+)
+async def test_an_answer_is_as_recorded(name: str, era: Era, tmp_path: Path) -> None:
+    cause = CAUSES[name]
+    async with world(tmp_path, **cause.world()) as running:
+        talk = Talk(running, era)
+        reported = await report(running, cause, talk)
+    check_golden(name, era, reported)
+
+
+async def report(running: World, cause: Cause, talk: Talk) -> dict[str, Any]:
+    """Bring it about, and gather what it left."""
+    before = await running.metrics()
+    answer = await cause.run(talk)
+    ends = [record for record in running.ends() if record["decision_id"] == decision_id_of(answer)]
+    assert reason_of(answer) == cause.reason
+    if cause.reason is Reason.AUDIT_UNAVAILABLE:
+        assert ends == []  # there was no room for it
+    else:
+        assert [(record["reason"], record["http_status"]) for record in ends] == [(cause.reason, answer[0])]
+    moved = series_moved(before, await running.metrics())
+    return {
+        "answer": told(answer, running),
+        "audit": [{name: record[name] for name in RECORDED} for record in ends],
+        "metrics": moved,
+    }
+
+
+def told(answer: Answer, running: World) -> dict[str, Any]:
+    """An answer without what differs from run to run."""
+    status, body, headers = answer
+    shown = {name: headers[name] for name in TOLD_HEADERS if name in headers}
+    text = json.dumps({"status": status, "headers": shown, "body": body})
+    for pattern, mask in (
+        (re.escape(running.app.base_url), "<base>"),
+        (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "<decision id>"),
+        (r'"retry_after_s": \d+', '"retry_after_s": "<seconds>"'),
+        (r'"reset_at": "[^"]+"', '"reset_at": "<time>"'),
+        (r";t=\d{2,}", ";t=<seconds>"),
+        (r'"Retry-After": "\d{2,}"', '"Retry-After": "<seconds>"'),
+    ):
+        text = re.sub(pattern, mask, text)
+    masked: dict[str, Any] = json.loads(text)
+    return masked
+
+
+def check_golden(name: str, era: Era | str, reported: Mapping[str, Any]) -> None:
+    path = GOLDEN / f"{name}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**known, era: reported}, indent=2, sort_keys=True) + "\n")
+        return
+    assert reported == known[era]
+
+
+# --- what holds for all of them -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_golden_answers_keep_the_contract(name: str) -> None:
+    cause, golden = CAUSES[name], json.loads((GOLDEN / f"{name}.json").read_text())
+    assert set(golden) == set(cause.eras)
+    expected = ANSWERS[cause.reason]
+    for era, reported in golden.items():
+        answer = reported["answer"]
+        as_tool_result = cause.reason is Reason.BAD_ARGUMENTS
+        assert answer["status"] == (expected.session_http if era == "session" else expected.http)
+        assert ("WWW-Authenticate" in answer["headers"]) == (
+            expected.http == 401 or cause.reason is Reason.INSUFFICIENT_SCOPE
+        )
+        assert ("Retry-After" in answer["headers"]) == (expected.http in (429, 503))
+        assert as_tool_result == ("result" in answer["body"])
+        assert reported["audit"] if cause.reason is not Reason.AUDIT_UNAVAILABLE else True
+        requests = [line for line in reported["metrics"] if line.startswith("sidecar_requests_total{")]
+        assert any(f'status="{expected.status}"' in line for line in requests)
+
+
+# --- how the operator wants it told ---------------------------------------------------------------------------------
+
+STYLES = ("http", "jsonrpc", "tool_result")
+TOLD_BY_STYLE = ("no-matching-rule", "rate-limited", "upstream-failed")
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", TOLD_BY_STYLE)
+async def test_a_style_of_denial_is_the_operators_choice(name: str, style: str, era: Era, tmp_path: Path) -> None:
+    options = CAUSES[name].world() | {"settings": f"answers: {{deny_style: {style}}}\n"}
+    async with world(tmp_path, **options) as running:
+        answer = await CAUSES[name].run(Talk(running, era))
+        assert reason_of(answer) == CAUSES[name].reason
+        expected = ANSWERS[CAUSES[name].reason]
+        assert answer[0] == (expected.http if style == "http" else 200)
+        assert running.ends()[-1]["http_status"] == answer[0]
+        check_golden(f"style-{style}", f"{name} {era}", told(answer, running))
+
+
+@pytest.mark.parametrize("disclosure", ["reason", "kind", "hide"])
+@pytest.mark.parametrize("name", ["no-matching-rule", "denied-by-rule", "condition-false", "bad-token", "rate-limited"])
+async def test_what_a_caller_learns_is_the_operators_choice(name: str, disclosure: str, tmp_path: Path) -> None:
+    options = CAUSES[name].world()
+    options["settings"] = options.get("settings", "") + f"answers: {{disclosure: {disclosure}}}\n"
+    async with world(tmp_path, **options) as running:
+        answer = await CAUSES[name].run(Talk(running, "stateless"))
+        assert running.ends()[-1]["reason"] == CAUSES[name].reason  # evidence knows in any case
+        check_golden(f"disclosure-{disclosure}", name, told(answer, running))
+
+
+@pytest.mark.parametrize("disclosure", ["kind", "hide"])
+async def test_denials_that_are_not_disclosed_are_one(disclosure: str, tmp_path: Path) -> None:
+    heard = set()
+    for name in ("no-matching-rule", "denied-by-rule", "condition-false", "expired", "method-unknown"):
+        options = CAUSES[name].world() | {"settings": f"answers: {{disclosure: {disclosure}}}\n"}
+        async with world(tmp_path / name, **options) as running:
+            answer = await CAUSES[name].run(Talk(running, "stateless"))
+            heard.add(json.dumps(told(answer, running), sort_keys=True))
+    assert len(heard) == 1, heard
