@@ -9,7 +9,7 @@ from __future__ import annotations
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
 from sidecar.turn import Turn
-from sidecar.vocabulary import Decision
+from sidecar.vocabulary import Decision, PermissionKind
 
 AUTHENTICATION = frozenset(
     {
@@ -51,6 +51,8 @@ def _count_decision(metrics: Metrics, decision: Decision) -> None:
 
 
 def _count_refusal(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
+    if refusal.reason is Reason.METHOD_UNKNOWN:  # denied before there was a question
+        metrics.decided(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
     if refusal.reason in AUTHENTICATION:
         metrics.auth_failed(turn.presented_kind, refusal.reason)
     if refusal.reason is Reason.BAD_ARGUMENTS:

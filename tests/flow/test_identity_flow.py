@@ -1,0 +1,543 @@
+"""Whoever they are, does the whole way treat them as exactly that?
+
+Tokens, API keys and local listeners through a running sidecar: chains as policy reads them, credentials that stay with
+us, and every way around the question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
+from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.world import STATELESS, Upstream, World, listening, world
+
+IDP = Idp()
+ALICE_KEY, PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("user:alice", "nhi:planner", "nhi:researcher"))
+GOOD = {"repo": "acme/site"}
+TOOLS = """\
+p, nhi:planner, tool:github/search_code, use, -, -, -, allow
+p, nhi:researcher, tool:github/search_code, use, -, -, -, allow
+p, user:alice, tool:github/get_file, use, -, -, -, allow
+"""
+LENDS = {
+    "policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"
+    "p, user:bob, nhi:planner, message/send, -, -, -, allow\n",
+    "policies/nhi_to_nhi.csv": "p, nhi:planner, nhi:researcher, delegate, -, -, -, allow\n",
+}
+
+
+@asynccontextmanager
+async def gateway(folder: Path, *, local: str = "", **options: Any) -> AsyncIterator[World]:
+    """A sidecar that knows the identity provider; `World.url` is the data listener."""
+    settings = SETTINGS + options.pop("settings", "")
+    files = {**IDP.files(), **LENDS, **options.pop("files", {})}
+    async with world(
+        folder, rules=options.pop("rules", TOOLS), settings=settings, files=files, principal=local, **options
+    ) as running:
+        running.url = running.app.base_url
+        yield running
+
+
+def at(running: World, server: str = "github") -> str:
+    return f"{running.url}/mcp/{server}"
+
+
+def local_url(running: World) -> str:
+    return f"http://127.0.0.1:{running.app.listeners[1].port}"
+
+
+def token(running: World, subject: str, *actors: str, **more: Any) -> str:
+    return IDP.token(subject, more.pop("aud", at(running)), actors=actors, **more)
+
+
+# --- chains ---------------------------------------------------------------------------------------------------------
+
+Headers = Callable[[World], dict[str, str]]
+# what is presented → the chain that it proves, and what policy says to search_code
+CHAINS: dict[str, tuple[Headers, list[str], str]] = {
+    "a user's token": (lambda w: bearer(token(w, "user:alice")), ["user:alice"], "no-matching-rule"),
+    "a workload's token": (lambda w: bearer(token(w, "nhi:planner")), ["nhi:planner"], ""),
+    "a workload's key": (lambda w: bearer(PLANNER_KEY), ["nhi:planner"], ""),
+    "a workload's key in its own header": (lambda w: {"X-API-Key": PLANNER_KEY}, ["nhi:planner"], ""),
+    "one actor": (lambda w: bearer(token(w, "user:alice", "nhi:planner")), ["user:alice", "nhi:planner"], ""),
+    "two actors, the outermost the newest": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner", "nhi:researcher")),
+        ["user:alice", "nhi:planner", "nhi:researcher"],
+        "",
+    ),
+    "a user who lends nothing": (
+        lambda w: bearer(token(w, "user:bob", "nhi:planner")),
+        ["user:bob", "nhi:planner"],
+        "no-matching-rule",
+    ),
+    "a link that may not lend": (
+        lambda w: bearer(token(w, "user:alice", "nhi:researcher")),
+        ["user:alice", "nhi:researcher"],
+        "no-matching-rule",
+    ),
+    "actors in the other order": (
+        lambda w: bearer(token(w, "user:alice", "nhi:researcher", "nhi:planner")),
+        ["user:alice", "nhi:researcher", "nhi:planner"],
+        "no-matching-rule",
+    ),
+    "a user's token with a workload's key": (
+        lambda w: bearer(token(w, "user:alice")) | {"X-API-Key": PLANNER_KEY},
+        ["user:alice", "nhi:planner"],
+        "",
+    ),
+    "the token's actor with its own key": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner")) | {"X-API-Key": PLANNER_KEY},
+        ["user:alice", "nhi:planner"],
+        "",
+    ),
+    "a token lent to who presents it": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")) | {"X-API-Key": RESEARCHER_KEY},
+        ["user:alice", "nhi:planner", "nhi:researcher"],
+        "",
+    ),
+    "a client of the table": (
+        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "planner-app", "is": "user"})),
+        ["user:apps/alice", "nhi:planner"],
+        "no-matching-rule",
+    ),
+    "a person's own program": (
+        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "vscode", "is": "user"})),
+        ["user:apps/alice"],
+        "no-matching-rule",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+async def test_a_chain_is_what_was_proven_and_every_link_is_asked(name: str, tmp_path: Path) -> None:
+    headers, chain, reason = CHAINS[name]
+    async with gateway(tmp_path) as running:
+        answer = await Talk(running, "stateless", headers(running)).call("search_code", GOOD)
+        assert (reason_of(answer), answer[0]) == (reason, 403 if reason else 200)
+        end = running.ends()[-1]
+        assert (end["chain"], end["agent_id"]) == (chain, chain[-1])
+        assert len(running.upstream.calls()) == (0 if reason else 1)
+        actions = [link["action"] for link in end["links"]]
+        assert actions == ["delegate"] * (len(chain) - 1) + ["tools/call"]
+
+
+# what is forged → the reason
+FORGED: dict[str, tuple[Headers, str]] = {
+    "signed by somebody": (lambda w: bearer(token(w, "nhi:planner", key=Idp().key)), "bad-credential"),
+    "of an issuer that is not ours": (
+        lambda w: bearer(token(w, "nhi:planner", issuer="https://evil.example")),
+        "bad-credential",
+    ),
+    "for another server": (lambda w: bearer(token(w, "nhi:planner", aud=at(w, "jira"))), "bad-credential"),
+    "for the address as such": (lambda w: bearer(token(w, "nhi:planner", aud=w.url)), "bad-credential"),
+    "over": (lambda w: bearer(token(w, "nhi:planner", age_s=900)), "bad-credential"),
+    "not begun": (lambda w: bearer(token(w, "nhi:planner", age_s=-300)), "bad-credential"),
+    "an actor that is a user": (lambda w: bearer(token(w, "user:alice", "user:bob")), "bad-credential"),
+    "an actor twice": (lambda w: bearer(token(w, "user:alice", "nhi:planner", "nhi:planner")), "bad-credential"),
+    "an actor that is no object": (
+        lambda w: bearer(token(w, "user:alice", claims={"act": "nhi:planner"})),
+        "bad-credential",
+    ),
+    "a subject without a kind": (lambda w: bearer(token(w, "planner")), "bad-credential"),
+    "a role as subject": (lambda w: bearer(token(w, "role:admin")), "bad-credential"),
+    "a wildcard as subject": (lambda w: bearer(token(w, "nhi:*")), "bad-credential"),
+    "a name in another issuer's namespace": (lambda w: bearer(token(w, "user:apps/alice")), "bad-credential"),
+    "a token lent to somebody else": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")) | {"X-API-Key": PLANNER_KEY},
+        "bad-credential",
+    ),
+    "a token lent, without the key of who it is lent to": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner", aud="nhi:researcher")),
+        "bad-credential",
+    ),
+    "another actor than the key's": (
+        lambda w: bearer(token(w, "user:alice", "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY},
+        "credential-conflict",
+    ),
+    "two workloads": (
+        lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": RESEARCHER_KEY},
+        "credential-conflict",
+    ),
+    "two users": (lambda w: bearer(token(w, "user:bob")) | {"X-API-Key": ALICE_KEY}, "credential-conflict"),
+    "two keys": (lambda w: bearer(PLANNER_KEY) | {"X-API-Key": PLANNER_KEY}, "credential-conflict"),
+    "a client that is not listed": (
+        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"azp": "evil", "is": "user"})),
+        "client-unknown",
+    ),
+    "no client where one is needed": (
+        lambda w: bearer(token(w, "alice", issuer=APPS, claims={"is": "user"})),
+        "client-unknown",
+    ),
+    "a good key beside a garbled token": (lambda w: bearer("a.b.c") | {"X-API-Key": PLANNER_KEY}, "bad-credential"),
+    "a good token beside a garbled key": (
+        lambda w: bearer(token(w, "nhi:planner")) | {"X-API-Key": "sck_no"},
+        "bad-credential",
+    ),
+    "basic": (lambda w: {"Authorization": "Basic cGxhbm5lcjpwYXNz"}, "bad-credential"),
+    "an empty bearer": (lambda w: {"Authorization": "Bearer "}, "bad-credential"),
+}
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_is_forged_is_401_and_never_somebody_else(era: Era, tmp_path: Path) -> None:
+    async with gateway(tmp_path, upstream_settings="anonymous: true") as running:
+        for name, (headers, reason) in FORGED.items():
+            talk = Talk(running, era, headers(running))
+            answer = await talk.open() if era == "session" else await talk.call("search_code", GOOD)
+            assert (answer[0], reason_of(answer)) == (401, reason), name
+            assert answer[2]["WWW-Authenticate"].startswith(
+                f'Bearer resource_metadata="{running.url}/.well-known/oauth-protected-resource/mcp/github"'
+            ), name
+        assert running.upstream.calls() == [] and running.upstream.sessions == 0
+        assert all(end["chain"] == [] and end["agent_id"] is None for end in running.ends())
+
+
+async def test_a_local_listener_is_a_link_behind_a_users_token(tmp_path: Path) -> None:
+    async with gateway(tmp_path, local="nhi:planner") as running:
+        for headers, chain, status in (
+            ({}, ["nhi:planner"], 200),
+            (bearer(token(running, "user:alice")), ["user:alice", "nhi:planner"], 200),
+            (bearer(token(running, "user:bob")), ["user:bob", "nhi:planner"], 403),
+            (bearer(token(running, "nhi:researcher")), [], 401),
+            (bearer(PLANNER_KEY), [], 401),
+            (bearer("nonsense"), [], 401),
+        ):
+            answer = await Talk(running, "stateless", headers, url=local_url(running)).call("search_code", GOOD)
+            assert answer[0] == status, (chain, answer)
+            assert running.ends()[-1]["chain"] == chain
+
+
+async def test_nobody_is_anonymous_unless_the_upstream_and_a_rule_both_name_it(tmp_path: Path) -> None:
+    rules = (
+        "p, anonymous, tool:github/get_file, use, -, -, -, allow\np, *, tool:github/delete_repo, use, -, -, -, allow\n"
+    )
+    for named, statuses in ((False, [401, 401]), (True, [200, 403])):
+        async with gateway(
+            tmp_path / str(named), rules=rules, upstream_settings=f"anonymous: {str(named).lower()}"
+        ) as w:
+            talk = Talk(w, "stateless")
+            # `*` is everybody who said who they are; a caller without a name is not among them.
+            assert [(await talk.call(tool))[0] for tool in ("get_file", "delete_repo")] == statuses
+
+
+# --- a session belongs to a chain -----------------------------------------------------------------------------------
+
+
+async def test_a_session_goes_on_with_a_fresh_token_and_with_nobody_else(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        talk = Talk(running, "session", bearer(token(running, "nhi:planner")))
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        talk.headers = bearer(token(running, "nhi:planner", claims={"jti": "another"}))
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        for headers in (
+            bearer(token(running, "nhi:researcher")),
+            bearer(token(running, "user:alice", "nhi:planner")),
+            bearer(PLANNER_KEY),  # the same name, vouched for by another
+        ):
+            talk.headers = headers
+            assert (await talk.call("search_code", GOOD))[0] == 404
+            for verb in ("GET", "DELETE"):
+                assert (await talk.verb(verb, {"Accept": "text/event-stream"}))[0] == 404
+        assert len(running.upstream.calls()) == 2
+
+
+# --- the address ----------------------------------------------------------------------------------------------------
+
+
+async def test_metadata_says_where_tokens_come_from_and_what_for(tmp_path: Path) -> None:
+    async with gateway(tmp_path, upstream_settings="scopes: [repo:read]") as running:
+        for server, scopes in (("github", {"scopes_supported": ["repo:read"]}), ("nowhere", {})):
+            url = f"{running.url}/.well-known/oauth-protected-resource/mcp/{server}"
+            async with running.http.get(url) as response:
+                assert response.status == 200 and response.headers["Content-Type"] == "application/json"
+                assert await response.json() == {
+                    "resource": at(running, server),
+                    "authorization_servers": [ISSUER, APPS],
+                    "bearer_methods_supported": ["header"],
+                    **scopes,
+                }
+
+
+async def test_a_token_opens_the_server_it_is_for_and_no_other(tmp_path: Path) -> None:
+    jira = Upstream()
+    async with listening(jira.handle) as base:
+        settings = f'  jira: {{mcp: {{url: "{base}/mcp"}}}}\n'
+        rules = "p, nhi:planner, tool:*, use, -, -, -, allow\n"
+        async with world(
+            tmp_path, rules=rules, settings=settings + SETTINGS, files=IDP.files(), principal=""
+        ) as running:
+            for audience in ("github", "jira"):
+                headers = bearer(IDP.token("nhi:planner", f"{running.app.base_url}/mcp/{audience}"))
+                for server in ("github", "jira"):
+                    answer = await Talk(running, "stateless", headers, server).call("search_code", GOOD)
+                    assert (answer[0], reason_of(answer)) == (
+                        (200, "") if server == audience else (401, "bad-credential")
+                    )
+            # A token remembered at one address is not known at another (threats A7).
+            assert (len(running.upstream.calls()), len(jira.calls())) == (1, 1)
+
+
+ALL_VERBS = ("POST", "GET", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE")
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+async def test_no_verb_goes_around_the_question(verb: str, tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        session = Talk(running, "session", bearer(PLANNER_KEY))
+        await session.open()
+        unserved = verb not in ("POST", "GET", "DELETE")
+        for headers in ({}, bearer("nonsense"), bearer(PLANNER_KEY)):
+            talk = Talk(running, "session", headers, session=session.session)
+            status, _, sent = await talk.verb(verb, {"Accept": "text/event-stream, application/json"})
+            if unserved:
+                assert (status, sent["Allow"]) == (405, "POST, GET, DELETE")
+            elif headers != bearer(PLANNER_KEY):
+                assert status == 401
+            else:  # a POST without a media type; an upstream without a stream; an end
+                assert status == {"POST": 415, "GET": 405, "DELETE": 204}[verb]
+        assert running.upstream.calls() == []
+
+
+FORWARDED = {
+    "X-Forwarded-For": "10.0.0.1",
+    "X-Forwarded-Host": "evil.example",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Uri": "/mcp/jira",
+    "X-Forwarded-User": "user:root",
+    "X-Forwarded-Client-Cert": 'By=spiffe://acme/gw;URI="spiffe://acme/nhi/planner"',
+    "X-Original-URL": "/mcp/jira",
+    "X-Rewrite-URL": "/mcp/jira",
+    "X-HTTP-Method-Override": "DELETE",
+    "Forwarded": "for=10.0.0.1;host=evil.example;proto=https",
+    "Via": "1.1 evil",
+    "X-Real-IP": "10.0.0.1",
+    "X-Client-Cert": "MIIB",
+    "SSL-Client-Verify": "SUCCESS",
+    "X-Remote-User": "nhi:planner",
+    "X-Authenticated-User": "nhi:planner",
+    "X-Agent-Id": "nhi:planner",
+    "Cookie": "session=planner",
+}
+
+
+async def test_what_a_proxy_would_say_changes_nothing(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        for credential, tool in (
+            ({}, "search_code"),
+            (bearer(PLANNER_KEY), "search_code"),
+            (bearer(PLANNER_KEY), "no"),
+        ):
+            plain = await Talk(running, "stateless", credential).call(tool, GOOD)
+            for name, value in FORWARDED.items():
+                dressed = await Talk(running, "stateless", credential | {name: value}).call(tool, GOOD)
+                assert without_id(dressed[1]) == without_id(plain[1]) and dressed[0] == plain[0], name
+                assert running.ends()[-1]["peer"] == "127.0.0.1"
+        sent = {name.lower() for headers, _ in running.upstream.seen for name in headers}
+        assert sent.isdisjoint(name.lower() for name in FORWARDED)
+
+
+async def test_a_local_listener_has_no_proxy_in_front(tmp_path: Path) -> None:
+    async with gateway(tmp_path, local="nhi:planner") as running:
+        for name in ("X-Forwarded-For", "Forwarded", "Via", "X-Forwarded-Client-Cert", "Origin"):
+            talk = Talk(running, "stateless", {name: FORWARDED.get(name, "http://localhost")}, url=local_url(running))
+            answer = await talk.call("search_code", GOOD)
+            assert (answer[0], reason_of(answer)) == (403, "origin-refused"), name
+
+
+def without_id(body: Any) -> Any:
+    data = body.get("error", {}).get("data") if isinstance(body, dict) else None
+    return {**body, "error": {**body["error"], "data": {**data, "decision_id": ""}}} if data else body
+
+
+SPELLINGS = [
+    f"{before}{closed}{after}"
+    for before in (
+        "",
+        "/",
+        "//",
+        "/.",
+        "/..",
+        "/mcp/open/..",
+        "/mcp/open/../..",
+        "/mcp/open/%2e%2e",
+        "/mcp/./",
+        "/x/..",
+    )
+    for closed in (
+        "/mcp/github",
+        "/mcp//github",
+        "/mcp/%67ithub",
+        "/mcp/github/",
+        "/mcp/github/.",
+        "/mcp/github;a=b",
+        "/mcp/github%2f",
+        "/mcp/github%00",
+        "/MCP/github",
+        "/mcp/GitHub",
+        "/mcp\\github",
+        "/mcp/gıthub",
+        "/mcp%2fgithub",
+    )
+    for after in ("", "/../open", "?server=open", "#open")
+]
+
+
+async def test_no_spelling_of_a_path_is_another_path(tmp_path: Path) -> None:
+    """520 spellings. `open` serves anybody; `github` serves the planner, who is not calling here."""
+    rules = TOOLS + "p, anonymous, tool:open/*, use, -, -, -, allow\n"
+    open_ = Upstream()
+    async with listening(open_.handle) as base:
+        settings = f'  open: {{mcp: {{url: "{base}/mcp"}}, anonymous: true}}\n{SETTINGS}'
+        async with world(tmp_path, rules=rules, settings=settings, files=IDP.files(), principal="") as running:
+            statuses = await asyncio.to_thread(lambda: [knock(running, path) for path in SPELLINGS])
+            assert set(statuses) <= {400, 401, 404}
+            assert {path for path, status in zip(SPELLINGS, statuses, strict=True) if status == 401} == {
+                "/mcp/github",
+                "/mcp/github?server=open",
+            }
+            assert running.upstream.calls() == [] and open_.calls() == []
+
+
+def knock(running: World, path: str) -> int:
+    """One POST with the path exactly as written."""
+    body = (
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":'
+    )
+    body += b'"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
+    where = urlsplit(running.url)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\nMcp-Method: tools/list\r\n"
+        f"MCP-Protocol-Version: {STATELESS}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=5) as wire:
+        wire.sendall(head.encode() + body)
+        response = http.client.HTTPResponse(wire)
+        response.begin()
+        response.read()
+        return response.status
+
+
+# --- what a caller without a grant can find out ---------------------------------------------------------------------
+
+
+async def test_without_a_grant_what_is_there_and_what_is_not_answer_alike(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        heard = {}
+        for server in ("github", "nowhere"):
+            headers = bearer(token(running, "user:bob", aud=at(running, server)))
+            talk = Talk(running, "stateless", headers, server)
+            for what, answer in {
+                "search_code": await talk.call("search_code", GOOD),
+                "ghost": await talk.call("ghost", GOOD),
+                "bad arguments": await talk.call("search_code", {"repo": 1}),
+                "read": await talk.ask("resources/read", {"uri": "file:///a"}),
+                "get": await talk.ask("prompts/get", {"name": "p"}),
+                "list": await talk.ask("tools/list"),
+                "discover": await talk.ask("server/discover"),
+            }.items():
+                status, body, sent = answer
+                kept = {name: value for name, value in sent.items() if name != "Date"}
+                heard[server, what] = (status, without_id(body), kept)
+        assert {repr(answer) for answer in heard.values()} == {repr(heard["github", "search_code"])}
+        assert heard["github", "list"][0] == 403  # and never an empty list
+        assert running.upstream.seen == []
+
+
+# --- credentials stay where they belong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_callers_credential_stays_here_and_the_upstreams_own_goes_there(era: Era, tmp_path: Path) -> None:
+    secret = "the-upstreams-own-credential"
+    options = {"upstream_settings": "credential: {bearer_path: github.token}", "files": {"github.token": secret}}
+    async with gateway(tmp_path, **options) as running:
+        jwt = token(running, "user:alice")
+        headers = bearer(jwt) | {"X-API-Key": PLANNER_KEY, "Proxy-Authorization": "Basic a", "Cookie": "a=b"}
+        talk = Talk(running, era, headers)
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        await talk.ask("tools/list")
+        if era == "session":
+            await talk.verb("GET", {"Accept": "text/event-stream"})
+            await talk.verb("DELETE")
+            for _ in range(100):
+                if "DELETE" in [verb for verb, _ in running.upstream.verbs]:
+                    break
+                await asyncio.sleep(0.01)
+            assert "DELETE" in [verb for verb, _ in running.upstream.verbs]
+        for verb, sent in running.upstream.verbs:
+            assert sent["Authorization"] == f"Bearer {secret}", verb
+            assert not {"x-api-key", "proxy-authorization", "cookie"} & {name.lower() for name in sent}
+            assert jwt not in repr(sent) and PLANNER_KEY not in repr(sent)
+            if talk.session:
+                assert talk.session not in repr(sent)  # the session's id is ours; the upstream has its own
+
+
+# --- keys that change -----------------------------------------------------------------------------------------------
+
+
+async def test_a_rotated_key_is_known_after_one_fetch_however_many_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, fetched = IDP.key, Idp().key, []
+    serving = [old]
+
+    async def keys(request: web.Request) -> web.StreamResponse:
+        fetched.append(request.path)
+        return web.Response(text=serving[-1].jwks(), content_type="application/json")
+
+    async with listening(keys) as base:
+        issuer = f'{{issuer: "{ISSUER}", jwks_url: "{base}/keys", algorithms: [ES256], kinds: [user, nhi]}}'
+        settings = f"identity: {{issuers: [{issuer}]}}\n"
+        async with world(tmp_path, rules=TOOLS, settings=settings, principal="") as running:
+            assert len(fetched) == 1
+
+            async def call(key: Any) -> int:
+                talk = Talk(running, "stateless", bearer(token(running, "nhi:planner", key=key)))
+                return (await talk.call("search_code", GOOD))[0]
+
+            assert await call(old) == 200
+            serving.append(new)
+            strangers = await asyncio.gather(*(call(Idp().key) for _ in range(50)))
+            assert set(strangers) == {401}
+            assert len(fetched) == 1  # within ten seconds of the last fetch nobody causes another
+            forget_the_last_fetch(running)
+            assert set(await asyncio.gather(*(call(new) for _ in range(50)))) == {200}
+            assert len(fetched) == 2
+            assert await call(old) == 401  # what it was remembered by is gone with the old keys
+
+
+def forget_the_last_fetch(running: World) -> None:
+    """As if ten seconds had passed since."""
+    for keys in running.app.live.current.identity._issuer_keys.values():
+        keys._attempted_mono_s -= 11
+
+
+async def test_a_revoked_api_key_is_gone_with_the_next_reload(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        talk = Talk(running, "stateless", bearer(PLANNER_KEY))
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        keys = tmp_path / "keys.yaml"
+        lines = [line for line in keys.read_text().splitlines() if "nhi:planner" not in line]
+        keys.write_text("\n".join(lines) + "\n")
+        await running.app.reload("test")
+        assert (await talk.call("search_code", GOOD))[0] == 401
+
+
+async def test_a_credential_in_the_query_is_none_and_is_not_written_down(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        url = f"{at(running)}?access_token={PLANNER_KEY}&api_key={PLANNER_KEY}"
+        async with aiohttp.ClientSession() as client, client.post(url, json={}) as response:
+            assert response.status == 401
+        assert PLANNER_KEY not in running.app.settings.audit_path.read_text()
