@@ -1,0 +1,361 @@
+"""Is a body taken only where every reader of it reads the same? (threats P1-P9, P12; reports BL-001 025 027 062 076)"""
+
+import codecs
+import encodings.aliases
+import itertools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import (
+    ENVELOPE,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MAX_KEYS,
+    MAX_VALUES,
+    META,
+    PARAMS,
+    PARSE_ERROR,
+    Notification,
+    Request,
+    Response,
+    encode_message,
+    parse_json,
+    parse_message,
+)
+from tests import wire
+
+MEBIBYTE = 2**20
+DENIED = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete","arguments":{"path":"/etc"}}}'
+
+
+def refusal_of(raw: bytes) -> Refusal | None:
+    try:
+        parse_message(raw)
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
+def verdict(raw: bytes) -> str:
+    refusal = refusal_of(raw)
+    return "taken" if refusal is None else str(refusal.code)
+
+
+def envelope(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", **members}).encode()
+
+
+@pytest.mark.parametrize(("name", "expected"), wire.bodies().items())
+def test_a_body_of_the_corpus_meets_its_verdict(name: str, expected: str) -> None:
+    assert verdict(wire.body(name)) == expected
+
+
+def test_the_corpus_and_its_table_name_the_same_files() -> None:
+    assert {path.stem for path in (wire.HERE / "bodies").iterdir()} == wire.bodies().keys()
+
+
+def test_a_malformed_body_is_called_malformed_and_never_denied() -> None:
+    for name, expected in wire.bodies().items():
+        refusal = refusal_of(wire.body(name))
+        assert (refusal is None) == (expected == "taken")
+        assert refusal is None or (refusal.reason is Reason.MALFORMED_CALL and refusal.answer.http == 400)
+
+
+def test_what_is_taken_is_read_to_the_last_member() -> None:
+    assert parse_message(DENIED) == Request(1, "tools/call", {"name": "delete", "arguments": {"path": "/etc"}})
+    assert parse_message(b'{"jsonrpc":"2.0","method":"m","params":{}}') == Notification("m")
+    assert parse_message(b'{"jsonrpc":"2.0","id":"a","result":null}') == Response("a")
+    error = {"code": 1, "message": "m", "data": [1]}
+    assert parse_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode()) == Response(1, error=error)
+
+
+# --- P1, P2: one key, one spelling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", range(1, 21))
+@pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]"), ('[{"b":1},{"a":', "}]")])
+def test_a_key_twice_is_refused_at_every_depth(depth: int, opening: str, closing: str) -> None:
+    nesting = depth if opening.count("{") + opening.count("[") == 1 else depth // 2
+    inner = opening * nesting + '{"name":"read","name":"delete"}' + closing * nesting
+    refusal = refusal_of(envelope(params={"arguments": {"x": "@"}}).replace(b'"@"', inner.encode()))
+    assert refusal is not None
+    assert (refusal.code, "twice" in refusal.detail) == (PARSE_ERROR, True)
+
+
+def variants(key: str) -> set[str]:
+    spelled = {key.upper(), key.title(), key.swapcase(), key.capitalize(), key.lower(), key.casefold()}
+    spelled |= {key[:at] + key[at].swapcase() + key[at + 1 :] for at in range(len(key))}
+    spelled |= {key.replace("s", "\u017f"), key.replace("k", "\u212a"), key.replace("K", "\u212a")}
+    return spelled - {key}
+
+
+@pytest.mark.parametrize("key", sorted(ENVELOPE))
+def test_no_other_spelling_of_an_envelope_key_is_taken(key: str) -> None:
+    message = json.loads(DENIED)
+    for variant in variants(key):
+        beside = {**message, variant: message.get(key, {})}
+        alone = {k: v for k, v in beside.items() if k != key}
+        assert verdict(json.dumps(beside).encode()) == verdict(json.dumps(alone).encode()) == str(INVALID_REQUEST)
+
+
+@pytest.mark.parametrize("key", sorted(PARAMS))
+def test_no_other_spelling_of_a_parameter_is_taken(key: str) -> None:
+    for variant in variants(key):
+        assert verdict(envelope(params={variant: {}})) == str(INVALID_REQUEST)
+        assert verdict(envelope(params={key: {}, variant: {}})) == str(INVALID_REQUEST)
+
+
+@pytest.mark.parametrize("key", sorted(META))
+def test_no_other_spelling_of_a_metadata_key_is_taken(key: str) -> None:
+    for variant in variants(key):
+        assert verdict(envelope(params={"_meta": {variant: {}}})) == str(INVALID_REQUEST)
+
+
+# --- P3: one message ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 10_000])
+@pytest.mark.parametrize("blanks", [b"", b" ", b"\r\n\t "])
+def test_a_batch_is_refused_however_long(count: int, blanks: bytes) -> None:
+    refusal = refusal_of(blanks + b"[" + b",".join([b'{"jsonrpc":"2.0"}'] * count) + b"]")
+    assert refusal is not None
+    assert refusal.code == INVALID_REQUEST
+    assert "batch" in refusal.detail
+
+
+# --- P4: shapes -----------------------------------------------------------------------------------------------------
+
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**53 - 1, 2**53, -(2**53), 2**64 - 1),
+    *("", "2.0", "2.0 ", "tools/call", "x" * 128, "x" * 129, "x" * 256, "x" * 257, "é", "a b"),
+    *([], [1], ["2.0"], [{}], {}, {"a": 1}, {"name": "x"}),
+)
+
+
+def is_id(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= 256
+    return type(value) is int and abs(value) < 2**53
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "jsonrpc": lambda value: value == "2.0",
+    "id": is_id,
+    "method": lambda value: isinstance(value, str) and 1 <= len(value) <= 128,
+    "params": lambda value: isinstance(value, dict),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: json.dumps(value)[:30])
+def test_a_field_takes_its_own_type_and_no_other(field: str, value: Any) -> None:
+    expected = "taken" if FIELDS[field](value) else str(INVALID_REQUEST)
+    assert verdict(envelope(**{field: value})) == expected
+
+
+def test_fields_of_two_wrong_types_are_no_less_refused() -> None:
+    for (one, fits_one), (other, fits_other) in itertools.combinations(FIELDS.items(), 2):
+        for first, second in itertools.product(VALUES, repeat=2):
+            taken = fits_one(first) and fits_other(second)
+            assert (verdict(envelope(**{one: first, other: second})) == "taken") == taken
+
+
+@pytest.mark.parametrize("value", [None, True, 0, 1.5, "", "x", [], [1]], ids=json.dumps)
+def test_metadata_is_an_object(value: Any) -> None:
+    assert verdict(envelope(params={"_meta": value})) == str(INVALID_PARAMS)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: json.dumps(value)[:30])
+def test_an_id_comes_back_as_it_was(value: Any) -> None:
+    if is_id(value):
+        message = parse_message(envelope(id=value))
+        assert json.loads(encode_message(message))["id"] == value
+
+
+@pytest.mark.parametrize("missing", ["jsonrpc", "method"])
+def test_a_message_without_a_needed_field_is_refused(missing: str) -> None:
+    message = {key: value for key, value in json.loads(DENIED).items() if key != missing}
+    assert verdict(json.dumps(message).encode()) == str(INVALID_REQUEST)
+
+
+# --- P7: numbers ----------------------------------------------------------------------------------------------------
+
+BOUNDARY = (
+    *("0", "-0", "1", "-1", "9007199254740991", "9007199254740992", "9007199254740993", "-9007199254740993"),
+    *("9223372036854775807", "9223372036854775808", "-9223372036854775808", "18446744073709551615"),
+)
+
+
+@pytest.mark.parametrize("digits", BOUNDARY)
+def test_an_integer_of_64_bits_goes_on_unchanged(digits: str) -> None:
+    message = parse_message(envelope(params={"n": "@"}).replace(b'"@"', digits.encode()))
+    assert f'"n":{int(digits)}'.encode() in encode_message(message)
+
+
+@pytest.mark.parametrize(
+    "digits", ["18446744073709551616", "-9223372036854775809", "1" + "0" * 20, "9" * 4301, "1" * 100_000]
+)
+def test_a_longer_integer_is_malformed_and_not_a_failure_of_ours(digits: str) -> None:
+    assert verdict(envelope(params={"n": "@"}).replace(b'"@"', digits.encode())) == str(PARSE_ERROR)
+
+
+def test_one_and_one_point_nought_stay_what_they_are() -> None:
+    raw = envelope(params={"a": "@1", "b": "@2"}).replace(b'"@1"', b"1").replace(b'"@2"', b"1.0")
+    assert b'{"a":1,"b":1.0}' in encode_message(parse_message(raw))
+
+
+# --- P8: depth and size ---------------------------------------------------------------------------------------------
+
+NESTS = {
+    "arrays": ("[", "0", "]"),
+    "objects": ('{"a":', "0", "}"),
+    "mixed, array outside": ('[{"a":', "0", "}]"),
+    "mixed, object outside": ('{"a":[', "0", "]}"),
+    "beside brackets in strings": ('["]}[{\\"",', '"\\\\"', "]"),
+    "beside closed ones": ("[[],{},", "0", "]"),
+}
+
+
+@pytest.mark.parametrize("shape", NESTS)
+@pytest.mark.parametrize("depth", [30, 31, 32, 33, 34, 63, 64, 65, 66])
+def test_nesting_ends_at_thirty_two(shape: str, depth: int) -> None:
+    opening, middle, closing = NESTS[shape]
+    levels = 2 if shape.startswith("mixed") else 1
+    text = opening * (depth // levels) + middle + closing * (depth // levels)
+    true_depth = depth // levels * levels + (1 if shape == "beside closed ones" else 0)
+    if true_depth <= 32:
+        assert parse_json(text.encode()) == json.loads(text)
+    else:
+        with pytest.raises(Refusal, match="deeper") as caught:
+            parse_json(text.encode())
+        assert caught.value.code == PARSE_ERROR
+
+
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+@pytest.mark.parametrize("shape", [*NESTS, "never closed", "closed only", "crossed"])
+def test_nesting_without_end_is_refused_before_it_is_parsed(shape: str, depth: int) -> None:
+    unpaired = {"never closed": "[" * depth, "closed only": "]" * depth, "crossed": "[" * depth + "}" * depth}
+    opening, middle, closing = NESTS.get(shape, ("", "", ""))
+    text = unpaired.get(shape, opening * depth + middle + closing * depth)
+    assert verdict(text.encode()) == str(PARSE_ERROR)
+
+
+def test_brackets_inside_of_strings_are_no_nesting() -> None:
+    text = '[{"\\"' * 100_000
+    assert parse_message(envelope(params={"a": text})) == Request(1, "tools/call", {"a": text})
+
+
+def test_backslashes_do_not_hide_the_end_of_a_string() -> None:
+    hidden = b'{"a":"' + b"\\\\" * 40 + b'","b":' + b"[" * 40 + b"]" * 40 + b"}"
+    assert verdict(hidden) == str(PARSE_ERROR)
+    shown = b'{"a":"' + b"\\\\" * 40 + b'\\"' + b"[" * 40 + b'"}'
+    assert parse_json(shown) == {"a": "\\" * 40 + '"' + "[" * 40}
+
+
+def test_keys_end_at_ten_thousand_and_values_at_a_hundred_thousand() -> None:
+    def keys(count: int) -> bytes:
+        return json.dumps({str(number): ":,[{" for number in range(count)}).encode()
+
+    def keys_in_many(count: int) -> bytes:
+        return json.dumps([{"a": 0}] * count).encode()
+
+    def values(count: int) -> bytes:
+        return json.dumps([0] * count).encode()
+
+    for build, most in ((keys, MAX_KEYS), (keys_in_many, MAX_KEYS), (values, MAX_VALUES)):
+        assert len(parse_json(build(most))) == most
+        with pytest.raises(Refusal, match="more than"):
+            parse_json(build(most + 1))
+
+
+def test_text_full_of_punctuation_is_text() -> None:
+    text = "a:b,c\n" * 30_000
+    assert parse_message(envelope(params={"csv": text})) == Request(1, "tools/call", {"csv": text})
+
+
+HOSTILE: dict[str, bytes] = {
+    "openings": b"[" * MEBIBYTE,
+    "pairs": b"[" * (MEBIBYTE // 2) + b"]" * (MEBIBYTE // 2),
+    "flat pairs": b"[" + b",".join([b"[]"] * (MEBIBYTE // 3)) + b"]",
+    "teeth": b"[" + b",".join([b"[" * 31 + b"]" * 31] * (MEBIBYTE // 63)) + b"]",
+    "teeth that grow": (b"[" * 16 + b"]" * 15) * (MEBIBYTE // 31),
+    "quotes": b"[" * 40 + b'"' * MEBIBYTE,
+    "backslashes": b"[" * 40 + b'"' + b"\\" * MEBIBYTE,
+    "escaped quotes": b"[" * 40 + b'"' + b'\\"' * (MEBIBYTE // 2),
+    "small strings": b"[" + b",".join([b'""'] * (MEBIBYTE // 3)) + b"]",
+    "small numbers": b"[" + b",".join([b"1"] * (MEBIBYTE // 2)) + b"]",
+    "small floats": b"[" + b",".join([b"1.5"] * (MEBIBYTE // 4)) + b"]",
+    "one integer": b"[" + b"1" * MEBIBYTE + b"]",
+    "one float": b"[0." + b"1" * MEBIBYTE + b"]",
+    "one exponent": b"[1e" + b"1" * MEBIBYTE + b"]",
+    "keys": json.dumps({str(number): 0 for number in range(90_000)}).encode(),
+    "escapes": b'["' + b"\\u0041" * (MEBIBYTE // 6) + b'"]',
+    "escaped noughts": b'["' + b"\\\\u0000" * (MEBIBYTE // 7) + b'"]',
+    "blanks": b" " * MEBIBYTE + b"1",
+    "colons": b":" * MEBIBYTE,
+    "commas": b"," * MEBIBYTE,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_mebibyte_takes_no_more_than_fifty_harmless_ones(kind: str) -> None:
+    harmless = json.dumps({"a": ["x" * 1000] * 1000}).encode()
+    allowed_s = max(50 * min(_seconds(json.loads, harmless) for _ in range(3)), 0.05)
+    assert min(_seconds(verdict, HOSTILE[kind]) for _ in range(3)) < allowed_s
+
+
+def _seconds(work: Callable[[bytes], object], raw: bytes) -> float:
+    started = time.perf_counter()
+    work(raw)
+    return time.perf_counter() - started
+
+
+# --- P9: UTF-8 and nothing else -------------------------------------------------------------------------------------
+
+
+def encoded(codec: str) -> bytes:
+    """The denied call as any codec of Python writes it, those from bytes to bytes and from text to text too."""
+    for given in (DENIED.decode(), DENIED):
+        try:
+            written = codecs.encode(given, codec)
+        except (LookupError, TypeError, UnicodeError, ValueError):
+            continue
+        return written if isinstance(written, bytes) else str(written).encode()
+    return b""  # not on this system
+
+
+@pytest.mark.parametrize("codec", sorted(set(encodings.aliases.aliases.values())))
+def test_a_denied_call_in_another_encoding_is_refused_or_the_same_bytes(codec: str) -> None:
+    raw = encoded(codec)
+    assert raw == DENIED or verdict(raw) in (str(PARSE_ERROR), str(INVALID_REQUEST))
+
+
+def test_most_encodings_of_python_could_be_tried() -> None:
+    tried = [encoded(codec) for codec in set(encodings.aliases.aliases.values())]
+    assert len([raw for raw in tried if raw]) > 90
+    assert len([raw for raw in tried if raw not in (b"", DENIED)]) > 15
+
+
+def test_no_byte_after_the_message_passes_but_blanks() -> None:
+    passed = {byte for byte in range(256) if verdict(DENIED + bytes([byte])) == "taken"}
+    assert passed == set(b" \t\r\n")
+
+
+def test_no_byte_before_the_message_passes_but_blanks() -> None:
+    passed = {byte for byte in range(256) if verdict(bytes([byte]) + DENIED) == "taken"}
+    assert passed == set(b" \t\r\n")
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, expected in wire.bodies().items() if expected != "taken"])
+def test_a_refusal_names_no_value_of_the_body(name: str) -> None:
+    refusal = refusal_of(wire.body(name))
+    assert refusal is not None
+    assert not any(value in refusal.detail for value in ("delete", "read", "evil", "acme", "vendor", "extra", "broken"))

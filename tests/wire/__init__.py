@@ -1,0 +1,27 @@
+"""Which messages do we keep as files, good and hostile, and what should become of each?
+
+bodies/           request bodies, byte for byte; `bodies.tsv` says what becomes of each: `taken`, or the JSON-RPC code
+content_types.json  values of Content-Type
+paths.json          request targets: `served`, `elsewhere` (404) or `refused` (400)
+routing.json        MCP routing headers against bodies: the era, or the JSON-RPC code
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def bodies() -> dict[str, str]:
+    """Name of each body → what should become of it."""
+    lines = (HERE / "bodies.tsv").read_text(encoding="utf-8").splitlines()
+    return {name: verdict for verdict, name in (line.split("\t") for line in lines)}
+
+
+def body(name: str) -> bytes:
+    return (HERE / "bodies" / f"{name}.json").read_bytes()
+
+
+def table(name: str) -> Any:
+    return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
