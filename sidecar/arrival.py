@@ -29,7 +29,7 @@ VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z|/\.well-known(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _MCP_PATH = re.compile(r"/mcp/([a-z0-9]+(?:-[a-z0-9]+)*)\Z")
 _METADATA_PATH = re.compile(r"/\.well-known/oauth-protected-resource(/mcp/([a-z0-9]+(?:-[a-z0-9]+)*))\Z")
-_JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE)
+_JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
 _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
