@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from aiohttp import web
 
@@ -23,12 +24,21 @@ from sidecar.relay import Passage, Relay
 from sidecar.snapshot import Live, Service
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
-from sidecar.upstreams.sessions import Session, Sessions
+from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
 from sidecar.vocabulary import Caller, Decision
 
 FAREWELL_DEADLINE_S = 5.0
+FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
 MAX_FAREWELLS = 10_000
-SWEEP_EVERY_S = 10.0
+SWEEP_EVERY_S = 1.0  # how long a stream may outlive its permission (threats S7)
+
+
+class Farewell(NamedTuple):
+    """A session of ours at an upstream that is over, and that the upstream does not know to be."""
+
+    server: str
+    upstream_id: str
+    version: str
 
 
 @dataclass(slots=True)
@@ -38,7 +48,7 @@ class Exchanges:
     live: Live
     sessions: Sessions
     streams: set[Exchange] = field(default_factory=set)
-    farewells: asyncio.Queue[Session] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
+    farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
 
     async def carry_out(
         self, turn: Turn, service: Service, caller: Caller, decision: Decision, intent: Intent, timeout_s: float | None
@@ -47,9 +57,9 @@ class Exchanges:
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
         session = None if isinstance(intent, Ask) and intent.session is None else intent.session
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        exchange = Exchange(
-            turn, service, caller, decision, session, intent.call.protocol_version, limit_s, self.streams
-        )
+        ends = [end for end in (caller.expires_at, decision.until) if end is not None]
+        until = min(ends, default=None)
+        exchange = Exchange(turn, service, caller, intent.call, session, limit_s, self.streams, turn.now, until)
         match intent:
             case Ask():
                 return await self._ask(exchange, intent)
@@ -68,7 +78,7 @@ class Exchanges:
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
         message = Request(intent.message.id, intent.message.method, mcp.forwarded_params(intent.message))
         if message.method == "subscriptions/listen":
-            exchange.endless, exchange.timeout_s = True, self._grant_left_s(exchange)
+            exchange.has_no_end()
         routing = mcp.routing_headers(message) + exchange.turn.parameter_headers if intent.era is Era.STATELESS else []
         with await exchange.post(jsonrpc.encode_request(message), routing) as answer:
             if message.method == "initialize":
@@ -79,21 +89,26 @@ class Exchanges:
             return await self._relay(exchange, (message.id,)).answer(answer)
 
     async def _begin(self, exchange: Exchange, message: Request, answer: Answer) -> web.StreamResponse:
-        """A session begins with the upstream's yes; without one there is nothing to keep (threats S9)."""
+        """A session begins with the upstream's yes, and is told with it. Whatever comes between leaves nothing: no
+        entry here, no session there, and no other session of the caller's gone for it (threats S9)."""
+        relay, server = self._relay(exchange, (message.id,)), exchange.turn.server
         if answer.status != 200:
-            return await self._relay(exchange, (message.id,)).answer(answer)
-        upstream_id = answer.headers.get("mcp-session-id")
-        session, ended = self.sessions.start(exchange.caller, exchange.turn.server, version="", upstream_id=upstream_id)
-        for other in ended:
-            self.say_farewell(other)
-        exchange.session = session
-        relay = self._relay(exchange, (message.id,))
-        relay.extra_headers["Mcp-Session-Id"] = session.id
-        try:
             return await relay.answer(answer)
-        finally:
-            if not session.version:  # the result that names it did not come
-                self.sessions.end(session)
+        upstream_id = upstream_id_from(answer.headers.get("mcp-session-id"))
+        with ExitStack() as undo:
+            undo.callback(self._part, server, upstream_id, exchange.call.protocol_version)
+            passed = await relay.whole(answer)
+            if not passed.version:
+                return relay.respond(passed)
+            session, ended = self.sessions.start(
+                exchange.caller, server, version=passed.version, upstream_id=upstream_id
+            )
+            undo.callback(self.sessions.end, session)
+            for other in ended:
+                self.say_farewell(other)
+            response = relay.respond(passed, {"Mcp-Session-Id": session.id})
+            undo.pop_all()
+            return response
 
     async def _deliver(self, exchange: Exchange, body: bytes) -> web.StreamResponse:
         """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
@@ -105,18 +120,17 @@ class Exchanges:
         return _empty(exchange.turn, 202)
 
     async def _listen(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
-        session = intent.session
-        with await exchange.listen(intent.last_event_id) as answer:
-            self._check_alive(session, answer)
-            if answer.status == 405:
-                raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
-            exchange.endless, exchange.timeout_s = True, self._grant_left_s(exchange)
-            close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
-            session.closers.add(close)
-            try:
+        session, close = intent.session, partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
+        session.open_stream(close)
+        try:
+            with await exchange.listen(intent.last_event_id) as answer:
+                self._check_alive(session, answer)
+                if answer.status == 405:
+                    raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
+                exchange.has_no_end()
                 return await self._relay(exchange, session.sent).stream(answer)
-            finally:
-                session.closers.discard(close)
+        finally:
+            session.close_stream(close)
 
     def _leave(self, exchange: Exchange, session: Session) -> web.StreamResponse:
         self.sessions.end(session)
@@ -138,34 +152,56 @@ class Exchanges:
                 exchange.cut_off(Reason.DRAINING)
 
     def say_farewell(self, session: Session) -> None:
-        """Have the upstream told that a session is over. With ten thousand waiting, its own time-out must do."""
-        if session.upstream_id is not None and not self.farewells.full():
-            self.farewells.put_nowait(session)
+        """Have the upstream told that a session is over."""
+        self._part(session.server, session.upstream_id, session.version)
+
+    def _part(self, server: str, upstream_id: str | None, version: str) -> None:
+        if upstream_id is not None and not self.farewells.full():  # with so many waiting, its own time-out must do
+            self.farewells.put_nowait(Farewell(server, upstream_id, version))
 
     async def run_farewells(self) -> None:
         """Send the DELETEs that ended sessions owe their upstreams. Runs as long as the process."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(FAREWELLS_AT_ONCE):
+                group.create_task(self._send_farewells())
+
+    async def _send_farewells(self) -> None:
         while True:
-            session = await self.farewells.get()
-            service = self.live.current.services.get(session.server)
+            farewell = await self.farewells.get()
+            service = self.live.current.services.get(farewell.server)
             if service is not None:
-                await service.upstream.end_session(session.upstream_id or "", session.version, FAREWELL_DEADLINE_S)
+                await service.upstream.end_session(farewell.upstream_id, farewell.version, FAREWELL_DEADLINE_S)
 
     async def run_sweeps(self) -> None:
-        """End the sessions that nobody uses. Runs as long as the process."""
+        """End what is over: sessions that nobody uses, streams that nobody may have. Runs as long as the process."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
+            self.review()
             for session in self.sessions.sweep():
                 self.say_farewell(session)
+
+    def review(self) -> None:
+        """Cut off every endless stream whose credential or grant is over, or that newer rules deny."""
+        now, now_s = self.live.current, self.live.clock()
+        for exchange in [exchange for exchange in self.streams if exchange.endless]:
+            if exchange.judged_by is not now:
+                exchange.judged_by = now
+                decision = now.decide(exchange.caller.chain, exchange.call, now_s)
+                if not decision.allowed:
+                    exchange.cut_off(decision.reason or Reason.NO_MATCHING_RULE)
+            if exchange.until is not None and now_s >= exchange.until:
+                exchange.cut_off(Reason.EXPIRED)
 
     def _relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
         turn, catalogue = exchange.turn, exchange.service.catalogue
         passage = Passage(
-            engine=turn.now.engine,
+            engine=lambda: exchange.judged_by.engine,
             caller=exchange.caller,
             server=turn.server,
             now_s=self.live.clock,
             expected=expected,
             session=exchange.session,
+            beginning=exchange.call.method == "initialize",
             usable=catalogue.usable,
             tools_changed=catalogue.stale,
             witness=turn.record.server_asked,
@@ -177,15 +213,6 @@ class Exchanges:
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
             raise Refusal(Reason.SESSION_UNKNOWN)
-
-    def _grant_left_s(self, exchange: Exchange) -> float | None:
-        """How long a stream may last: no longer than the credential and the grants that opened it. From the turn's
-        start, in seconds; None is for ever."""
-        ends = [end for end in (exchange.caller.expires_at, exchange.decision.until) if end is not None]
-        if not ends:
-            return None
-        elapsed_s = asyncio.get_running_loop().time() - exchange.turn.started_s
-        return max(0.0, min(ends) - self.live.clock()) + elapsed_s
 
 
 def _empty(turn: Turn, status: int) -> web.StreamResponse:

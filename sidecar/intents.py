@@ -17,6 +17,7 @@ from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller
 
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
+STREAM, END = "session/stream", "session/end"  # what a GET and a DELETE are called, where MCP has no word for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class Understanding:
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self._session()
         if verb == "DELETE":
-            return Leave(self._stream_call("session/end", session), session)
+            return Leave(self._stream_call(END, session), session)
         check_accept(self.headers, EVENT_STREAM)
-        return Listen(self._stream_call("session/stream", session), session, self._last_event_id(session))
+        return Listen(self._stream_call(STREAM, session), session, self._last_event_id(session))
 
     def _ask(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Ask:
         call = mcp.call_from(message, era, version, self.server)

@@ -11,7 +11,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +32,8 @@ MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
 MAX_LINE_BYTES = 4 * 1024
 BACKLOG = 512
+LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
+MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +43,56 @@ class Patience:
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
     max_connections: int = 1024
+    reading_timeout_s: float = 30.0
 
 
 class Connection(web.RequestHandler):
     """One connection of a caller's."""
 
-    __slots__ = ("_head_timer",)
+    __slots__ = ("_head_timer", "_patience", "_reading_timer", "_unread")
+    _head_timer: asyncio.TimerHandle | None
+    _reading_timer: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, Server)
-        if len(server.connections) > server.patience.max_connections:
+        self._patience, self._unread = server.patience, 0
+        self._head_timer = self._reading_timer = None
+        if len(server.connections) > self._patience.max_connections:
             self.force_close()
             return
-        self._head_timer = self._loop.call_later(server.patience.header_timeout_s, self._expire)
+        self._head_timer = self._loop.call_later(self._patience.header_timeout_s, self._expire)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        with suppress(AttributeError):  # it was one too many, and has no timer
-            self._head_timer.cancel()
+        for timer in (self._head_timer, self._reading_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The caller does not read as fast as it is answered. What waits for it is memory of ours."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _wait_for_reader(self) -> None:
+        self._unread = self._waiting_bytes()
+        self._reading_timer = self._loop.call_later(self._patience.reading_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if self._unread - self._waiting_bytes() >= MIN_TAKEN_BYTES:
+            self._wait_for_reader()
+        elif self.transport is not None:
+            self.transport.abort()  # to close would be to wait for the reader
+
+    def _waiting_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def _expire(self) -> None:
         if not self._request_count:  # later heads are bounded by the keep-alive time, which partial heads don't extend
@@ -94,6 +125,7 @@ class Server(web.Server):
             loop=self._loop,
             keepalive_timeout=self.patience.keepalive_timeout_s,
             access_log=_NO_ACCESS_LOG,  # aiohttp's prints the whole request line, query and all
+            lingering_time=LINGER_S,
             auto_decompress=False,
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_FIELD_BYTES,

@@ -19,11 +19,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aiohttp import web
 
-from sidecar import arrival
+from sidecar import arrival, intents
 from sidecar.answers import Shape, Told, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit
@@ -151,22 +151,14 @@ class Pipeline:
         return intent
 
     def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
-        """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
-        engine, now_s = turn.now.engine, self.clock()
-        answers = [
-            engine.enter(caller.chain, asked, now_s)
-            if call.session and asked is call.question
-            else engine.decide(caller.chain, asked, now_s)
-            for asked in call.questions
-        ]
-        decision = next((answer for answer in answers if not answer.allowed), answers[0])
-        if len(answers) > 1:
-            decision = replace(decision, links=tuple(link for answer in answers for link in answer.links))
+        decision = turn.now.decide(caller.chain, call, self.clock())
         turn.record.decision = decision
         turn.record.mark("policy")
         decision.or_refuse()
         if call.session:
-            self.session_calls.charge(caller.last.name)
+            # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).
+            streams = " streams" if call.method == intents.STREAM else ""
+            self.session_calls.charge(caller.last.name + streams)
         return decision
 
     async def _check_arguments(self, turn: Turn, service: Service, intent: Intent) -> None:

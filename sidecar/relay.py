@@ -11,16 +11,17 @@ what its caller may use (I9), and what a server asks of its client needs a row l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.policy import Engine
 from sidecar.protocols import jsonrpc, mcp, sse
@@ -37,7 +38,8 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
-WRITE_DEADLINE_S = 30.0  # a caller who does not read for this long has left (threats D4)
+# How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
+SLICE_BYTES = 16 * 1024
 # What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
 PROTOCOL_STATUSES = frozenset({400, 404})
 
@@ -45,26 +47,30 @@ PROTOCOL_STATUSES = frozenset({400, 404})
 @dataclass(frozen=True, slots=True)
 class Passed:
     """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
-    `final` says that the call has its answer."""
+    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on."""
 
     out: bytes | None = None
     reply: bytes | None = None
     final: bool = False
+    version: str = ""
 
 
 Witness = Callable[[Question, Decision], None]
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class Passage:
-    """The judge of one answer. `expected` are the ids that may be answered here."""
+    """The judge of one answer. `expected` are the ids that may be answered here; `beginning` says that the answer is
+    that of `initialize`. `engine` is the revision of the call, or for a stream without end the newest."""
 
-    engine: Engine
+    engine: Callable[[], Engine]
     caller: Caller
     server: str
     now_s: Callable[[], float]
     expected: Container[Id]
     session: Session | None
+    beginning: bool
     usable: Callable[[str], bool]
     tools_changed: Callable[[], None]
     witness: Witness
@@ -85,23 +91,23 @@ class Passage:
             return Passed(jsonrpc.encode_response(response), final=True)
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
-        return Passed(jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result))), final=True)
+        version = agreed_version(response.result) if self.beginning else ""
+        out = jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result)))
+        return Passed(out, final=True, version=version)
 
     def _result(self, result: dict[str, Any]) -> dict[str, Any]:
         for member in mcp.LISTS:
             if member in result:
                 result[member] = self._entries(member, result[member])
-        if result.get("resultType") == "input_required":
-            for method in mcp.asked_of_client(result):
-                self._ask(method).or_refuse()
-        if self.session is not None and not self.session.version:
-            self.session.version = agreed_version(result)
+        if result.get("resultType", "complete") not in mcp.RESULT_TYPES:
+            raise refused("its resultType is not one that was asked for")
+        for method in mcp.asked_of_client(result):
+            self._ask(method).or_refuse()
         if isinstance(result.get("capabilities"), dict):
             result["capabilities"] = mcp.without_tasks(result["capabilities"])
         if "cacheScope" in result:
-            result["cacheScope"] = (
-                "private"  # it passed a policy for one caller; no shared cache may serve it to another
-            )
+            # It passed a policy for one caller; no shared cache may serve it to another.
+            result["cacheScope"] = "private"
         return result
 
     def _entries(self, member: str, entries: object) -> list[Any]:
@@ -112,11 +118,13 @@ class Passage:
 
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
         question = mcp.entry_question(member, self.server, entry)
-        if question is None or not self.engine.may_list(self.caller.chain, question, now_s):
+        if question is None or not self.engine().may_list(self.caller.chain, question, now_s):
             return False
         return member != "tools" or self.usable(question.name)
 
     def _request(self, request: jsonrpc.Request) -> Passed:
+        if self.beginning:
+            return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
         if self.session is None:
             raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
         if request.method == "ping":
@@ -131,7 +139,7 @@ class Passage:
 
     def _ask(self, method: str) -> Decision:
         question = mcp.server_question(self.server, method)
-        decision = self.engine.decide(self.caller.chain, question, self.now_s())
+        decision = self.engine().decide(self.caller.chain, question, self.now_s())
         self.witness(question, decision)
         return decision
 
@@ -142,7 +150,7 @@ class Passage:
             self.tools_changed()
         if notification.method == "notifications/resources/updated":
             question = mcp.entry_question("resources", self.server, notification.params)
-            if question is None or not self.engine.may_list(self.caller.chain, question, self.now_s()):
+            if question is None or not self.engine().may_list(self.caller.chain, question, self.now_s()):
                 return Passed()
         return Passed(jsonrpc.encode_notification(notification))
 
@@ -161,49 +169,60 @@ class Relay:
 
     exchange: Exchange
     passage: Passage
-    extra_headers: dict[str, str] = field(default_factory=dict)
 
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """The answer to a request: one JSON object, or a stream that ends with it."""
-        media = answer.media_type
-        if answer.status in PROTOCOL_STATUSES and media == JSON:
+        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
             return await self._protocol_error(answer)
+        if answer.status == 200 and answer.media_type == EVENT_STREAM:
+            return await self._stream(answer, until_answer=True)
+        return self.respond(await self.whole(answer))
+
+    async def whole(self, answer: Answer) -> Passed:
+        """The one message that answers, out of a body or a stream; what else a stream holds is left out."""
         if answer.status != 200:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
-        if media == JSON:
-            passed = self.passage.judge(await answer.read(self._max_bytes))
-            if not passed.final or passed.out is None:
-                raise refused("its body is not an answer")
-            return self._whole(passed.out, 200)
-        if media == EVENT_STREAM:
-            return await self._stream(answer, until_answer=True)
-        raise refused("its media type is neither JSON nor an event stream")
+        if answer.media_type == EVENT_STREAM:
+            async with aclosing(self._read(answer)) as events:
+                async for event in events:
+                    passed = self.passage.judge(event.data) if event.data else Passed()
+                    if passed.final:
+                        return passed
+            raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+        if answer.media_type != JSON:
+            raise refused("its media type is neither JSON nor an event stream")
+        passed = self.passage.judge(await answer.read(self._max_bytes))
+        if not passed.final:
+            raise refused("its body is not an answer")
+        return passed
+
+    def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
+        """The judged answer as one JSON object, on record."""
+        return self._respond(passed.out or b"", 200, headers)
 
     async def stream(self, answer: Answer) -> web.StreamResponse:
         """A stream that answers nothing in particular: the session's own, or a resumed one."""
-        if answer.status != 200 or answer.media_type != EVENT_STREAM:
+        if answer.status != 200:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        if answer.media_type != EVENT_STREAM:
+            raise refused("its media type is not an event stream")
         return await self._stream(answer, until_answer=False)
 
     async def _protocol_error(self, answer: Answer) -> web.StreamResponse:
         message = read_answer(await answer.read(MAX_ERROR_BYTES))
         if not isinstance(message, jsonrpc.Response) or message.error is None:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
-        if message.id is not None and message.id != self.exchange.turn.request_id:
-            raise refused("it answers another request")
+        # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
+        # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
-        return self._whole(jsonrpc.encode_response(own), answer.status)
+        return self._respond(jsonrpc.encode_response(own), answer.status)
 
-    def _whole(self, body: bytes, status: int) -> web.StreamResponse:
+    def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         self.exchange.turn.ended(status, len(body))
-        headers = {"Server": "sidecar", "Content-Type": JSON}
-        session = self.passage.session
-        if session is None or session.version:  # a session that the upstream did not agree to has no id to tell
-            headers |= self.extra_headers
-        return web.Response(body=body, status=status, headers=headers)
+        return web.Response(body=body, status=status, headers={"Server": "sidecar", "Content-Type": JSON, **headers})
 
     async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={**STREAM_HEADERS, **self.extra_headers})
+        stream = web.StreamResponse(headers=STREAM_HEADERS)
         try:
             await stream.prepare(self.exchange.turn.request)
         except ConnectionError:
@@ -217,9 +236,23 @@ class Relay:
             if not self._record.done:
                 self.exchange.turn.ended(200, sent.bytes_out)
             await sent.end()
+        except asyncio.CancelledError:
+            self._caller_left(sent)
+            raise
         except Refusal as refusal:
+            if refusal.reason is Reason.CALLER_GONE:
+                self._caller_left(sent)
             await self._break_off(refusal, sent, until_answer)
         return stream
+
+    def _caller_left(self, sent: _Sent) -> None:
+        """Leaving is how a stream without an end ends, and how a resumed one does once its answer has come."""
+        if not self.exchange.endless or self._record.done:
+            return
+        try:
+            self.exchange.turn.ended(200, sent.bytes_out)
+        except Refusal as unrecorded:
+            self.exchange.turn.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: _Sent, until_answer: bool) -> None:
         """The status line is out: the refusal follows as the answer's event, in the protocol."""
@@ -240,19 +273,31 @@ class Relay:
             with self.exchange.streaming(answer):
                 return await self._pass_events(answer, sent, until_answer)
         except Refusal:
-            if self.exchange.cut is None:
+            cut = self.exchange.cut
+            if cut is None:
                 raise
-            if until_answer:
-                raise Refusal(self.exchange.cut) from None
-            return False  # a stream that was cut off on purpose has ended well
+            if until_answer or ANSWERS[cut].status == "permission_denied":
+                raise Refusal(cut) from None
+            return False  # a stream that was cut off because it was not needed any more has ended well
 
     async def _pass_events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
-        parser = sse.SseParser(self._max_bytes)
-        async for chunk in answer.chunks(idle_s=None, total_s=self.exchange.left_s):
-            for event in parser.feed(chunk):
+        async with aclosing(self._read(answer)) as events:
+            async for event in events:
                 if await self._event(event, sent, until_answer):
                     return True
         return False
+
+    async def _read(self, answer: Answer) -> AsyncGenerator[sse.SseEvent, None]:
+        """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
+        once, others have their turn in between."""
+        parser = sse.SseParser(self._max_bytes)
+        async with aclosing(_slices(answer.chunks(idle_s=None, total_s=self.exchange.left_s))) as slices:
+            async for piece in slices:
+                last = None
+                for event in parser.feed(piece):
+                    if not (event.comment and last is sse.COMMENT):
+                        yield event
+                    last = event
 
     async def _event(self, event: sse.SseEvent, sent: _Sent, until_answer: bool) -> bool:
         """Pass one event on; True when it was the answer."""
@@ -294,6 +339,15 @@ class Relay:
             pass
 
 
+async def _slices(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk[:SLICE_BYTES]
+            for start in range(SLICE_BYTES, len(chunk), SLICE_BYTES):
+                await asyncio.sleep(0)
+                yield chunk[start : start + SLICE_BYTES]
+
+
 @dataclass(slots=True)
 class _Sent:
     """What has gone out on a stream. `resumable` once an event bore an id: its reader may come back for the rest."""
@@ -303,27 +357,24 @@ class _Sent:
     resumable: bool = False
 
     async def write(self, data: bytes) -> None:
+        """Send. Waits while the caller does not read; `listeners.py` hangs up on one who does not for too long."""
         self.bytes_out += len(data)
         try:
-            async with asyncio.timeout(WRITE_DEADLINE_S):
-                await self.stream.write(data)
-        except (TimeoutError, ConnectionError):
+            await self.stream.write(data)
+        except ConnectionError:
             raise Refusal(Reason.CALLER_GONE) from None
 
     async def end(self) -> None:
         try:
-            async with asyncio.timeout(WRITE_DEADLINE_S):
-                await self.stream.write_eof()
-        except (TimeoutError, ConnectionError):
+            await self.stream.write_eof()
+        except ConnectionError:
             raise Refusal(Reason.CALLER_GONE) from None
 
 
 def read_answer(raw: bytes | str) -> jsonrpc.Message:
     """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
     try:
-        return jsonrpc.message_from(orjson.loads(raw))
-    except orjson.JSONDecodeError:
-        raise refused("it is not JSON") from None
+        return jsonrpc.message_from(jsonrpc.parse_answer(raw.encode() if isinstance(raw, str) else raw))
     except Refusal as refusal:
         raise refused(refusal.detail) from None
 

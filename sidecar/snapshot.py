@@ -7,7 +7,7 @@ leaves the old one serving (CONTRACT 4).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -20,6 +20,7 @@ from sidecar.policy import Engine, load_policy
 from sidecar.settings import Settings
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Catalogue, Upstream
+from sidecar.vocabulary import Call, Chain, Decision
 
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
@@ -63,6 +64,21 @@ class Snapshot:
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
+
+    def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
+        """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        answers = [
+            self.engine.enter(chain, asked, now_s)
+            if call.session and asked is call.question
+            else self.engine.decide(chain, asked, now_s)
+            for asked in call.questions
+        ]
+        decision = next((answer for answer in answers if not answer.allowed), answers[0])
+        if len(answers) > 1:
+            ends = [answer.until for answer in answers if answer.until is not None]
+            links = tuple(link for answer in answers for link in answer.links)
+            decision = replace(decision, links=links, until=min(ends, default=None))
+        return decision
 
     def audience(self, server: str) -> Audience:
         """What a token must be meant for, to be used at this server's address."""

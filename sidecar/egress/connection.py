@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Final, cast
 
@@ -196,7 +196,7 @@ class Response:
                 return b"".join(pieces)
             await self._more(self._until)
 
-    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncIterator[bytes]:
+    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole, from now; None is
         no end. Chunks are where TCP put them and mean nothing. Raises EgressError."""
         loop = asyncio.get_running_loop()

@@ -24,6 +24,8 @@ PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
 MAX_KEYS = 10_000  # threats P8
 MAX_VALUES = 100_000  # whatever else walks the values (schema, digest) takes microseconds for each (threats I11)
+MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a little deeper
+MAX_ANSWER_VALUES = 500_000  # each takes up to 100 bytes: 10 MB of empty objects would become 300
 MAX_ID_CHARS = 256
 MAX_SAFE_INTEGER = 2**53 - 1  # an id travels through JavaScript clients
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
@@ -125,7 +127,7 @@ def message_from(envelope: object) -> Message:
 
 def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
-    _refuse_excess(raw, max_depth)
+    _refuse_excess(raw, max_depth, MAX_KEYS, MAX_VALUES)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -137,6 +139,16 @@ def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     if "\\u" in text:
         _refuse_escapes(raw, text, value)
     return value
+
+
+def parse_answer(raw: bytes) -> Any:
+    """An upstream's JSON. It goes to nobody but the client that asked for it, so how it is spelt is between the two;
+    how much of it there is, is not. Raises Refusal(MALFORMED_CALL)."""
+    _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES, MAX_ANSWER_VALUES)
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise _unparsable("it is not JSON") from None
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -230,22 +242,22 @@ def _id_from(value: object) -> Id:
     raise malformed("id must be a string of at most 256 characters or an integer within 2^53")
 
 
-def _refuse_excess(raw: bytes, max_depth: int) -> None:
+def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:
     """Refuse what is nested too deep, or holds too many keys or values, before a parser has built any of it."""
     # Every count is an upper bound, strings and all; nearly every call passes them. Only the others are read closely.
     opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
-    if opened <= max_depth and colons <= MAX_KEYS and opened + commas <= MAX_VALUES:
+    if opened <= max_depth and colons <= max_keys and opened + commas <= max_values:
         return
     # A parser agrees on where strings begin and end as far as it gets, which is up to the first fault.
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if unescaped.count(b'"') > 2 * (MAX_KEYS + MAX_VALUES):  # every string is a key or a value
-        raise _unparsable(f"the body has more than {MAX_VALUES} values")
+    if unescaped.count(b'"') > 2 * (max_keys + max_values):  # every string is a key or a value
+        raise _unparsable(f"the body has more than {max_values} values")
     structure = b"".join(unescaped.split(b'"')[::2]).translate(_ONE_BRACKET, _NOT_STRUCTURE)
-    if structure.count(b":") > MAX_KEYS:
-        raise _unparsable(f"the body has more than {MAX_KEYS} keys")
+    if structure.count(b":") > max_keys:
+        raise _unparsable(f"the body has more than {max_keys} keys")
     brackets = structure.translate(None, b":,")
-    if structure.count(b",") + len(brackets) // 2 > MAX_VALUES:
-        raise _unparsable(f"the body has more than {MAX_VALUES} values")
+    if structure.count(b",") + len(brackets) // 2 > max_values:
+        raise _unparsable(f"the body has more than {max_values} values")
     for _ in range(max_depth):  # each pass takes the innermost level away, and no more: there is one kind of bracket
         brackets = brackets.replace(b"[]", b"")
     if brackets:

@@ -194,6 +194,7 @@ SERVER_NOTIFICATIONS = frozenset(
         "notifications/subscriptions/acknowledged",
     }
 )
+RESULT_TYPES = ("complete", "input_required")  # others belong to extensions that we do not carry, as tasks
 # A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
 

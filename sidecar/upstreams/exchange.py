@@ -7,7 +7,8 @@ three refusals; none is ever retried, because the upstream may have executed wha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -65,12 +66,13 @@ class Answer:
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
-    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncIterator[bytes]:
+    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole from now, in seconds;
         None is no end. Raises Refusal."""
         try:
-            async for chunk in self._response.chunks(idle_s=idle_s, total_s=total_s):
-                yield chunk
+            async with aclosing(self._response.chunks(idle_s=idle_s, total_s=total_s)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except EgressError as failure:
             raise refusal_from(failure) from failure
 

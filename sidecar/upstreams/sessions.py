@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
@@ -23,17 +24,20 @@ from sidecar.vocabulary import Caller
 SESSION_ID_BYTES = 32
 MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
 MAX_AWAITED = 64  # questions of one server that its client has not answered yet
+MAX_STREAMS = 4  # of one session at once; a client needs one, and another while it does not know that the first broke
 _EVENT_MAC_BYTES = 12
+_UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit the header that bears it
+_EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID can carry back
 
 
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
-    one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method)."""
+    one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method). `streams`
+    are what ends each stream that is open of it, oldest first."""
 
     id: str
     owner: str
-    principal: str
     server: str
     version: str
     upstream_id: str | None
@@ -42,7 +46,8 @@ class Session:
     event_key: bytes
     sent: OrderedDict[Id, None] = field(default_factory=OrderedDict)
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
-    closers: set[Callable[[], None]] = field(default_factory=set)
+    streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
+    ended: bool = False
 
     def remember(self, request_id: Id) -> None:
         """The caller asked: an answer with this id may come."""
@@ -56,8 +61,23 @@ class Session:
         if len(self.awaited) > MAX_AWAITED:
             self.awaited.popitem(last=False)
 
-    def sealed_event_id(self, upstream_event_id: str) -> str:
-        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there."""
+    def open_stream(self, close: Callable[[], None]) -> None:
+        """One more stream; `close` ends it. Beyond MAX_STREAMS the oldest gives way: its reader is the likeliest to
+        be gone, and refusing the new one would lock out who reconnects (threats S10)."""
+        if len(self.streams) >= MAX_STREAMS:
+            oldest, _ = self.streams.popitem(last=False)
+            oldest()
+        self.streams[close] = None
+
+    def close_stream(self, close: Callable[[], None]) -> None:
+        """The stream is over. Twice is no fault."""
+        self.streams.pop(close, None)
+
+    def sealed_event_id(self, upstream_event_id: str) -> str | None:
+        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there.
+        None for one that no header could bring back."""
+        if not _EVENT_ID.fullmatch(upstream_event_id):
+            return None
         raw = upstream_event_id.encode()
         return urlsafe_b64encode(self._event_mac(raw) + raw).decode().rstrip("=")
 
@@ -98,13 +118,14 @@ class Sessions:
 
         Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
         """
-        if len(self._open) >= self.max_sessions:
-            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
         now, owner = self.clock_mono(), caller.binding
+        mine = self._by_owner.get(owner, ())
+        ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
+        if len(self._open) - len(ended) >= self.max_sessions:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
         session = Session(
             id=secrets.token_urlsafe(SESSION_ID_BYTES),
             owner=owner,
-            principal=caller.last.name,
             server=server,
             version=version,
             upstream_id=upstream_id,
@@ -112,8 +133,6 @@ class Sessions:
             used_mono_s=now,
             event_key=secrets.token_bytes(32),
         )
-        mine = self._by_owner.setdefault(owner, OrderedDict())
-        ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
         for oldest in ended:
             self.end(oldest)
         self._open[session.id] = session
@@ -141,7 +160,8 @@ class Sessions:
         del mine[session.id]
         if not mine:
             del self._by_owner[session.owner]
-        for close in list(session.closers):
+        session.ended = True
+        for close in list(session.streams):
             close()
 
     def sweep(self) -> list[Session]:
@@ -156,5 +176,13 @@ class Sessions:
 
     def _is_over(self, session: Session) -> bool:
         now = self.clock_mono()
-        idle = not session.closers and now - session.used_mono_s > self.idle_s
+        idle = not session.streams and now - session.used_mono_s > self.idle_s
         return idle or now - session.started_mono_s > self.lifetime_s
+
+
+def upstream_id_from(header: str | None) -> str | None:
+    """The id that an upstream gave its session; None where it keeps none. Raises Refusal(RESPONSE_REFUSED) for one
+    that could not be sent back to it."""
+    if header is not None and not _UPSTREAM_ID.fullmatch(header):
+        raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
+    return header
