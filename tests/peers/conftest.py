@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.peers.stage import ALL, LITTLE, Stage, everything_running, stage
+from tests.peers.stage import ALL, EVERYTHING, LITTLE, Stage, running, stage
 
 
 @pytest.fixture(scope="session")
 def everything() -> Iterator[str]:
     """The base URL of the official SDK's server."""
-    with everything_running() as url:
+    with running(*EVERYTHING) as url:
         yield url
 
 

@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NOTED_HEADERS = ("mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization")
+NOTED_HEADERS = ("mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "mcp-param-region")
 RETRY_MS = 50
 
 
@@ -147,6 +147,11 @@ def _add_plain_tools(server: MCPServer[Any]) -> None:
     def weather(city: Annotated[str, Field(max_length=40)]) -> Weather:
         """A structured result."""
         return Weather(city=city, celsius=21)
+
+    @server.tool(structured_output=False)
+    def near(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
+        """An argument that is mirrored in a header (stateless era)."""
+        return f"near {region}"
 
     @server.tool(structured_output=False)
     def fail(text: str) -> str:

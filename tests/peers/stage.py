@@ -19,6 +19,8 @@ from tests.flow.world import World, world
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
+META = "io.modelcontextprotocol/"
+EVERYTHING = (sys.executable, "-m", "tests.peers.everything")
 SETTINGS = """\
 server: {listen: "127.0.0.1:0", shutdown_grace_s: 1s}
 sessions: {session_calls_per_minute: 10000, max_per_principal: 500}
@@ -43,9 +45,8 @@ p, nhi:planner, nhi:github, logging/setLevel|resources/templates/list, -, -, -, 
 
 
 @contextmanager
-def everything_running() -> Iterator[str]:
-    """The official SDK's server as a process of its own; its base URL."""
-    command = [sys.executable, "-m", "tests.peers.everything"]
+def running(*command: str) -> Iterator[str]:
+    """A server as a process of its own, which prints its port and ends with its standard input; its base URL."""
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -103,6 +104,12 @@ class Stage:
     async def until_verb(self, verb: str, count: int = 1) -> None:
         """Wait until so many GETs or DELETEs have reached the server."""
         await self.until(lambda entries: sum(entry.get("verb") == verb for entry in entries) >= count)
+
+
+def _own_enquiry(message: dict[str, Any]) -> bool:
+    """What the sidecar asks for itself bears no client's name; the SDKs' clients give theirs."""
+    meta = message.get("params", {}).get("_meta", {})
+    return f"{META}protocolVersion" in meta and f"{META}clientInfo" not in meta
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""Does the client of the last 1.x SDK work through us, and fail cleanly when policy says no?
+"""Do the client and the server of the last 1.x SDK work through us, and fail cleanly when policy says no?
 
-It cannot live in one environment with 2.x, so `sdk1_client.py` runs under an interpreter of its own: `.venv-mcp1`,
-which `make` builds, or the one that SIDECAR_MCP1_PYTHON names.
+They cannot live in one environment with 2.x, so `sdk1_client.py` and `sdk1_server.py` run under an interpreter of their
+own: `.venv-mcp1`, which `make` builds, or the one that SIDECAR_MCP1_PYTHON names.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.peers.stage import ALL, LITTLE, ROOT, stage
+from tests.flow.world import until, world
+from tests.peers.ears import Ears, client, text_of
+from tests.peers.stage import ALL, LITTLE, ROOT, SETTINGS, running, stage
 
-CLIENT = Path(__file__).with_name("sdk1_client.py")
+CLIENT, SERVER = Path(__file__).with_name("sdk1_client.py"), Path(__file__).with_name("sdk1_server.py")
 PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
@@ -148,3 +151,27 @@ async def test_a_tool_that_there_is_not_costs_no_session(tmp_path: Path, everyth
     played = await _play(tmp_path, everything, ALL, "made-up")
     assert played.seen["nope"]["code"] == 32600
     assert played.seen["echo"] == "on we go"
+
+
+@pytest.fixture(scope="module")
+def old_server() -> Iterator[str]:
+    """The base URL of a server that knows sessions only."""
+    with running(str(PYTHON), str(SERVER)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_new_client_before_an_old_server_finds_its_era(tmp_path: Path, old_server: str, mode: str) -> None:
+    ears = Ears()
+    async with (
+        world(tmp_path, rules=ALL, settings=SETTINGS, upstream_url=f"{old_server}/mcp") as running_world,
+        client(f"{running_world.url}/mcp/github", mode, ears) as peer,
+    ):
+        assert peer.protocol_version == "2025-11-25"
+        result = await peer.call_tool("greet", {"text": "you"}, progress_callback=ears.on_progress)
+        assert text_of(result) == "you please"
+        await until(lambda: ears.logs == [("info", "about you")])
+        assert (ears.asked, ears.progress) == (["a word for you"], [(1, None)])
+        # What the server says to the question of the era, the client hears as it was said.
+        probes = [record["http_status"] for record in running_world.ends() if record["method"] == "server/discover"]
+        assert probes == ([400] if mode == "auto" else [])

@@ -46,6 +46,17 @@ async def test_tools_are_listed_and_called_with_plain_structured_and_failed_resu
         assert failed.is_error and "broken" in text_of(failed)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+async def test_an_argument_mirrored_in_a_header_arrives_in_both_places(open_stage: Stage, listed: bool) -> None:
+    """A client that has not seen the tool's schema omits the header, is refused, looks, and tries again by itself."""
+    async with client(open_stage.url, STATELESS) as peer:
+        if listed:
+            await peer.list_tools()
+        assert text_of(await peer.call_tool("near", {"region": "grün"})) == "near grün"
+    calls = [entry for entry in await open_stage.seen() if entry.get("message", {}).get("method") == "tools/call"]
+    assert [call["headers"]["mcp-param-region"] for call in calls] == ["=?base64?Z3LDvG4=?="]
+
+
 @both_eras
 async def test_progress_arrives_while_the_tool_runs(open_stage: Stage, mode: str) -> None:
     ears = Ears()
@@ -233,6 +244,16 @@ async def test_a_broken_session_stream_brings_later_what_it_missed(open_stage: S
         assert ears.logs == [("error", "one"), ("error", "two")]
 
 
+@both_eras
+async def test_leaving_a_stream_that_has_no_end_is_no_error(open_stage: Stage, mode: str) -> None:
+    async with client(open_stage.url, mode) as peer, _listening(open_stage, peer, mode):
+        if mode == SESSION:
+            await peer.call_tool("away", {"text": "back"})  # a further stream, left once it has brought the answer
+    method, count = {SESSION: ("session/stream", 2), STATELESS: ("subscriptions/listen", 1)}[mode]
+    await until(lambda: len(_ended(open_stage, method)) == count)
+    assert {(record["status"], record["http_status"]) for record in _ended(open_stage, method)} == {("success", 200)}
+
+
 # --- and when policy says no ----------------------------------------------------------------------------------------
 
 Attempt = Callable[[Client], Awaitable[Any]]
@@ -343,6 +364,10 @@ async def _listening(stage: Stage, peer: Any, mode: str) -> AsyncIterator[None]:
         return
     async with peer.listen(tools_list_changed=True):
         yield
+
+
+def _ended(stage: Stage, method: str) -> list[dict[str, Any]]:
+    return [record for record in stage.world.ends() if record["method"] == method]
 
 
 def _port(stage: Stage) -> int:
