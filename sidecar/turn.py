@@ -171,6 +171,7 @@ class Exchange:
             session_id=self.session.upstream_id if self.session else None,
             extra=trace_headers(self.turn.headers) + (routing or []),
             deadline_s=self.patience_s,
+            endless=self.endless,
         )
 
     async def listen(self, last_event_id: str | None) -> Answer:

@@ -40,7 +40,7 @@ class Client:
         max_connections: int = 4096,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
         self._max_connections = max_connections
@@ -102,7 +102,7 @@ class Client:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, self._free, self._lost)
         self._keys[connection] = origin.key  # counted from the attempt on
-        limit = min(until, loop.time() + self._connect_timeout_s)
+        limit = min(until, loop.time() + self.connect_timeout_s)
         try:
             async with asyncio.timeout_at(limit):
                 await loop.create_connection(

@@ -33,6 +33,9 @@ JSON: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 _EXTRA = frozenset({"mcp-method", "mcp-name", "traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
+# Streams that stay open have connections of their own: however many callers listen, none keeps another's call waiting
+# (threats D3). As many as there may be callers' connections.
+MAX_STREAMS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,13 @@ class Upstream:
         self._origin = parse_origin(url)
         self._credential = credential
         self._client = client or Client()
+        self._streams = Client(
+            connect_timeout_s=self._client.connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
+        )
 
     @property
     def open_connections(self) -> int:
-        return self._client.open_connections
+        return self._client.open_connections + self._streams.open_connections
 
     async def exchange(
         self,
@@ -125,9 +131,11 @@ class Upstream:
         deadline_s: float,
         last_event_id: str | None = None,
         extra: Sequence[tuple[str, str]] = (),
+        endless: bool = False,
     ) -> Answer:
         """Send one message; the answer is here as soon as its head is. `deadline_s` from now bounds that and `read()`.
 
+        A GET, or what is `endless`, asks for a stream that stays open.
         `extra` may hold `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*` and trace context, nothing else (ValueError).
         Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL for what no header holds.
         """
@@ -147,9 +155,8 @@ class Upstream:
         if self._credential is not None:
             headers.append((self._credential.header, self._credential.value))
         try:
-            response = await self._client.request(
-                self._origin, verb, self._origin.path, headers, body, deadline_s=deadline_s
-            )
+            client = self._streams if endless or verb == "GET" else self._client
+            response = await client.request(self._origin, verb, self._origin.path, headers, body, deadline_s=deadline_s)
         except EgressError as failure:
             raise refusal_from(failure) from failure
         return Answer(response.status, response.headers, response)
@@ -172,6 +179,7 @@ class Upstream:
     async def close(self) -> None:
         """Close every connection, those in use included."""
         await self._client.close()
+        await self._streams.close()
 
 
 def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> Upstream:
