@@ -71,6 +71,8 @@ async def test_each_of_many_clients_hears_what_is_its_own_and_nothing_else(share
         go.set()
     heard = {name: play.result() for name, play in zip(names, plays, strict=True)}
     assert {name: words for name, words in heard.items() if words != {name}} == {}
+    assert len(shared.world.app.sessions) == 0  # whoever left is gone
+    await shared.until_verb("DELETE", CLIENTS_PER_ERA)
 
 
 async def _play(name: str, url: str, http: httpx2.AsyncClient, go: asyncio.Event) -> set[str]:
