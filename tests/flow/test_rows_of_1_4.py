@@ -1,0 +1,420 @@
+"""Is every MCP method asked as CONTRACT 1.4 says, over the wire, in its era?
+
+Each row: allowed with exactly the row of policy that it needs, denied without it, closed by a deny. Then the two
+promises that rest on it: a list shows what can be called, and a grant opens a server.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from sidecar.protocols.mcp import METHODS, NOTIFICATIONS
+from tests.flow.idp import SETTINGS, Idp, bearer
+from tests.flow.talk import ERAS, Answer, Era, Talk, reason_of
+from tests.flow.world import SESSION, Upstream, World, request, world
+
+URI = "file:///docs/a.md"
+GRANT = "p, nhi:planner, tool:github/another, tools/call, -, -, -, allow\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method and what it is asked as."""
+
+    method: str
+    params: Mapping[str, Any]
+    object: str
+    action: str
+    eras: tuple[Era, ...] = ERAS
+
+
+ASKED_AS = (
+    Row("tools/call", {"name": "search_code", "arguments": {"repo": "a"}}, "tool:github/search_code", "tools/call"),
+    Row("prompts/get", {"name": "review", "arguments": {"a": "b"}}, "prompt:github/review", "prompts/get"),
+    Row("resources/read", {"uri": URI}, f"resource:github/{URI}", "resources/read"),
+    Row("resources/subscribe", {"uri": URI}, f"resource:github/{URI}", "resources/read", ("session",)),
+    Row("resources/unsubscribe", {"uri": URI}, f"resource:github/{URI}", "resources/read", ("session",)),
+    Row(
+        "subscriptions/listen",
+        {"notifications": {"resourceSubscriptions": [URI]}},
+        f"resource:github/{URI}",
+        "resources/read",
+        ("stateless",),
+    ),
+    Row(
+        "completion/complete",
+        {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}},
+        "prompt:github/review",
+        "prompts/get",
+    ),
+    Row(
+        "completion/complete",
+        {"ref": {"type": "ref/resource", "uri": URI}, "argument": {"name": "a", "value": ""}},
+        f"resource:github/{URI}",
+        "resources/read",
+    ),
+)
+INITIALIZE = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = (
+    ("initialize", INITIALIZE, ("session",)),
+    ("ping", {}, ("session",)),
+    ("logging/setLevel", {"level": "info"}, ("session",)),
+    ("server/discover", {}, ("stateless",)),
+    ("subscriptions/listen", {"notifications": {}}, ("stateless",)),
+    ("tools/list", {}, ERAS),
+    ("prompts/list", {}, ERAS),
+    ("resources/list", {}, ERAS),
+    ("resources/templates/list", {}, ERAS),
+)
+UNKNOWN = (
+    "tasks/get",
+    "tasks/list",
+    "tasks/cancel",
+    "tasks/result",
+    "sampling/createMessage",
+    "roots/list",
+    "nonsense",
+)
+
+
+def allow(object_: str, action: str, effect: str = "allow") -> str:
+    return f"p, nhi:planner, {object_}, {action}, -, -, -, {effect}\n"
+
+
+def per_era(rows: Any) -> list[Any]:
+    return [(row, era) for row in rows for era in (row.eras if isinstance(row, Row) else row[2])]
+
+
+def test_every_method_of_mcp_stands_in_a_table_here() -> None:
+    assert {row.method for row in ASKED_AS} | {method for method, _, _ in OPENED} == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("row", "era"), per_era(ASKED_AS), ids=lambda part: part if isinstance(part, str) else part.method + part.object
+)
+async def test_a_method_needs_its_row_and_no_other(row: Row, era: Era, tmp_path: Path) -> None:
+    needed = allow(row.object, row.action)
+    others = ("tools/call", "prompts/get", "resources/read", "message/send", "delegate", "tools/list")
+    beside = "".join(allow(row.object, action) for action in others if action != row.action)
+    expected = {
+        "needed": (needed, ""),
+        "used": (allow(row.object, "use"), ""),
+        "without": (GRANT, "no-matching-rule"),
+        "another action": (GRANT + beside, "no-matching-rule"),
+        "another object": (GRANT + allow(row.object + "x", row.action), "no-matching-rule"),
+        "another server": (GRANT + allow(row.object.replace("github", "jira"), row.action), "no-matching-rule"),
+        "denied": (needed + allow(row.object, row.action, "deny"), "denied-by-rule"),
+    }
+    async with world(tmp_path) as running:
+        for name, (rules, reason) in expected.items():
+            await under(running, rules)
+            answer = await Talk(running, era).ask(row.method, dict(row.params))
+            assert reason_of(answer) == reason, name
+            assert len(running.upstream.calls(row.method)) == (0 if reason else 1), name
+
+
+async def under(running: World, rules: str) -> None:
+    """Let these rules serve, and forget what the upstream has seen."""
+    (running.folder / "policies" / "agent_to_tool.csv").write_text(rules)
+    await running.app.reload("test")
+    running.upstream.seen.clear()
+
+
+GRANTS = {
+    "a tool": allow("tool:github/x", "tools/call"),
+    "a prompt": allow("prompt:github/x", "prompts/get"),
+    "a resource": allow("resource:github/file:///x", "resources/read"),
+    "the server": allow("nhi:github", "sampling/createMessage"),
+    "everything": allow("tool:*", "use"),
+    "a condition": "p, nhi:planner, tool:github/x, use, -, -, args.never == 'so', allow\n",
+    "a role": "p, role:readers, tool:github/x, use, -, -, -, allow\n",
+}
+NO_GRANTS = {
+    "nothing": ("p, nhi:other, tool:github/x, use, -, -, -, allow\n", "no-matching-rule"),
+    "another server": (allow("tool:jira/x", "use"), "no-matching-rule"),
+    "a server with a longer name": (allow("tool:github-2/*", "use"), "no-matching-rule"),
+    "a deny": (allow("tool:github/x", "use", "deny"), "no-matching-rule"),
+    "an expired one": ("p, nhi:planner, tool:github/x, use, 2026-01-01T00:00:00Z, -, -, allow\n", "expired"),
+}
+ROLES = {"policies/roles.csv": "g, nhi:planner, role:readers\n"}
+
+
+@pytest.mark.parametrize(
+    ("method", "era"), per_era(OPENED), ids=lambda part: str(part[0]) if isinstance(part, tuple) else part
+)
+async def test_a_session_call_is_opened_by_any_grant_and_closed_by_a_deny(
+    method: Any, era: Era, tmp_path: Path
+) -> None:
+    name, params, _ = method
+    async with world(tmp_path, files=ROLES) as running:
+        for kind, rules in GRANTS.items():
+            await under(running, rules)
+            assert reason_of(await Talk(running, era).ask(name, params)) == "", kind
+            for pattern in ("nhi:github", "*"):
+                await under(running, rules + allow(pattern, name, "deny"))
+                assert reason_of(await Talk(running, era).ask(name, params)) == "denied-by-rule", kind
+                assert running.upstream.calls(name) == []
+        for kind, (rules, reason) in NO_GRANTS.items():
+            await under(running, rules)
+            status, body, _ = answer = await Talk(running, era).ask(name, params)
+            assert running.upstream.seen == []
+            if era == "session" and name != "initialize":  # there is no session to ask in
+                assert status == 400 and "result" not in body
+            else:
+                assert (status, reason_of(answer)) == (200 if era == "session" else 403, reason), kind
+
+
+@pytest.mark.parametrize("method", NOTIFICATIONS)
+async def test_a_notification_is_closed_by_a_deny(method: str, tmp_path: Path) -> None:
+    for rules, status in ((GRANT, 202), (GRANT + allow("nhi:github", method, "deny"), 200)):
+        async with world(tmp_path / str(status), rules=rules) as running:
+            talk = Talk(running, "session")
+            await talk.open()
+            message = {
+                "jsonrpc": "2.0",
+                "method": method,
+                "params": {"requestId": 1, "progressToken": 1, "progress": 1},
+            }
+            answer = await running.post(message, headers=talk.in_session)
+            assert answer[0] == status, answer
+            assert len(running.upstream.calls(method)) == (status == 202)
+
+
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+async def test_to_listen_and_to_leave_is_asked_as_a_ping(verb: str, tmp_path: Path) -> None:
+    for name, rules, status in (
+        ("open", GRANT, {"GET": 405, "DELETE": 204}[verb]),  # 405: this upstream offers no stream
+        ("closed", GRANT + allow("nhi:github", "ping", "deny"), 403),
+    ):
+        async with world(tmp_path / name, rules=rules) as running:
+            talk = Talk(running, "session")
+            await talk.open()
+            assert (await talk.verb(verb, {"Accept": "text/event-stream"}))[0] == status
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_is_in_no_row_does_not_pass(era: Era, tmp_path: Path) -> None:
+    async with world(tmp_path, rules=allow("*", "*")) as running:
+        talk = Talk(running, era)
+        foreign = [method for method, _, eras in OPENED if era not in eras]
+        foreign += [row.method for row in ASKED_AS if era not in row.eras]
+        for method in {*UNKNOWN, *foreign} - {"initialize"}:
+            assert reason_of(await talk.ask(method, {"uri": URI})) == "method-unknown", method
+            assert running.upstream.calls(method) == []
+
+
+# --- what a server asks of its client -------------------------------------------------------------------------------
+
+ASKED_OF_CLIENT = ("sampling/createMessage", "elicitation/create", "roots/list")
+Respond = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+@pytest.mark.parametrize("method", ASKED_OF_CLIENT)
+async def test_a_result_that_asks_the_client_needs_a_row(method: str, tmp_path: Path) -> None:
+    async def asks(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        result = {"resultType": "input_required", "inputRequests": {"a": {"method": method, "params": {}}}}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    for name, more, reason in (
+        ("with", allow("nhi:github", method), ""),
+        ("without", "", "no-matching-rule"),
+        (
+            "another",
+            "".join(allow("nhi:github", other) for other in ASKED_OF_CLIENT if other != method),
+            "no-matching-rule",
+        ),
+        ("use", allow("nhi:github", "use"), "no-matching-rule"),
+    ):
+        upstream = Upstream(script={"tools/call": asks})
+        rules = allow("tool:github/search_code", "use") + more
+        async with world(tmp_path / name, rules=rules, upstream=upstream) as running:
+            answer = await Talk(running, "stateless").call("search_code", {"repo": "a"})
+            assert reason_of(answer) == reason, name
+            assert ("inputRequests" in json.dumps(answer[1])) == (reason == "")
+            decisions = [r for r in running.records() if r["event"] == "decision" and r["action"] == method]
+            assert [(r["object"], r["reason"]) for r in decisions] == [("nhi:github", reason or None)]
+
+
+@pytest.mark.parametrize("method", ASKED_OF_CLIENT)
+async def test_a_request_of_the_server_needs_a_row(method: str, tmp_path: Path) -> None:
+    async def asks(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request_)
+        for event in (
+            request(method, {}, id="s-1"),
+            {"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}},
+        ):
+            await stream.write(f"data: {json.dumps(event)}\n\n".encode())
+        return stream
+
+    for name, more, allowed in (("with", allow("nhi:github", method), True), ("without", "", False)):
+        upstream = Upstream(script={"tools/call": asks})
+        rules = allow("tool:github/search_code", "use") + more
+        async with world(tmp_path / name, rules=rules, upstream=upstream) as running:
+            talk = Talk(running, "session")
+            _, body, _ = await talk.call("search_code", {"repo": "a"})
+            assert (method.encode() in body) == allowed and b'"content":[]' in body
+            replies = [message for _, message in running.upstream.seen if "method" not in message]
+            assert [reply["error"]["code"] for reply in replies] == ([] if allowed else [403])
+            answer = await running.post({"jsonrpc": "2.0", "id": "s-1", "result": {}}, headers=talk.in_session)
+            assert answer[0] == (202 if allowed else 400)
+
+
+# --- what is listed is what can be called ---------------------------------------------------------------------------
+
+NAMES = ("search_code", "search_issues", "get_file", "delete_repo", "delete_file", "admin.reset")
+KINDS = {
+    "tool": ("tools/list", "tools", "tools/call"),
+    "prompt": ("prompts/list", "prompts", "prompts/get"),
+    "resource": ("resources/list", "resources", "resources/read"),
+}
+CALLERS = ("nhi:planner", "nhi:researcher", "user:alice", "user:bob", "nhi:cron")
+IDP = Idp()
+KEYS = {name: IDP.api_key(name) for name in CALLERS}
+DENIALS = {"denied-by-rule", "expired", "condition-false", "no-matching-rule"}
+CONDITIONS = (
+    "-",
+    "-",
+    "args.repo == 'acme/a'",
+    "has(args.limit) && args.limit < 10",
+    "principal.kind == 'nhi'",
+    "args.x.y > 1",
+)
+
+
+def named(kind: str) -> list[dict[str, Any]]:
+    if kind == "resource":
+        return [{"uri": f"repo://files/{name}", "name": name} for name in NAMES]
+    return [{"name": name, "inputSchema": {"type": "object"}} if kind == "tool" else {"name": name} for name in NAMES]
+
+
+def listing(member: str, kind: str) -> Respond:
+    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": {member: named(kind)}})
+
+    return respond
+
+
+def policy(pick: random.Random) -> str:
+    """Some forty rows: patterns, roles, sets, conditions, expiries, denies."""
+    subjects = (*CALLERS, "role:staff", "role:night", "*", "nhi:*", "user:a*")
+    names = (*NAMES, "*", "search_*", "delete_*", "*file*")
+    rows = []
+    for _ in range(pick.randint(6, 40)):
+        kind = pick.choice(tuple(KINDS))
+        prefix = "repo://files/" if kind == "resource" else ""
+        object_ = pick.choice((f"{kind}:github/{prefix}{pick.choice(names)}", f"{kind}:*", "set:some"))
+        effect = pick.choice(("allow", "allow", "allow", "deny"))
+        action = pick.choice(("use", "use", KINDS[kind][2], "tools/call|prompts/get"))
+        expires = pick.choice(("-", "-", "-", "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"))
+        condition = pick.choice(CONDITIONS)
+        rows.append(f"p, {pick.choice(subjects)}, {object_}, {action}, {expires}, -, {condition}, {effect}")
+    rows += [f"p, {caller}, prompt:github/none, prompts/get, -, -, -, allow" for caller in CALLERS]  # a list, always
+    return "\n".join(dict.fromkeys(rows)) + "\n"
+
+
+def arguments(pick: random.Random) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in {
+            "repo": pick.choice(("acme/a", "evil/b", "", 3, None)),
+            "limit": pick.choice((1, 9, 10, 2**53, -1, 1.5, "9")),
+            "x": pick.choice(({"y": 2}, {"y": "2"}, {}, [], None)),
+        }.items()
+        if pick.random() < 0.6
+    }
+
+
+def using(kind: str, name: str, pick: random.Random) -> tuple[str, dict[str, Any]]:
+    if kind == "resource":
+        return "resources/read", {"uri": f"repo://files/{name}"}
+    if kind == "prompt":
+        return "prompts/get", {"name": name, "arguments": {"repo": pick.choice(("acme/a", "b"))}}
+    return "tools/call", {"name": name, "arguments": arguments(pick)}
+
+
+@asynccontextmanager
+async def library(folder: Path) -> AsyncIterator[World]:
+    script = {method: listing(member, kind) for kind, (method, member, _) in KINDS.items() if kind != "tool"}
+    upstream = Upstream(script=script, tools=named("tool"))
+    roles = "g, nhi:cron, role:night\ng, role:night, role:staff\ng, user:bob, role:staff\n"
+    sets = "".join(f"g2, {object_}, set:some\n" for object_ in ("tool:github/get_file", "prompt:github/get_file"))
+    files = {**IDP.files(), "policies/roles.csv": roles + sets}
+    async with world(folder, rules=GRANT, settings=SETTINGS, files=files, upstream=upstream, principal="") as running:
+        yield running
+
+
+async def test_a_list_shows_what_can_be_called_and_hides_what_cannot(tmp_path: Path) -> None:
+    """Twelve generated policies × five callers × eighteen objects × generated arguments."""
+    counted = {"listed": 0, "hidden": 0, "answered": 0}
+    async with library(tmp_path) as running:
+        for seed in range(12):
+            pick = random.Random(seed)
+            (tmp_path / "policies" / "agent_to_tool.csv").write_text(policy(pick))
+            await running.app.reload("test")
+            for caller in CALLERS:
+                talk = Talk(running, pick.choice(ERAS), bearer(KEYS[caller]))
+                for kind in KINDS:
+                    await check_kind(talk, kind, pick, counted, (seed, caller))
+    assert min(counted.values()) > 150, counted  # the policies are neither all open nor all shut
+
+
+async def check_kind(
+    talk: Talk, kind: str, pick: random.Random, counted: dict[str, int], where: tuple[int, str]
+) -> None:
+    method, member, _ = KINDS[kind]
+    shown = {entry.get("name") for entry in (await talk.ask(method))[1]["result"][member]}
+    for name in NAMES:
+        for _ in range(3 if kind == "tool" else 1):
+            answer = await talk.ask(*using(kind, name, pick))
+            denied = reason_of(answer) in DENIALS
+            counted["answered"] += not denied
+            assert denied or name in shown, (where, kind, name, "callable and not listed")
+        counted["listed" if name in shown else "hidden"] += 1
+
+
+async def test_both_eras_list_the_same(tmp_path: Path) -> None:
+    async with library(tmp_path) as running:
+        for seed in range(20, 22):
+            (tmp_path / "policies" / "agent_to_tool.csv").write_text(policy(random.Random(seed)))
+            await running.app.reload("test")
+            for caller in CALLERS:
+                lists: list[list[Answer]] = [
+                    [await Talk(running, era, bearer(KEYS[caller])).ask(KINDS[kind][0]) for kind in KINDS]
+                    for era in ERAS
+                ]
+                shown = [
+                    [answer[1]["result"][KINDS[kind][1]] for kind, answer in zip(KINDS, answers, strict=True)]
+                    for answers in lists
+                ]
+                assert shown[0] == shown[1]
+
+
+# --- how often ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_session_calls_are_bounded_per_principal_and_cost_nobody_else(era: Era, tmp_path: Path) -> None:
+    rules = "".join(f"p, {caller}, tool:github/get_file, use, -, -, -, allow\n" for caller in CALLERS)
+    settings = SETTINGS + "sessions: {session_calls_per_minute: 5}\n"
+    async with world(tmp_path, rules=rules, settings=settings, files=IDP.files(), principal="") as running:
+        talk = Talk(running, era, bearer(KEYS["nhi:planner"]))
+        spent = 0
+        if era == "session":
+            await talk.open()
+            spent = 1
+        statuses = [reason_of(await talk.ask("tools/list")) for _ in range(7 - spent)]
+        assert statuses == [""] * (5 - spent) + ["rate-limited"] * 2
+        other = Talk(running, era, bearer(KEYS["nhi:researcher"]))
+        assert reason_of(await other.ask("tools/list")) == ""
+        assert reason_of(await talk.call("get_file", {"path": "a"})) == ""
+        assert len(running.upstream.calls("tools/list")) <= 8  # ours included
