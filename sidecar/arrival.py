@@ -11,6 +11,8 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -20,6 +22,7 @@ from sidecar.identity import Presented
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.mcp import Head
 
+Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]
 """Every header line, by lower-case name, in the order they came."""
 
@@ -126,12 +129,15 @@ def head_of(headers: Headers) -> Head:
 def check_accept(headers: Headers, *needed: str) -> None:
     """Raises Refusal(NOT_ACCEPTABLE) unless the caller takes every media type in which it may be answered."""
     lines = headers.get("accept")
-    if not lines:
-        return
+    if lines and not _accepts(tuple(lines), needed):
+        raise Refusal(Reason.NOT_ACCEPTABLE)
+
+
+@lru_cache(maxsize=64)  # a client sends the same line with every call
+def _accepts(lines: tuple[str, ...], needed: tuple[str, ...]) -> bool:
     ranges = [part for line in lines for part in line.split(",") if not _REFUSED_MEDIA.search(part)]
     offered = {part.partition(";")[0].strip().lower() for part in ranges}
-    if any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed):
-        raise Refusal(Reason.NOT_ACCEPTABLE)
+    return not any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +157,32 @@ async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds) 
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-    body = bytearray()
     try:
-        async with asyncio.timeout(bounds.body_timeout_s):
-            while chunk := await request.content.readany():
-                body += chunk
-                if len(body) > bounds.max_body_bytes:
-                    raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+        return await _whole(request, bounds)
     except TimeoutError:
         raise malformed("the body did not arrive in time") from None
     except web.RequestPayloadError:
         raise malformed("the body is not well framed") from None
     except ConnectionError:
         raise Refusal(Reason.CALLER_GONE) from None
+
+
+async def _whole(request: web.BaseRequest, bounds: Bounds) -> bytes:
+    content = request.content
+    if content.is_eof():  # it came with the head, as most do: nothing to wait for
+        return _bounded(content.read_nowait(-1), bounds)
+    body = bytearray()
+    async with asyncio.timeout(bounds.body_timeout_s):
+        while chunk := await content.readany():
+            body += chunk
+            _bounded(body, bounds)
     return bytes(body)
+
+
+def _bounded(body: Body, bounds: Bounds) -> Body:
+    if len(body) > bounds.max_body_bytes:
+        raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
+    return body
 
 
 def correlation_of(headers: Headers, name: str) -> str:

@@ -114,9 +114,8 @@ def message_from(envelope: object) -> Message:
     """A parsed JSON value as one message, its shape checked to the last key."""
     if not isinstance(envelope, dict):
         raise malformed("a JSON-RPC message is an object")
-    refuse_variants(envelope, _ENVELOPE, "the message")
-    unknown = envelope.keys() - ENVELOPE
-    if unknown:
+    if not envelope.keys() <= ENVELOPE:
+        refuse_variants(envelope, _ENVELOPE, "the message")
         raise malformed("the message has a member that JSON-RPC does not know")
     if envelope.get("jsonrpc") != "2.0":
         raise malformed('jsonrpc must be "2.0"')
@@ -212,7 +211,8 @@ def _call_from(envelope: dict[str, Any]) -> Request | Notification:
         raise malformed("method must be a string of 1 to 128 characters")
     if not isinstance(params, dict):
         raise malformed("params must be an object")
-    refuse_variants(params, _PARAMS, "params")
+    if not params.keys() <= PARAMS:
+        refuse_variants(params, _PARAMS, "params")
     if "_meta" in params:
         if not isinstance(params["_meta"], dict):
             raise malformed("params._meta must be an object", INVALID_PARAMS)
