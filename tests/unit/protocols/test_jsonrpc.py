@@ -310,9 +310,9 @@ def test_a_hostile_mebibyte_takes_no_more_than_fifty_harmless_ones(kind: str) ->
 
 
 def _seconds(work: Callable[[bytes], object], raw: bytes) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     work(raw)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 # --- P9: UTF-8 and nothing else -------------------------------------------------------------------------------------

@@ -1,0 +1,260 @@
+"""Does an event stream say the same, however it was cut on its way, and however large its sender makes it?"""
+
+import re
+import time
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.sse import (
+    COMMENT,
+    KEEP_ALIVE,
+    MAX_LINE_BYTES,
+    MAX_RETRY_MS,
+    SseEvent,
+    SseParser,
+    encode_event,
+    encode_hint,
+)
+
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
+
+
+def events_of(*chunks: bytes, bound: int = MAX_LINE_BYTES) -> list[SseEvent]:
+    parser = SseParser(bound)
+    return [event for chunk in chunks for event in parser.feed(chunk)]
+
+
+def whatwg(raw: bytes) -> list[SseEvent]:
+    """The judge: the whole stream at once, as WHATWG HTML 9.2.6 tells it; but events without data count, too."""
+    lines = re.split("\r\n|\n|\r", raw.decode().removeprefix("\ufeff"))[:-1]
+    events: list[SseEvent] = []
+    data, name, identity, retry = "", "", None, None
+    for line in lines:
+        field, colon, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if line == "":
+            event = SseEvent(data[:-1] if data else None, identity, name, retry)
+            events += [event] if event != SseEvent() else []
+            data, name, identity, retry = "", "", None, None
+        elif field == "" and colon:
+            events.append(COMMENT)
+        elif field == "data":
+            data += value + "\n"
+        elif field == "event":
+            name = value
+        elif field == "id" and "\0" not in value:
+            identity = value
+        elif field == "retry" and re.fullmatch("[0-9]{1,9}", value):
+            retry = min(int(value), MAX_RETRY_MS)
+    return events
+
+
+names = st.sampled_from(["data", "event", "id", "retry", "Data", "data ", "", "x", "dat", "\ufeffdata"])
+contents = st.sampled_from(["", "1", "1000", "x", " x", "  ", ":", "a:b", "\0", "é", "\u2028", "\x85", "\x0b", "9" * 9])
+lines = st.builds("{}{}{}".format, names, st.sampled_from([":", ": ", ""]), contents) | st.just("")
+ends = st.sampled_from(["\n", "\r", "\r\n"])
+streams = st.lists(st.tuples(lines, ends), max_size=14).map(lambda parts: "".join(map("".join, parts)))
+
+
+@st.composite
+def cut_streams(draw: st.DrawFn) -> list[bytes]:
+    raw = (draw(st.sampled_from(["", "\ufeff", "\ufeff\ufeff"])) + draw(streams) + draw(lines)).encode()
+    cuts = sorted(draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+
+
+@settings(deadline=None, max_examples=400)
+@given(cut_streams())
+@example([b"data: a\r", b"\ndata: b\r", b"", b"\n\r", b"\n"])
+@example([b"data: a\r", b"\r", b"data: b\r", b"\r"])
+@example([b"\xef", b"\xbb", b"\xbfdata: \xc3", b"\xa9\n\n"])
+def test_any_cut_of_a_stream_says_what_the_standard_says(chunks: list[bytes]) -> None:
+    assert events_of(*chunks) == whatwg(b"".join(chunks))
+
+
+@settings(deadline=None)
+@given(streams)
+def test_a_stream_byte_by_byte_says_the_same_as_at_once(text: str) -> None:
+    raw = text.encode()
+    assert events_of(*(raw[at : at + 1] for at in range(len(raw)))) == events_of(raw)
+
+
+READ: Sequence[tuple[str, bytes, list[SseEvent]]] = (
+    ("one event", b"data: x\n\n", [SseEvent("x")]),
+    ("no blank after the colon", b"data:x\n\n", [SseEvent("x")]),
+    ("one blank is eaten, not two", b"data:  x\n\n", [SseEvent(" x")]),
+    ("lines of data are joined", b"data: a\ndata\ndata: b\n\n", [SseEvent("a\n\nb")]),
+    ("name and id", b"event: message\nid: 7\ndata: x\n\n", [SseEvent("x", "7", "message")]),
+    (
+        "the last name, id and retry win",
+        b"id:1\nid:2\nevent:a\nevent:b\nretry:1\nretry:2\n\n",
+        [SseEvent(None, "2", "b", 2)],
+    ),
+    ("CRLF", b"data: x\r\n\r\n", [SseEvent("x")]),
+    ("CR", b"data: x\r\r", [SseEvent("x")]),
+    ("all three", b"data: a\r\ndata: b\rdata: c\n\r\n", [SseEvent("a\nb\nc")]),
+    ("byte order mark", b"\xef\xbb\xbfdata: x\n\n", [SseEvent("x")]),
+    ("byte order mark later on", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [SseEvent("a")]),
+    ("comment", b": ping\n\n", [COMMENT]),
+    ("comment inside of an event", b"data: a\n:\ndata: b\n\n", [COMMENT, SseEvent("a\nb")]),
+    ("priming: an id and empty data (MCP 2025-11-25)", b"id: 1\ndata:\n\n", [SseEvent("", "1")]),
+    ("priming: an id and no data", b"id: 1\n\n", [SseEvent(None, "1")]),
+    ("polling: retry alone", b"retry: 500\n\n", [SseEvent(retry_ms=500)]),
+    ("retry beyond an hour", b"retry: 999999999\n\n", [SseEvent(retry_ms=MAX_RETRY_MS)]),
+    ("retry that is no number", b"retry: 5s\nretry: -1\nretry: 1e3\nretry: \xd9\xa3\nretry:\n\n", []),
+    ("retry of a thousand digits", b"retry: " + b"1" * 1000 + b"\n\n", []),
+    ("an id with NUL is none", b"id: a\0b\ndata: x\n\n", [SseEvent("x")]),
+    ("an empty id is one", b"id\ndata: x\n\n", [SseEvent("x", "")]),
+    ("unknown fields alone are no event", b"foo: bar\nData: x\n data: y\n\n", []),
+    ("blank lines are no events", b"\n\n\r\n\r\r", []),
+    ("an event without its end has not come", b"data: x\n", []),
+    (
+        "what other line ends end",
+        "data: a\x0bb\x0cc\x1cd\u2028e\x85\n\n".encode(),
+        [SseEvent("a\x0bb\x0cc\x1cd\u2028e\x85")],
+    ),
+)
+
+
+@pytest.mark.parametrize(("raw", "expected"), [row[1:] for row in READ], ids=[row[0] for row in READ])
+def test_a_stream_is_read_as(raw: bytes, expected: list[SseEvent]) -> None:
+    assert events_of(raw) == expected == events_of(*(raw[at : at + 1] for at in range(len(raw))))
+
+
+def test_an_event_is_handed_over_with_the_very_byte_that_ends_it() -> None:
+    for stream in (b"data: x\n\n", b"data: x\r\r", b"data: x\r\n\r"):  # the LF of the last CRLF is still to come
+        parser = SseParser()
+        assert parser.feed(stream[:-1]) == []
+        assert parser.feed(stream[-1:]) == [SseEvent("x")]
+    assert parser.feed(b"\n") == []
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+BEYOND = {
+    "one line": b"data: " + b"x" * 100,
+    "one line, closed": b"data: " + b"x" * 100 + b"\n\n",
+    "many lines": b"data: xxxxxxxxx\n" * 11 + b"\n",
+    "many empty lines of data": b"data\n" * 101,
+    "many ids": b"id: xxxxxxxxx\n" * 11,
+    "many names": b"event: xxxxxxxxx\n" * 11,
+    "many retries": b"retry: 1\n" * 51,
+    "a comment": b":" + b"x" * 100,
+    "an unknown field": b"foo: " + b"x" * 100 + b"\n",
+    "a line of many-byte characters": b"data: " + "é".encode() * 50,
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_an_event_beyond_the_bound_is_refused_however_it_is_cut(kind: str, step: int) -> None:
+    raw = BEYOND[kind]
+    with pytest.raises(Refusal, match="bound") as caught:
+        events_of(*(raw[at : at + step] for at in range(0, len(raw), step)), bound=100)
+    assert caught.value.reason is Reason.RESPONSE_REFUSED
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_a_long_stream_of_small_events_is_not_beyond_the_bound(step: int) -> None:
+    raw = (b"data: " + b"x" * 90 + b"\n\n" + b": ping\n" * 20 + b"foo: bar\n" * 20) * 5
+    assert len(events_of(*(raw[at : at + step] for at in range(0, len(raw), step)), bound=100)) == 5 * 21
+
+
+FLOODS = {
+    "unknown fields": b"a\n",
+    "empty data": b"data\n",
+    "small data": b"data:xy\n",
+    "ids": b"id:ab\n",
+    "retries": b"retry:1\n",
+    "one long line": b"data:xxxxxxxxxxxxxxxxx",
+    "one long comment": b":xxxxxxxxxxxxxxxxxxxx",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_without_end_takes_no_more_memory_than_the_bound_says(kind: str) -> None:
+    bound, chunk = 128 * KIBIBYTE, FLOODS[kind] * (16 * KIBIBYTE // len(FLOODS[kind]))
+    parser = SseParser(bound)
+    tracemalloc.start()
+    try:
+        with_refusal = _flood(parser, chunk, times=64)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert with_refusal or kind == "unknown fields"
+    assert peak_bytes < 4 * bound + 64 * len(chunk)  # the pieces of one chunk are small objects, and go with it
+
+
+def _flood(parser: SseParser, chunk: bytes, times: int) -> bool:
+    try:
+        for _ in range(times):
+            parser.feed(chunk)
+    except Refusal:
+        return True
+    return False
+
+
+TEN_MEBIBYTES = b"data: " + b"x" * (10 * MEBIBYTE - 100) + b"\n\n"
+WORK = {
+    "one line in small pieces": (TEN_MEBIBYTES, KIBIBYTE),
+    "one line byte by byte": (b"data: " + b"x" * (MEBIBYTE // 2) + b"\n\n", 1),
+    "line feeds": (b"\n" * MEBIBYTE, MEBIBYTE),
+    "carriage returns": (b"\r" * MEBIBYTE, MEBIBYTE),
+    "small events": (b"data:x\n\n" * (MEBIBYTE // 16), MEBIBYTE),
+    "small data in one event": (b"data:x\n" * (MEBIBYTE // 8) + b"\n", MEBIBYTE),
+    "small data in one event, cut": (b"data:x\n" * (MEBIBYTE // 8) + b"\n", 1000),
+}
+
+
+@pytest.mark.parametrize("kind", WORK)
+def test_twice_the_stream_takes_about_twice_the_time(kind: str) -> None:
+    """Were it quadratic, sixteen times the bytes would take 256 times as long; sixteen it is, and we allow 48."""
+    raw, step = WORK[kind]
+    small = raw[: len(raw) // 16]
+    assert min(_seconds(raw, step) for _ in range(2)) < 48 * max(min(_seconds(small, step) for _ in range(5)), 2e-3)
+
+
+def _seconds(raw: bytes, step: int) -> float:
+    chunks = [raw[at : at + step] for at in range(0, len(raw), step)]
+    parser = SseParser(2 * len(raw))
+    started = time.process_time()
+    for chunk in chunks:
+        parser.feed(chunk)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("line", [b"data: \xff\xfe", b"data: \xc3", b"id: \xed\xa0\x80", b"event: \xc0\xaf"])
+def test_fields_that_are_not_utf8_are_refused(line: bytes) -> None:
+    with pytest.raises(Refusal, match="UTF-8") as caught:
+        events_of(line + b"\n\n")
+    assert caught.value.reason is Reason.RESPONSE_REFUSED
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20),
+    st.none() | st.text("abc:-_ é", max_size=8),
+)
+def test_a_message_that_was_written_is_read_again(data: str, identity: str | None) -> None:
+    assert events_of(encode_event(data.encode(), id=identity)) == [SseEvent(data, identity, "message")]
+
+
+@pytest.mark.parametrize("identity", [None, "", "7"])
+@pytest.mark.parametrize("retry_ms", [None, 0, 500])
+@pytest.mark.parametrize("data", [True, False])
+def test_a_hint_that_was_written_is_read_again(identity: str | None, retry_ms: int | None, data: bool) -> None:
+    hint = SseEvent("" if data else None, identity, "", retry_ms)
+    read = events_of(encode_hint(id=identity, retry_ms=retry_ms, data=data))
+    assert read == ([hint] if hint != SseEvent() else [])
+
+
+def test_a_keep_alive_is_a_comment() -> None:
+    assert events_of(KEEP_ALIVE) == [COMMENT]
