@@ -70,17 +70,15 @@ class Stage:
         """The server's address at the sidecar, for nhi:planner."""
         return f"{self.world.url}/mcp/github"
 
-    async def seen(self, since: int = 0) -> list[dict[str, Any]]:
-        """What reached the server since the stage was set; without the first `since` entries."""
-        async with self.world.http.get(f"{self.upstream}/seen", params={"since": str(self.begun + since)}) as response:
+    async def seen(self) -> list[dict[str, Any]]:
+        """What reached the server since the stage was set."""
+        async with self.world.http.get(f"{self.upstream}/seen", params={"since": str(self.begun)}) as response:
             entries: list[dict[str, Any]] = await response.json()
             return entries
 
-    async def messages(self, method: str, since: int = 0) -> list[dict[str, Any]]:
+    async def messages(self, method: str) -> list[dict[str, Any]]:
         """The messages of this method that reached the server."""
-        return [
-            entry["message"] for entry in await self.seen(since) if entry.get("message", {}).get("method") == method
-        ]
+        return [entry["message"] for entry in await self.seen() if entry.get("message", {}).get("method") == method]
 
     async def verbs(self, verb: str) -> list[Mapping[str, str]]:
         """The noted headers of each GET or DELETE that reached the server."""
