@@ -329,6 +329,48 @@ def test_an_earlier_link_may_be_bound_to_the_call(tmp_path: Path) -> None:
     assert not asked.decide(chain("user:a", "nhi:b"), tool("other/t"), NOW).allowed
 
 
+# --- listing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "listed"),
+    [
+        ("p, user:a, tool:s/t, use, -, 1, -, allow", True),
+        ("p, user:a, tool:s/t, use, -, -, args.x == 1, allow", True),
+        ("p, user:a, tool:s/t, use, -, -, call.meta.m == 1, allow", True),
+        ("p, user:a, tool:s/t, use, -, -, principal.id == 'a', allow", True),
+        ("p, user:a, tool:s/t, use, -, -, principal.id == 'b', allow", False),
+        ("p, user:a, tool:s/t, use, -, -, origin.ok, allow", False),
+        ("p, user:a, tool:s/t, prompts/get, -, -, -, allow", False),
+        (f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow", False),
+        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, -, deny", False),
+        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, args.x == 1, deny", True),
+        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, principal.id == 'a', deny", False),
+        ("p, *, *, use, -, -, -, allow\np, *, tool:s/t, use, -, -, origin.id[5] == 'a', deny", False),
+    ],
+)
+def test_a_list_shows_what_could_be_called(tmp_path: Path, rows: str, listed: bool) -> None:
+    rows = rows.replace("origin.ok", "origin.scopes[0] == 'x'").replace("origin.id[5]", "origin.scopes[5]")
+    assert engine(tmp_path, {"agent_to_tool": rows + "\n"}).may_list(chain("user:a"), tool("s/t"), NOW) is listed
+
+
+def test_a_list_obeys_every_link_and_guardrail(tmp_path: Path) -> None:
+    asked = engine(tmp_path, {**CHAINED, "guardrails": "p, user:mallory, tool:*, *, -, -, -, deny\n"})
+    assert asked.may_list(chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW)
+    assert not asked.may_list(chain("user:alice", "nhi:researcher"), tool("github/search"), NOW)
+    asked = engine(tmp_path, {**OPEN, "guardrails": "p, user:mallory, tool:*, *, -, -, args.x == 1, deny\n"})
+    assert asked.may_list(chain("user:mallory", "nhi:p"), tool("s/t"), NOW)
+    asked = engine(tmp_path, {**OPEN, "guardrails": "p, user:mallory, tool:*, *, -, -, -, deny\n"})
+    assert not asked.may_list(chain("user:mallory", "nhi:p"), tool("s/t"), NOW)
+
+
+def test_sets_nest(tmp_path: Path) -> None:
+    sets = "g2, tool:s/t, set:inner\ng2, set:inner, set:outer\n"
+    asked = engine(tmp_path, {"agent_to_tool": "p, user:a, set:outer, use, -, -, -, allow\n", "roles": sets})
+    assert asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
+    assert not asked.decide(chain("user:a"), tool("s/u"), NOW).allowed
+
+
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
