@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tests.flow.world import World, world
+from tests.flow.guests import gateway, gone
+from tests.flow.streams import Emitter
+from tests.flow.world import Upstream, World, world
 
 
 @pytest_asyncio.fixture
 async def planner(tmp_path: Path) -> AsyncIterator[World]:
     """A sidecar whose caller is nhi:planner, before a scripted upstream called github."""
     async with world(tmp_path) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path) -> AsyncIterator[World]:
+    """A gateway whose upstream keeps GET streams open."""
+    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream) as running:
         yield running

@@ -1,0 +1,245 @@
+"""How does a session begin and end, and what is left of it?
+
+Threats S9, reports BL-043, BL-101.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from tests.flow.guests import (
+    ALICE,
+    BOB,
+    GOOD,
+    NOTIFICATION,
+    answered,
+    deletes,
+    emitter,
+    error_in,
+    gateway,
+    gone,
+    opened,
+    post,
+    result_of,
+    stream,
+)
+from tests.flow.streams import Emitter, event, streamed
+from tests.flow.talk import Talk, reason_of
+from tests.flow.world import SESSION, STATELESS, Upstream, World, until
+
+SPARE = 12  # connections that are kept for the next request, and what serves them
+
+
+def hello(**changes: Any) -> dict[str, Any]:
+    return {"protocolVersion": SESSION, "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}, **changes}
+
+
+BORN = {"Mcp-Session-Id": "stillborn"}
+REFUSALS: dict[str, tuple[Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], int, bool]] = {
+    "error": (lambda _, m: answered(web.json_response(error_in(m), headers=BORN)), 200, True),
+    "error 400": (lambda _, m: answered(web.json_response(error_in(m), status=400)), 400, False),
+    "http 500": (lambda _, m: answered(web.Response(status=500, headers=BORN)), 200, False),
+    "http 401": (
+        lambda _, m: answered(web.Response(status=401, headers={"WWW-Authenticate": 'Bearer realm="inner"'})),
+        200,
+        False,
+    ),
+    "unknown revision": (
+        lambda _, m: answered(web.json_response(result_of(m, hello(protocolVersion="2031-01-01")), headers=BORN)),
+        200,
+        True,
+    ),
+    "stateless revision": (
+        lambda _, m: answered(web.json_response(result_of(m, hello(protocolVersion=STATELESS)), headers=BORN)),
+        200,
+        True,
+    ),
+    "no revision": (lambda _, m: answered(web.json_response(result_of(m, {}), headers=BORN)), 200, True),
+    "garbage": (
+        lambda _, m: answered(web.Response(text="{", content_type="application/json", headers=BORN)),
+        200,
+        True,
+    ),
+    "wrong id": (
+        lambda _, m: answered(web.json_response({**result_of(m, hello()), "id": "1"}, headers=BORN)),
+        200,
+        True,
+    ),
+    "unsendable id": (
+        lambda _, m: answered(web.json_response(result_of(m, hello()), headers={"Mcp-Session-Id": "a b"})),
+        200,
+        False,
+    ),
+    "stream with an error": (lambda r, m: streamed(r, event(error_in(m))), 200, False),
+    "stream with garbage": (lambda r, m: streamed(r, b"data: {\n\n", event(result_of(m, hello()))), 200, False),
+    "stream without an answer": (lambda r, m: streamed(r, b": hello\n\n"), 200, False),
+    "stream with an unknown revision": (
+        lambda r, m: streamed(r, event(result_of(m, hello(protocolVersion=1)))),
+        200,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_a_session_that_the_upstream_refuses_leaves_nothing(tmp_path: Path, case: str) -> None:
+    script, expected, told = REFUSALS[case]
+    upstream = Upstream(script={"DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 1") as running:
+        kept = await opened(running)
+        upstream.script["initialize"] = script
+        talk = Talk(running, "session", dict(ALICE))
+        status, body, headers = await talk.open()
+        assert (status, "error" in body) == (expected, True)
+        assert not {"Mcp-Session-Id", "WWW-Authenticate"} & set(headers)
+        assert len(running.app.sessions) == 1
+        assert (await kept.ask("ping"))[0] == 200, "and nobody had to go for it"
+        if told:
+            await until(lambda: ("DELETE", "stillborn") in deletes(upstream))
+        assert [record["event"] for record in running.records()[-4:]] == ["decision", "outcome"] * 2
+
+
+async def test_a_session_may_begin_in_a_stream_and_is_answered_whole(house: World) -> None:
+    async def begin(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Mcp-Session-Id": "streamed"})
+        await stream.prepare(asked)
+        await stream.write(b": hi\n\nid: 1\ndata:\n\n" + event({"jsonrpc": "2.0", "id": 5, "method": "ping"}))
+        await stream.write(event(result_of(message, hello(capabilities={"tools": {}, "tasks": {}}))))
+        await asyncio.sleep(30)  # a server that never closes its stream
+        return stream
+
+    house.upstream.script["initialize"] = begin
+    talk = Talk(house, "session", dict(ALICE))
+    status, body, headers = await talk.open()
+    assert (status, headers["Content-Type"], body["result"]["capabilities"]) == (200, "application/json", {"tools": {}})
+    assert (await talk.ask("ping"))[0] == 200
+    assert house.upstream.seen[-1][0]["Mcp-Session-Id"] == "streamed"
+
+
+async def test_one_session_too_many_ends_the_oldest_and_tells_the_upstream(tmp_path: Path) -> None:
+    upstream = Upstream(script={"DELETE": gone, "GET": Emitter().listen})
+    async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 2") as running:
+        first, bobs = await opened(running), await opened(running, BOB)
+        async with stream(first) as ear:
+            second = await opened(running)
+            await opened(running)
+            assert await ear.message() is None, "its stream ends with it"
+        assert [(await talk.ask("ping"))[0] for talk in (first, second, bobs)] == [404, 200, 200]
+        await until(lambda: deletes(upstream) == [("DELETE", "upstream-1")])
+        assert emitter(running).count == 0
+
+
+async def test_a_table_that_is_full_refuses_and_leaves_nothing_at_the_upstream(tmp_path: Path) -> None:
+    upstream = Upstream(script={"DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream, sessions="max: 1") as running:
+        await opened(running)
+        talk = Talk(running, "session", dict(BOB))
+        answer = await talk.open()
+        assert (answer[0], reason_of(answer), talk.session) == (200, "too-many-concurrent", "")
+        await until(lambda: deletes(upstream) == [("DELETE", "upstream-2")])
+
+
+async def test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist(house: World) -> None:
+    alice = await opened(house)
+    assert (await alice.call("search_code", GOOD))[0] == 200
+    no = {"code": -32600, "message": "Received request before initialization was complete"}
+    house.upstream.script["tools/call"] = lambda _, m: answered(
+        web.json_response({"jsonrpc": "2.0", "id": m["id"], "error": no}, status=400)
+    )
+    status, body, _ = await alice.call("search_code", GOOD)
+    assert (status, body["error"]) == (400, no)
+    assert (await post(alice, NOTIFICATION))[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ([], 200),
+        ([SESSION], 200),
+        (["2025-06-18"], 400),
+        (["2031-01-01"], 400),
+        ([STATELESS], 400),
+        ([SESSION, SESSION], 400),
+        ([""], 400),
+    ],
+)
+async def test_a_session_speaks_the_revision_that_it_agreed_on(
+    house: World, versions: list[str], expected: int
+) -> None:
+    alice = await opened(house)
+    lines = [("MCP-Protocol-Version", version) for version in versions]
+    plain = list({**ALICE, "Content-Type": "application/json", "Mcp-Session-Id": alice.session}.items())
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    async with house.http.post(f"{house.url}/mcp/github", data=body, headers=plain + lines) as response:
+        assert response.status == expected
+    assert (await alice.ask("ping"))[0] == 200
+    assert {
+        heads["MCP-Protocol-Version"] for heads, message in house.upstream.seen if message.get("method") == "ping"
+    } == {SESSION}
+
+
+async def test_three_hundred_cycles_of_every_kind_leave_nothing(tmp_path: Path) -> None:
+    """BL-043 over the wire: opened and deleted, refused, opened and abandoned in the middle."""
+    upstream = Upstream(script={"DELETE": gone, "GET": Emitter().listen})
+    async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 8") as running:
+        await (await opened(running)).verb("DELETE")
+        fds, tasks = open_files(), len(asyncio.all_tasks())
+
+        async def deleted() -> None:
+            talk = await opened(running, BOB)
+            async with stream(talk):
+                assert (await talk.verb("DELETE"))[0] == 204
+
+        async def refused() -> None:
+            upstream.script["initialize"] = lambda _, m: answered(web.json_response(error_in(m), headers=BORN))
+            assert (await Talk(running, "session", dict(ALICE)).open())[0] == 200
+            del upstream.script["initialize"]
+
+        for number in range(100):
+            await deleted()
+            await refused()
+            await abandoned(running, number)
+        await until(lambda: len(running.app.sessions) <= 8 and emitter(running).count == 0)
+        running.app.sessions.clock_mono = lambda: time.monotonic() + 86_401
+        await until(lambda: len(running.app.sessions) == 0)
+        # A session that the upstream began while its client was already gone has no name that we could have heard.
+        unheard = sum(number % 3 == 0 for number in range(100))
+        await until(lambda: len({name for _, name in deletes(upstream)} - {"stillborn"}) >= upstream.sessions - unheard)
+        assert Counter(name for _, name in deletes(upstream))["stillborn"] == 100
+        pipeline = running.app.pipeline
+        await until(lambda: pipeline.inside == 0 and pipeline.exchanges.farewells.empty())
+        await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= fds + SPARE)
+        assert len(running.ends()) == len({record["decision_id"] for record in running.ends()})
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def abandoned(running: World, number: int) -> None:
+    """Open a session and hang up with an RST: before its answer, after it, or out of its stream."""
+    where = urlsplit(running.url)
+    body = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}'
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"POST /mcp/github HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: {ALICE['Authorization']}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    if number % 3:
+        answer = await reader.readuntil(b"\r\n\r\n")
+        session = next(line[16:] for line in answer.decode().split("\r\n") if line.startswith("Mcp-Session-Id: "))
+        if number % 3 == 2:
+            writer.write(f"GET {head[5:]}Mcp-Session-Id: {session}\r\nAccept: text/event-stream\r\n\r\n".encode())
+            await reader.readuntil(b"text/event-stream")
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,281 @@
+"""Whose session is it?
+
+Everything that somebody else, or somebody at another time, can do with an `Mcp-Session-Id` or an event id (threats
+S1-S6, reports BL-060, BL-066, BL-097).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.flow.guests import (
+    ALICE,
+    BOB,
+    GOOD,
+    IDP,
+    NOTIFICATION,
+    answered,
+    emitter,
+    gateway,
+    get,
+    gone,
+    opened,
+    post,
+    stream,
+)
+from tests.flow.idp import bearer
+from tests.flow.streams import Ear, Emitter, event, hearing, streamed
+from tests.flow.talk import Talk
+from tests.flow.world import Upstream, World, request, until
+
+Act = Callable[[Talk], Awaitable[tuple[int, Any, Any]]]
+ACTS: dict[str, Act] = {
+    "call": lambda talk: talk.call("search_code", GOOD),
+    "ping": lambda talk: talk.ask("ping"),
+    "notify": lambda talk: post(talk, NOTIFICATION),
+    "answer": lambda talk: post(talk, {"jsonrpc": "2.0", "id": "asked-1", "result": {}}),
+    "listen": get,
+    "resume": lambda talk: get(talk, **{"Last-Event-ID": "17"}),
+    "leave": lambda talk: talk.verb("DELETE"),
+}
+# What the owner of a live session hears: an answer to a question that nobody asked, and an event id that nobody gave
+# out, are wrong from anybody.
+OWNER = {"call": 200, "ping": 200, "notify": 202, "answer": 400, "listen": 200, "resume": 404, "leave": 204}
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_a_session_is_its_owners_alone(house: World, act: str) -> None:
+    alice = await opened(house)
+    heard = len(house.upstream.verbs)
+    bob, nobody = (
+        Talk(house, "session", dict(BOB), session=alice.session),
+        Talk(house, "session", session=alice.session),
+    )
+    stolen = await ACTS[act](bob)
+    unknown = await ACTS[act](Talk(house, "session", dict(BOB), session="A" * 43))
+    assert (stolen[0], (await ACTS[act](nobody))[0]) == (404, 401)
+    assert without_ids(stolen[1]) == without_ids(unknown[1]), "another's session looks like none"
+    assert len(house.upstream.verbs) == heard, "nothing of it reached the upstream"
+    assert (await ACTS[act](alice))[0] == OWNER[act], "and the owner goes on"
+
+
+def without_ids(body: Any) -> str:
+    """A refusal without what is different each time."""
+    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "…", body.decode() if isinstance(body, bytes) else str(body))
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("end", ["deleted", "evicted", "idle", "forgotten"])
+async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, act: str) -> None:
+    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 2, idle_s: 600") as running:
+        alice = await opened(running)
+        if end == "deleted":
+            assert (await alice.verb("DELETE"))[0] == 204
+        elif end == "evicted":
+            await opened(running), await opened(running)
+        elif end == "idle":
+            running.app.sessions.clock_mono = lambda: time.monotonic() + 601
+        else:
+            upstream.script["ping"] = lambda _, __: answered(web.Response(status=404))
+            assert (await alice.ask("ping"))[0] == 404
+            del upstream.script["ping"]
+        assert (await ACTS[act](alice))[0] == 404
+        assert (await (await opened(running)).call("search_code", GOOD))[0] == 200, "and a new one can begin"
+
+
+async def test_an_id_that_the_client_chose_is_ignored(house: World) -> None:
+    alice = await opened(house)
+    for chosen in ("mine", alice.session, "A" * 43):
+        bob = Talk(house, "session", {**BOB, "Mcp-Session-Id": chosen})
+        await bob.open()
+        assert bob.session not in ("", chosen)
+    assert all(
+        "mcp-session-id" not in {name.lower() for name in heads}
+        for heads, message in house.upstream.seen
+        if message.get("method") == "initialize"
+    )
+    assert (await alice.ask("ping"))[0] == 200
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["{id}", "{id}"], ["{id}, {id}"], ["{id} "], ["{ID}"]])
+async def test_no_id_no_session_though_there_is_only_one(house: World, lines: list[str]) -> None:
+    alice = await opened(house)
+    sent = [("Mcp-Session-Id", line.format(id=alice.session, ID=alice.session.swapcase())) for line in lines]
+    plain = list({**ALICE, "Content-Type": "application/json"}.items())
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    expected = 200 if lines == ["{id} "] else 404 if lines and lines[0] and len(lines) == 1 else 400  # OWS is not of it
+    async with house.http.post(f"{house.url}/mcp/github", data=body, headers=plain + sent) as response:
+        assert response.status == expected
+    assert (await alice.ask("ping"))[0] == 200
+
+
+async def test_a_refreshed_token_goes_on_and_another_subject_does_not(house: World) -> None:
+    audience = f"{house.url}/mcp/github"
+    talk = await opened(house, bearer(IDP.token("user:alice", audience)))
+    talk.headers = bearer(IDP.token("user:alice", audience, claims={"jti": "refreshed"}))
+    assert (await talk.call("search_code", GOOD))[0] == 200
+    for other in (IDP.token("user:bob", audience), IDP.token("nhi:alice", audience)):
+        talk.headers = bearer(other)
+        assert (await talk.call("search_code", GOOD))[0] == 404
+    talk.headers = dict(ALICE)  # the same name, vouched for by somebody else
+    assert (await talk.call("search_code", GOOD))[0] == 404
+
+
+async def test_users_who_share_an_upstream_credential_do_not_share_its_session(tmp_path: Path) -> None:
+    counted: Counter[str] = Counter()
+
+    async def count(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        session = asked.headers["Mcp-Session-Id"]
+        assert asked.headers["Authorization"] == "Bearer shared-upstream-key"
+        counted[session] += 1
+        content = [{"type": "text", "text": str(counted[session])}]
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": {"content": content}})
+
+    (tmp_path / "shared.key").write_text("shared-upstream-key")
+    upstream = Upstream(script={"tools/call": count})
+    async with gateway(
+        tmp_path, upstream=upstream, upstream_settings="credential: {bearer_path: shared.key}"
+    ) as running:
+        talks = [await opened(running, who) for who in (ALICE, BOB, ALICE)]
+        for turn in range(1, 4):
+            for talk in talks:
+                _, body, _ = await talk.call("search_code", GOOD)
+                assert body["result"]["content"][0]["text"] == str(turn)
+    assert sorted(counted.values()) == [3, 3, 3]
+
+
+async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -> None:
+    """BL-060: 120 sessions at once, a canary for each on both kinds of stream."""
+    number_of = 120
+    upstream = Upstream(script={"GET": Emitter().listen, "tools/call": progress})
+    async with (
+        gateway(
+            tmp_path,
+            upstream=upstream,
+            sessions=f"max_per_principal: {number_of}",
+            mcp_settings=f"max_connections: {number_of}",
+        ) as running,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+        AsyncExitStack() as ears,
+    ):
+        running.http, old = http, running.http
+        talks = [await opened(running, (ALICE, BOB)[number % 2]) for number in range(number_of)]
+        theirs = {session.id: session.upstream_id or "" for session in running.app.sessions}
+        heard = [await ears.enter_async_context(stream(talk, http=http)) for talk in talks]
+        await until(lambda: emitter(running).count == number_of)
+        names = [theirs[talk.session] for talk in talks]
+        for name in reversed(names):
+            note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": name}}
+            ask = {"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": {"messages": [name]}}
+            await emitter(running).emit(name, event(note) + event(ask))
+
+        async def hear(ear: Ear, talk: Talk, name: str) -> None:
+            first, second = await ear.message(), await ear.message()
+            assert (first["params"]["data"], second["params"]["messages"]) == (name, [name])
+            async with hearing(
+                http,
+                f"{running.url}/mcp/github",
+                {**talk.headers, **talk.in_session},
+                request("tools/call", {"name": "search_code", "arguments": GOOD}),
+            ) as answer:
+                said = await answer.rest()
+            assert [one.get("params", one.get("result"))["data"] for one in said] == [name, name]
+            reply = {"jsonrpc": "2.0", "id": 1, "result": {"to": name}}
+            assert (await post(talk, reply))[0] == 202
+
+        await asyncio.gather(*map(hear, heard, talks, names))
+        replies = [
+            (headers["Mcp-Session-Id"], message["result"]["to"])
+            for headers, message in upstream.seen
+            if "method" not in message
+        ]
+        assert sorted(replies) == sorted((name, name) for name in names)
+        running.http = old
+
+
+async def progress(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    name = asked.headers["Mcp-Session-Id"]
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": name}}
+    return await streamed(asked, event(note), event({"jsonrpc": "2.0", "id": message["id"], "result": {"data": name}}))
+
+
+async def test_an_answer_is_taken_once_and_only_to_a_question_of_this_session(house: World) -> None:
+    alice, bob = await opened(house), await opened(house, BOB)
+    theirs = {session.id: session.upstream_id or "" for session in house.app.sessions}
+    async with stream(alice) as ear:
+        await until(lambda: emitter(house).count == 1)
+        ask = {"jsonrpc": "2.0", "id": "q-1", "method": "sampling/createMessage", "params": {"messages": []}}
+        await emitter(house).emit(theirs[alice.session], event(ask))
+        assert (await ear.message())["id"] == "q-1"
+        reply = {"jsonrpc": "2.0", "id": "q-1", "result": {"role": "assistant"}}
+        assert (await post(bob, reply))[0] == 400
+        assert (await post(alice, {**reply, "id": "q-2"}))[0] == 400
+        assert (await post(alice, reply))[0] == 202
+        assert (await post(alice, reply))[0] == 400
+    answers = [(headers["Mcp-Session-Id"], message) for headers, message in house.upstream.seen if "result" in message]
+    assert answers == [(theirs[alice.session], reply)]
+
+
+async def test_a_stream_is_resumed_where_its_own_session_left_it_and_nowhere_else(house: World) -> None:
+    alice, bob = await opened(house), await opened(house, BOB)
+    theirs = {session.id: session.upstream_id or "" for session in house.app.sessions}
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}
+    async with stream(alice) as ear:
+        await until(lambda: emitter(house).count == 1)
+        await emitter(house).emit(theirs[alice.session], event(note, id="stream-7_41"))
+        block = await ear.block()
+    sealed = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
+    assert "stream-7" not in sealed
+    await until(lambda: emitter(house).count == 0)
+    asked = len(emitter(house).asked)
+    for thief, guess in ((bob, sealed), (alice, "stream-7_41"), (alice, "stream-7_42"), (alice, sealed[:-1] + "x")):
+        assert (await get(thief, **{"Last-Event-ID": guess}))[0] == 404
+    async with house.http.get(
+        f"{house.url}/mcp/github",
+        headers=[
+            *{**ALICE, **alice.in_session, "Accept": "text/event-stream"}.items(),
+            ("Last-Event-ID", sealed),
+            ("Last-Event-ID", sealed),
+        ],
+    ) as twice:
+        assert twice.status == 400
+    assert len(emitter(house).asked) == asked
+    async with stream(alice, last=sealed) as ear:
+        assert ear.status == 200
+        assert emitter(house).asked[-1]["Last-Event-ID"] == "stream-7_41"
+
+
+async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -> None:
+    async def primed(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(asked, b"id: 1_0\nretry: 10\ndata:\n\n")
+
+    async def rest(asked: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        other = {"jsonrpc": "2.0", "id": 8, "result": {"text": "not asked here"}}
+        mine = {"jsonrpc": "2.0", "id": 7, "result": {"content": [], "n": asked.headers["Last-Event-ID"]}}
+        return await streamed(asked, event(mine, id="1_1"), event(other, id="1_2"), event(mine))
+
+    house.upstream.script |= {"tools/call": primed, "GET": rest}
+    alice = await opened(house)
+    async with hearing(
+        house.http,
+        f"{house.url}/mcp/github",
+        {**ALICE, **alice.in_session},
+        request("tools/call", {"name": "search_code", "arguments": GOOD}, id=7),
+    ) as ear:
+        block = await ear.block()
+        assert b"retry: 10" in block and await ear.rest() == []
+    sealed = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
+    async with stream(alice, last=sealed) as ear:
+        assert [message["result"]["n"] for message in await ear.rest()] == ["1_0"], "what nobody asked ends the stream"
