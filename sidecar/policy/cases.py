@@ -71,9 +71,13 @@ class Roles:
             self._memo.put(key, known)
         return known
 
-    def way(self, asker: Asker, role: str) -> tuple[str, ...]:
-        """The roles passed on the way from the principal, or from a role of its token, to this one."""
-        return self.links.way((asker.name, *asker.granted), role)
+    def behind(self, asker: Asker, rules: Iterable[Rule]) -> tuple[str, ...]:
+        """The roles on the ways by which these rules mean the principal, from rows or its token, each once."""
+        found: dict[str, None] = {}
+        for rule in rules:
+            if rule.subject.startswith("role:"):
+                found.update(dict.fromkeys(self.links.way((asker.name, *asker.granted), rule.subject)))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,7 @@ class Case:
             ),
             limited=tuple(rule for rule in allows if rule.max_calls_per_hour is not None) if allowed else (),
             until=nearest(rule.expires_at for rule in allows) if allowed else None,
-            roles=self.roles_behind(rests_on),
+            roles=self.docket.roles.behind(self.asker, rests_on),
             would_deny=tuple(rule.id for rule in would if rule.effect == "deny"),
             would_allow=tuple(rule.id for rule in would if rule.effect == "allow"),
         )
@@ -238,14 +242,6 @@ class Case:
         if any(self.live[row.expires] for row in allows):
             return Reason.CONDITION_FALSE
         return Reason.EXPIRED if allows else Reason.NO_MATCHING_RULE
-
-    def roles_behind(self, rules: Sequence[Rule]) -> tuple[str, ...]:
-        """The roles on the ways by which these rules mean the subject, each once."""
-        found: dict[str, None] = {}
-        for rule in rules:
-            if rule.subject.startswith("role:"):
-                found.update(dict.fromkeys(self.docket.roles.way(self.asker, rule.subject)))
-        return tuple(found)
 
 
 def _holds(outcome: Outcome, effect: str) -> bool:

@@ -46,6 +46,41 @@ Ran = Literal["true", "false", "error"]
 Outcome = Ran | Literal["assumed"]
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+# cel-spec, "Standard definitions", as far as they have names; and ours
+_FUNCTIONS = (
+    "has_role",
+    "has",
+    "all",
+    "exists",
+    "exists_one",
+    "filter",
+    "map",
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "timestamp",
+    "duration",
+    "getDate",
+    "getDayOfMonth",
+    "getDayOfWeek",
+    "getDayOfYear",
+    "getFullYear",
+    "getHours",
+    "getMinutes",
+    "getMonth",
+    "getSeconds",
+    "int",
+    "uint",
+    "double",
+    "string",
+    "bool",
+    "bytes",
+    "type",
+    "dyn",
+)
 _Tree = dict[str, Any]
 
 
@@ -196,7 +231,8 @@ def _compile_error(message: str) -> Wrong:
     found = _COMPILE_ERROR.search(message)
     if found is None:
         return Wrong("P401", "does not compile: " + message.splitlines()[0][:200])
-    hint = "variables are " + ", ".join(VARIABLES) if "undeclared reference" in found[3] else ""
+    unknown = _UNDECLARED.search(found[3])
+    hint = meant(unknown[1], (*VARIABLES, *_FUNCTIONS)) or "variables are " + ", ".join(VARIABLES) if unknown else ""
     return Wrong("P401", "does not compile: " + found[3][:200], hint, offset=max(0, int(found[2]) - 1), width=1)
 
 

@@ -166,7 +166,7 @@ class Engine:
         # Any one of them opens it, so it stays open until the last one ends.
         until = max(rule.expires_at for rule in live if rule.expires_at) if all(r.expires_at for r in live) else None
         shown = tuple(live[:MAX_OPENING_RULES])
-        roles = self._roles_behind(asker, shown)
+        roles = self._roles.behind(asker, shown)
         opened = replace(link, allowed=True, reason=None, rules=shown)
         return replace(answer, link=opened, until=until, roles=roles), facts
 
@@ -191,10 +191,6 @@ class Engine:
             return any(self._is_on(element, server) for element in self._sets.get(pattern, ()))
         prefixes = (f"{word}{server}/" for word in _ON_SERVERS)
         return glob(f"nhi:{server}", pattern) or any(meets_prefix(pattern, prefix) for prefix in prefixes)
-
-    def _roles_behind(self, asker: Asker, rules: tuple[Rule, ...]) -> tuple[str, ...]:
-        ways = [self._roles.way(asker, rule.subject) for rule in rules if rule.subject.startswith("role:")]
-        return tuple(dict.fromkeys(role for way in ways for role in way))
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def subject(text: str, kind: PermissionKind) -> str:
     if not colon or word not in allowed:
         known = ", ".join(name if name == ANONYMOUS else f"{name}:…" for name in allowed)
         raise Wrong("P103", f"{shown(text)} is no subject here", meant(word, allowed) or f"write {known} or *")
-    _check_name(rest, _ID if word == "role" else _ID_PATTERN)
+    _check_name(text, rest, _ID if word == "role" else _ID_PATTERN)
     return text
 
 
@@ -146,7 +146,8 @@ def effect(text: str) -> Literal["allow", "deny"]:
         return "allow"
     if text == "deny":
         return "deny"
-    raise Wrong("P105", f"{shown(text)} is neither allow nor deny", meant(text.lower(), ("allow", "deny")))
+    hint = "a comment stands on a line of its own" if "#" in text else meant(text.lower(), ("allow", "deny"))
+    raise Wrong("P105", f"{shown(text)} is neither allow nor deny", hint)
 
 
 def expires_at(text: str) -> float | None:
@@ -192,9 +193,9 @@ def _thing(text: str, allowed: tuple[str, ...]) -> str:
         hint = meant(word, allowed) or "write " + ", ".join(f"{name}:…" for name in allowed) + " or *"
         raise Wrong("P113", f"{shown(text)} is no object here", hint)
     if word == "set":
-        _check_name(rest, _ID)
+        _check_name(text, rest, _ID)
     elif word == "nhi":
-        _check_name(rest, _ID_PATTERN)
+        _check_name(text, rest, _ID_PATTERN)
     else:
         _check_on_server(text, word, rest)
     return text
@@ -218,16 +219,16 @@ def _named(text: str, kinds: tuple[str, ...]) -> str:
     if not colon or word not in kinds:
         known = ", ".join(f"{name}:…" for name in kinds)
         raise Wrong("P303", f"{shown(text)} is not {known}", meant(word, kinds))
-    _check_name(rest, _ID)
+    _check_name(text, rest, _ID)
     return text
 
 
-def _check_name(rest: str, grammar: re.Pattern[str]) -> None:
-    if "*" in rest and grammar is _ID:
-        _check_exact(rest)
+def _check_name(text: str, rest: str, grammar: re.Pattern[str]) -> None:
+    if grammar is _ID:
+        _check_exact(text)
     if not grammar.fullmatch(rest):
-        hint = "1 to 256 ASCII characters without blanks, quotes, commas and |"
-        raise Wrong("P103", f"{shown(rest)} is no name", hint)
+        hint = "after the colon, 1 to 256 ASCII characters without blanks, quotes, commas and |"
+        raise Wrong("P103", f"{shown(text)} is no name", hint)
 
 
 def _check_exact(text: str) -> None:

@@ -85,13 +85,12 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
     for section, keys in _SECTIONS.items():
         if section != "role_definition" and keys[0] not in entries:
             faults.whole("P202", f"[{section}] with {keys[0]} = … is missing", file)
-    if len(faults.errors) > before:
-        return None
     columns = _columns(entries, faults)
     groups = tuple(key for key in ("g", "g2") if key in entries)
     _check_groups(entries, groups, faults)
-    _check_effect(entries["e"], faults)
-    factors = _checked_matcher(entries["m"], groups, faults)
+    if "e" in entries:
+        _check_effect(entries["e"], faults)
+    factors = _checked_matcher(entries["m"], groups, faults) if "m" in entries else ()
     if len(faults.errors) > before:
         return None
     return Model(kind, columns, groups, ALLOW_AND_DENY, entries["m"].value, factors)
@@ -139,16 +138,17 @@ def _keep_entry(section: str, content: str, line: Line, entries: dict[str, _Entr
     elif key in entries:
         faults.error("P201", f"{key} is there twice", line, column)
     else:
-        entries[key] = _Entry(value.strip(), line, line.text.find("=") + 2)
+        start = line.text.find(value.strip()[:8], line.text.find("=") + 1)
+        entries[key] = _Entry(value.strip(), line, max(0, start) + 1)
 
 
 def _columns(entries: Mapping[str, _Entry], faults: Faults) -> tuple[str, ...]:
-    request, policy = entries["r"], entries["p"]
-    if tuple(_split(request.value)) != REQUEST:
+    request, policy = entries.get("r"), entries.get("p")
+    if request is not None and tuple(_split(request.value)) != REQUEST:
         hint = "write r = " + ", ".join(REQUEST)
         faults.error("P202", "a request has exactly these fields", request.line, request.column, hint=hint)
-    columns = _split(policy.value)
-    if sorted(columns) != sorted(COLUMNS):
+    columns = _split(policy.value) if policy is not None else []
+    if policy is not None and sorted(columns) != sorted(COLUMNS):
         hint = "write, in any order, p = " + ", ".join(COLUMNS)
         faults.error("P202", "a row has exactly these columns", policy.line, policy.column, hint=hint)
     return tuple(columns)
@@ -161,13 +161,14 @@ def _split(value: str) -> list[str]:
 def _check_groups(entries: Mapping[str, _Entry], groups: tuple[str, ...], faults: Faults) -> None:
     for key in groups:
         if _split(entries[key].value) != ["_", "_"]:
-            hint = "no domains and no link conditions (threats K13): put the tenant into the name"
+            # Threats K13: domains and their patterns have granted across tenants.
+            hint = "no domains and no link conditions: put the tenant into the name"
             faults.error("P202", f"{key} must be _, _", entries[key].line, entries[key].column, hint=hint)
 
 
 def _check_effect(entry: _Entry, faults: Faults) -> None:
     if "".join(entry.value.split()) != "".join(ALLOW_AND_DENY.split()):
-        hint = f"only some allow and no deny is safe (threats K4, K10): e = {ALLOW_AND_DENY}"
+        hint = f"others allow by default, or by the order of rows: e = {ALLOW_AND_DENY}"
         faults.error("P203", "this effect is refused", entry.line, entry.column, max(1, len(entry.value)), hint)
 
 
@@ -175,8 +176,10 @@ def _check_effect(entry: _Entry, faults: Faults) -> None:
 
 
 def _checked_matcher(entry: _Entry, groups: tuple[str, ...], faults: Faults) -> tuple[Factor, ...]:
-    def refuse(code: str, message: str, hint: str = "") -> None:
-        faults.error(code, message, entry.line, entry.column, max(1, len(entry.value)), hint)
+    def refuse(code: str, message: str, hint: str = "", token: str = "") -> None:
+        column = entry.line.text.find(token, entry.column - 1) + 1 if token else 0
+        width = len(token) if column else max(1, len(entry.value))
+        faults.error(code, message, entry.line, column or entry.column, width, hint)
 
     if "#" in entry.value or ";" in entry.value or not entry.value.isascii():
         refuse("P204", "a matcher holds no comments and only ASCII")
@@ -186,8 +189,8 @@ def _checked_matcher(entry: _Entry, groups: tuple[str, ...], faults: Faults) -> 
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         refuse("P204", "this is no expression", "check the brackets and operators")
         return ()
-    for message, hint in _unsafe_parts(tree, groups):
-        refuse("P204", message, hint)
+    for message, hint, token in _unsafe_parts(tree, groups):
+        refuse("P204", message, hint, token)
     conjuncts = _conjuncts(tree)
     written = [ast.unparse(part) for part in conjuncts]
     for needed, call in ((_LIVE, "live(p.expires_at, r.ctx)"), (_HOLDS, "holds(p.when, p.eft, r.ctx)")):
@@ -219,36 +222,41 @@ def _calls(tree: ast.expr, name: str) -> int:
     return sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
 
 
-def _unsafe_parts(tree: ast.expr, groups: tuple[str, ...]) -> list[tuple[str, str]]:
-    """What is not one of our functions over our names: an allow-list, so that nothing new slips through."""
+def _unsafe_parts(tree: ast.expr, groups: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """What is not one of our functions over our names, as (message, hint, text): an allow-list, so that nothing new
+    slips through."""
     names = {f"r_{name}" for name in REQUEST} | {f"p_{name}" for name in COLUMNS}
     functions = {name for name in FUNCTIONS if name not in ("g", "g2") or name in groups}
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
-            found.append(("a literal is refused", "Casbin rewrites text inside literals (threats K9): use rows"))
+            # Threats K9: Casbin rewrites what looks like a name inside of literals.
+            found.append(
+                ("a literal is refused", "Casbin does not keep literals as they are: use rows", str(node.value))
+            )
         elif isinstance(node, ast.Call):
             found += _unsafe_call(node, functions)
         elif isinstance(node, ast.Name):
             if id(node) not in called and node.id not in names:
                 written = node.id.replace("_", ".", 1)
-                found.append((f"{shown(written)} is no name here", meant(node.id, names).replace("_", ".", 1)))
+                found.append((f"{shown(written)} is no name here", meant(node.id, names).replace("_", ".", 1), written))
         elif not isinstance(node, _SAFE_NODES):
-            found.append((f"{type(node).__name__} is refused", "use && || ! == != and the functions"))
+            found.append((f"{type(node).__name__} is refused", "use && || ! == != and the functions", ""))
     return found
 
 
 _SAFE_NODES = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Load)
 
 
-def _unsafe_call(node: ast.Call, functions: set[str]) -> list[tuple[str, str]]:
+def _unsafe_call(node: ast.Call, functions: set[str]) -> list[tuple[str, str, str]]:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in functions:
-        hint = meant(name, functions) or "the functions are " + ", ".join(sorted(functions)) + " (threats K2, K3, K8)"
-        return [(f"function {shown(name)} is refused", hint)]
+        # Threats K2, K3, K8: Casbin's own matchers match prefixes, and eval runs what stands in a row.
+        hint = meant(name, functions) or "the functions are " + ", ".join(sorted(functions))
+        return [(f"function {shown(name)} is refused", hint, name)]
     if node.keywords or len(node.args) != FUNCTIONS[name]:
-        return [(f"{name} takes {FUNCTIONS[name]} arguments", "")]
+        return [(f"{name} takes {FUNCTIONS[name]} arguments", "", name)]
     return []
 
 

@@ -80,7 +80,7 @@ def load_policy(
     sets = _links("g2", draft)
     _warn_empty_sets(sets, draft)
     if draft.faults.errors:
-        raise PolicyError(draft.faults.errors)
+        raise PolicyError(sorted(draft.faults.errors, key=lambda fault: (fault.file, fault.line, fault.column)))
     return _source(draft, roles, sets)
 
 

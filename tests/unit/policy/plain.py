@@ -8,9 +8,10 @@ Python beside their CEL text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import casbin
@@ -71,7 +72,8 @@ class Plain:
     """Pure pycasbin over a policy."""
 
     policy: Policy
-    enforcers: dict[tuple[str, frozenset[str], str, bool], casbin.Enforcer] = field(default_factory=dict)
+    models: Path = MODELS
+    enforcers: dict[tuple[str, frozenset[str], str], casbin.Enforcer] = field(default_factory=dict)
 
     def decide(self, chain: Chain, asked: Question, now_s: float) -> tuple[bool, Reason | None]:
         """The answer and, by second runs with expiry or conditions switched off, the reason."""
@@ -122,14 +124,15 @@ class Plain:
         return Reason.EXPIRED if asks(some_allow, live=True, holds=True) else Reason.NO_MATCHING_RULE
 
     def _enforce(self, kind: str, effect: str, who: Principal, obj: str, act: str, context: Context) -> bool:
-        key = (who.name, who.roles, f"{kind}/{effect}", False)
+        key = (who.name, who.roles, f"{kind}/{effect}")
         enforcer = self.enforcers.get(key)
         if enforcer is None:
             enforcer = self.enforcers[key] = self._enforcer(kind, effect, who)
         return bool(enforcer.enforce(who.name, obj, act, context))
 
     def _enforcer(self, kind: str, effect: str, who: Principal) -> casbin.Enforcer:
-        conf = (MODELS / f"{'agent_to_tool' if kind == 'guardrails' else kind}.conf").read_text()
+        folder = MODELS if kind == "guardrails" else self.models
+        conf = (folder / f"{'agent_to_tool' if kind == 'guardrails' else kind}.conf").read_text()
         if effect:
             conf = re.sub(r"(?m)^e = .*$", f"e = {effect}", conf)
         model = casbin.Model()
@@ -178,8 +181,3 @@ def holds(when: str, effect: str, context: Context) -> bool:
     except (KeyError, TypeError):
         return effect == "deny"
     return value if isinstance(value, bool) else effect == "deny"
-
-
-def each(chains: Iterable[Chain], questions: Iterable[Question]) -> list[tuple[Chain, Question]]:
-    asked = list(questions)
-    return [(chain, question) for chain in chains for question in asked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from sidecar.policy import Engine
 from sidecar.vocabulary import Chain, Principal, Question
 
 from .plain import CONDITIONS, Plain, Policy
-from .world import AFTER, BEFORE, NOW, source
+from .world import AFTER, BEFORE, MODELS, NOW, source, write
 
 USERS, NHIS, ROLES = ("user:a", "user:b"), ("nhi:p", "nhi:r"), ("role:x", "role:y", "role:z")
 TOOLS = ("tool:s1/t1", "tool:s1/t2", "tool:s2/t1", "prompt:s1/t1")
@@ -115,6 +116,29 @@ def test_every_decision_and_reason_is_plain_casbins(policy: Policy, asked: list[
     for chain, question in [*asked, *asked]:  # the second time from memory
         decision = engine.decide(chain, question, NOW)
         assert (decision.allowed, decision.reason) == judge.decide(chain, question, NOW)
+
+
+OWN_MATCHER = (
+    "g(r.sub, p.sub) && (glob(r.obj, p.obj) || !(r.sub != p.sub)) && (globs(r.act, p.act) && p.eft == p.eft)"
+    " && live(p.expires_at, r.ctx) && holds(p.when, p.eft, r.ctx)"
+)
+
+
+@settings(generous, max_examples=40)
+@given(policy=policies(), asked=st.lists(st.tuples(chains, questions()), min_size=1, max_size=6))
+def test_a_users_own_model_is_cut_without_changing_an_answer(
+    policy: Policy, asked: list[tuple[Chain, Question]]
+) -> None:
+    """One part reads caller and object together, one reads neither."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        shipped = {conf.name: conf.read_text() for conf in MODELS.glob("*.conf")}
+        write(models, {name: re.sub(r"(?m)^m = .*$", f"m = {OWN_MATCHER}", text) for name, text in shipped.items()})
+        engine = Engine(source(Path(folder) / "policies", policy.files(), models=models))
+        judge = Plain(policy, models)
+        for chain, question in asked:
+            decision = engine.decide(chain, question, NOW)
+            assert (decision.allowed, decision.reason) == judge.decide(chain, question, NOW)
 
 
 @settings(generous, max_examples=40)

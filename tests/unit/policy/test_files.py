@@ -1,0 +1,259 @@
+"""Does every file, line and byte of a policy count, or is it said why not?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.policy import Scope
+from sidecar.policy.faults import Faults
+from sidecar.policy.rows import parse_rows
+from sidecar.policy.scopes import scopes_of
+
+from .world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
+
+ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, tools/call, -, -, -, allow\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ROWS,
+        "\ufeff" + ROWS,
+        ROWS.replace("\n", "\r\n"),
+        ROWS.replace(", ", ","),
+        ROWS.replace(", ", ",\t"),
+        ROWS.replace(", ", "\t ,  "),
+        ROWS.rstrip("\n"),
+        '\n\n# comment\n   # another, with "quotes\n' + ROWS + "\n",
+        ROWS.replace("user:a", '"user:a"').replace("p,", '"p",'),
+    ],
+)
+def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, text: str) -> None:
+    """Reports BL-026."""
+    asked = engine(tmp_path, {"agent_to_tool": text})
+    assert asked.revision == engine(tmp_path / "plain", {"agent_to_tool": ROWS}).revision
+    assert all(asked.decide(chain(name), tool("s/t"), NOW).allowed for name in ("user:a", "user:b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        (ROWS.replace("p,", "P,", 1), 1, 1),
+        (ROWS.replace(",", ";"), 1, 1),
+        (ROWS.replace(",", "\t"), 1, 1),
+        (ROWS.replace("\n", "\r"), 1, 48),
+        (ROWS.replace("user:b", "user:b\ufeff"), 2, 10),
+        (ROWS + "p, user:c, tool:s/t", 3, 1),
+    ],
+)
+def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
+    first = faults(tmp_path, {"agent_to_tool.csv": text})[0]
+    assert (first.line, first.column) == (line, column)
+
+
+def test_bytes_that_are_no_utf8_are_a_fault_at_their_place(tmp_path: Path) -> None:
+    (tmp_path / "agent_to_tool.csv").write_bytes(SOMETHING.encode() + b"\n# caf\xe9\n")
+    (fault,) = faults(tmp_path, {})
+    assert (fault.code, fault.line, fault.column) == ("P005", 2, 6)
+
+
+@given(st.text(alphabet='pg2,"# \t\r\n|*-:=ax\u0430\x00', max_size=60))
+def test_a_line_is_read_or_told(text: str) -> None:
+    """Whatever stands in a file, each line with content is a row, a note or a fault; nothing vanishes."""
+    found = Faults()
+    rows = parse_rows("f", text, found)
+    said = {row.line.number for row in rows} | {row.line.number - 1 for row in rows if row.notes_line}
+    told = said | {fault.line for fault in found.errors}
+    for number, line in enumerate(text.split("\n"), start=1):
+        content = line.strip(" \t\r")
+        if content and (not content.startswith("#") or content.startswith("#:")):
+            assert number in told
+
+
+@given(st.lists(st.text(alphabet="ab,\"# '", max_size=6), min_size=2, max_size=4))
+def test_quoted_fields_come_back_as_they_were(fields: list[str]) -> None:
+    line = "p," + " , ".join('"' + text.replace('"', '""') + '"' for text in fields)
+    (row,) = parse_rows("f", line, Faults())
+    assert [field.text for field in row.fields] == fields
+    for field in row.fields:
+        assert all(line[field.column_of(at) - 1] == character for at, character in enumerate(field.text))
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("agent-to-tool.csv", "P002"),
+        ("agent_to_tool.txt", "P002"),
+        ("agent_to_tool.csv.bak", "P002"),
+        ("README.md", "P002"),
+        ("teams/x/agents.csv", "P002"),
+        ("rules.yaml", "P003"),
+        ("teams/budgets.yaml", "P003"),
+        ("teams/tests/a.yaml", "P003"),
+    ],
+)
+def test_an_unknown_file_is_a_fault(tmp_path: Path, name: str, code: str) -> None:
+    found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: "x"})
+    assert [(fault.code, fault.file) for fault in found] == [(code, str(tmp_path / name))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["budgets.yaml", "pins.yaml", "disabled.yaml", "tests/a.yaml", "tests/b/c", ".hidden", "..data/x", ".git/HEAD"],
+)
+def test_what_is_somebody_elses_is_left_alone(tmp_path: Path, name: str) -> None:
+    assert faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: "\x00 not rows"}) == []
+
+
+def test_files_of_any_depth_and_name_count(tmp_path: Path) -> None:
+    rows = ROWS.splitlines()
+    spread = {"agent_to_tool.one.csv": rows[0] + "\n", "a/b/c/d/agent_to_tool.csv": rows[1] + "\n"}
+    assert engine(tmp_path / "x", spread).revision == engine(tmp_path / "y", {"agent_to_tool": ROWS}).revision
+
+
+def test_a_kubernetes_mount_is_read_once(tmp_path: Path) -> None:
+    write(
+        tmp_path / "..2027", {"agent_to_tool.csv": ROWS, "teams/user_to_nhi.csv": "p, *, nhi:b, use, -, -, -, allow\n"}
+    )
+    (tmp_path / "..data").symlink_to("..2027")
+    (tmp_path / "agent_to_tool.csv").symlink_to("..data/agent_to_tool.csv")
+    (tmp_path / "teams").symlink_to("..data/teams")
+    assert len(source(tmp_path, {}).rules) == 3
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    write(tmp_path, {"a/agent_to_tool.csv": ROWS})
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    assert len(source(tmp_path, {}).rules) == 2
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "agent_to_tool.csv")
+    assert [fault.code for fault in faults(tmp_path, {})] == ["P001"]
+
+
+def test_missing_folders_are_faults(tmp_path: Path) -> None:
+    found = faults(tmp_path / "p", {"agent_to_tool.csv": SOMETHING}, models=tmp_path / "nowhere")
+    assert {fault.code for fault in found} == {"P001"}
+    assert len(found) == 3  # each model by its name
+
+
+def test_too_long_a_line_and_too_large_a_file_are_faults(tmp_path: Path) -> None:
+    long = SOMETHING.replace("nobody", "n" * 9000)
+    assert [fault.code for fault in faults(tmp_path / "a", {"agent_to_tool.csv": SOMETHING + "\n" + long})] == ["P110"]
+    large = "# " + "x" * 1000 + "\n"
+    assert [f.code for f in faults(tmp_path / "b", {"agent_to_tool.csv": large * 17_000})] == ["P001"]
+
+
+def test_the_revision_is_of_what_is_decided(tmp_path: Path) -> None:
+    def revision(name: str, files: dict[str, str]) -> str:
+        return engine(tmp_path / name, files).revision
+
+    rows = "#: id=x owner=o\n" + ROWS
+    same = [
+        {"agent_to_tool": rows},
+        {"agent_to_tool": "# comment\n\n" + rows},
+        {
+            "agent_to_tool": "".join(reversed(ROWS.splitlines(True)[1:]))
+            + "#: owner=o id=x\n"
+            + ROWS.splitlines(True)[0]
+        },
+    ]
+    assert len({revision(f"s{i}", files) for i, files in enumerate(same)}) == 1
+    others = [
+        {"agent_to_tool": ROWS},
+        {"agent_to_tool": rows.replace("tools/call", "use")},
+        {"agent_to_tool": rows.replace("id=x", "id=y")},
+        {"agent_to_tool": rows.replace("owner=o", "shadow=true")},
+        {"agent_to_tool": rows.replace("owner=o", "per=rule")},
+        {"agent_to_tool": rows, "roles": "g, user:a, role:x\n"},
+        {"agent_to_tool": rows, "roles": "g2, tool:s/t, set:x\n"},
+        {"user_to_nhi": rows.replace("tool:s/t", "nhi:t")},
+    ]
+    assert len({revision(f"o{i}", files) for i, files in enumerate([*others, same[0]])}) == len(others) + 1
+
+
+def test_a_model_may_order_its_columns_anew(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for conf in MODELS.glob("*.conf"):
+        text = conf.read_text()
+        if conf.stem == "agent_to_tool":
+            text = text.replace(
+                "sub, obj, act, expires_at, max_calls_per_hour, when, eft",
+                "eft, sub, act, obj, when, max_calls_per_hour, expires_at",
+            )
+            text = text.replace("(who(r.sub, p.sub, p.eft) || g(r.sub, p.sub))", "r.sub == p.sub")
+        write(models, {conf.name: text})
+    rows = "p, allow, user:a, use, tool:s/*, args.x == 1, 7, -\np, allow, *, use, *, -, -, -\n"
+    asked = engine(tmp_path / "p", {"agent_to_tool": rows}, models=models)
+    decision = asked.decide(chain("user:a"), tool("s/t", {"x": 1}), NOW)
+    assert decision.allowed
+    assert [limit.per_hour for limit in decision.limits] == [7]
+    assert not asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
+    assert not asked.decide(chain("user:b"), tool("s/t", {"x": 1}), NOW).allowed  # `*` means nothing to ==
+
+
+def test_rules_without_an_id_are_called_by_their_content(tmp_path: Path) -> None:
+    first = source(tmp_path / "a", {"agent_to_tool.csv": ROWS}).rules
+    moved = source(tmp_path / "b", {"x/agent_to_tool.csv": "\n# moved\n" + ROWS}).rules
+    assert [rule.id for rule in first] == [rule.id for rule in moved]
+    assert len({rule.id for rule in first}) == 2
+
+
+def test_suspicious_rows_are_warned_of(tmp_path: Path) -> None:
+    rows = """p, user:a, tool:githb/x, use, -, -, -, allow
+p, user:a, tool:github/x, use, -, -, call.meta.ok == true, allow
+p, user:a, set:empty, use, -, -, -, allow
+p, user:a, tool:github/y, use, -, -, call.meta.ok == true, deny
+"""
+    roles = "g, user:a, role:x\ng, user:a, role:x\n"
+    found = source(tmp_path, {"agent_to_tool.csv": rows, "roles.csv": roles}, names=frozenset({"github"})).warnings
+    assert sorted((fault.code, fault.line) for fault in found) == [("P121", 1), ("P304", 2), ("P305", 3), ("P405", 2)]
+    assert next(fault.hint for fault in found if fault.code == "P121") == 'did you mean "github"?'
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "bound"),
+    [
+        ("teams/payments/**", "teams/payments/agent_to_tool.csv", True),
+        ("teams/payments/**", "teams/payments/x/y/agent_to_tool.csv", True),
+        ("teams/payments/**", "teams/payments2/agent_to_tool.csv", False),
+        ("teams/*/roles.csv", "teams/payments/roles.csv", True),
+        ("teams/*/roles.csv", "teams/payments/x/roles.csv", False),
+        ("**/roles.csv", "roles.csv", True),
+        ("**/roles.csv", "a/b/roles.csv", True),
+        ("*.csv", "a/roles.csv", False),
+        ("roles.csv", "rolesxcsv", False),
+    ],
+)
+def test_a_scope_bounds_the_files_it_names(pattern: str, path: str, bound: bool) -> None:
+    assert bool(scopes_of(path, [Scope(pattern)])) is bound
+
+
+@pytest.mark.parametrize(
+    ("row", "inside"),
+    [
+        ("p, role:pay-ops, tool:pay/*, use, -, -, -, allow", True),
+        ("p, role:pay-ops, tool:pay/x, use, -, -, -, deny", True),
+        ("p, role:pay-ops, tool:p*, use, -, -, -, allow", False),
+        ("p, role:pay-ops, tool:*/x, use, -, -, -, allow", False),
+        ("p, role:pay-ops, *, use, -, -, -, allow", False),
+        ("p, *, tool:pay/x, use, -, -, -, allow", False),
+        ("p, role:ops, tool:pay/x, use, -, -, -, allow", False),
+        ("p, role:pay-ops, set:pay-x, use, -, -, -, allow", False),
+        ("g, user:a, role:pay-ops", True),
+        ("g, user:a, role:ops", False),
+        ("g, role:pay-ops, role:admin", False),
+        ("g2, tool:pay/x, set:all", False),
+    ],
+)
+def test_a_row_outside_its_folders_scope_is_a_fault(tmp_path: Path, row: str, inside: bool) -> None:
+    scope = Scope("teams/pay/**", ("role:pay-*",), ("tool:pay/*",), ("role:pay-*",))
+    name = "teams/pay/" + ("agent_to_tool.csv" if row.startswith("p") else "roles.csv")
+    found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: row + "\n"}, scopes=[scope])
+    assert {fault.code for fault in found} == (set() if inside else {"P112"})
