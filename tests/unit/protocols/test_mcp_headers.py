@@ -1,0 +1,250 @@
+"""Do headers and body say the same, and in which era? (threats P13, P14; report BL-050) The official SDK is the judge."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp.shared import inbound as sdk
+
+from sidecar.arrival import head_of
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import mcp
+from sidecar.protocols.jsonrpc import Request
+from sidecar.protocols.mcp import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, Head
+from tests import wire
+from tests.unit.protocols.asking import ENVELOPE_META, STATELESS
+
+ROUTED = [row for row in wire.table("routing") if row["verdict"] == "stateless"]
+
+# --- eras -----------------------------------------------------------------------------------------------------------
+
+SAID = (None, "", *SESSION_VERSIONS, *STATELESS_VERSIONS, "2024-10-07", "2027-01-01", "2026-07-28 ", "latest", "1")
+ABSENT = object()
+
+
+def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:
+    """The rule, said anew: one header at most; a body that speaks must be echoed; what is left must be known."""
+    if len(headers) > 1:
+        return "refused", "-32020"
+    header = headers[0] if headers else None
+    if body is ABSENT:
+        if header is None:
+            return "session", ""
+        if header in STATELESS_VERSIONS:
+            return "refused", "-32020"
+        return ("session", header) if header in SESSION_VERSIONS else ("refused", "-32022")
+    if header is None or body != header:
+        return "refused", "-32020"
+    return ("stateless", header) if header in STATELESS_VERSIONS else ("refused", "-32022")
+
+
+def era_of(headers: tuple[str, ...], params: dict[str, Any]) -> tuple[str, str]:
+    try:
+        era, version = mcp.version_of(Head(protocol_version=headers), Request(1, "tools/list", params))
+    except Refusal as refusal:
+        return "refused", str(refusal.code)
+    return era.value, version
+
+
+@pytest.mark.parametrize("body", [ABSENT, *SAID, 0, True, [], ["2026-07-28"], {}], ids=repr)
+def test_the_era_follows_from_header_and_body_together(body: object) -> None:
+    params = {} if body is ABSENT else {"_meta": {META_VERSION: body}}
+    headers = [(), *((said,) for said in SAID if said is not None)]
+    headers += [(one, other) for (one,) in headers[1:] for (other,) in headers[1:]]
+    for lines in headers:
+        assert era_of(lines, params) == expected_era(lines, body)
+        if body is ABSENT:
+            assert era_of(lines, {"_meta": {}}) == era_of(lines, params)
+
+
+def test_an_unsupported_version_is_told_with_those_that_are() -> None:
+    with pytest.raises(Refusal) as caught:
+        mcp.version_of(Head(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
+    assert caught.value.data == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
+
+
+@pytest.mark.parametrize("row", wire.table("routing"), ids=lambda row: row["case"])
+def test_headers_and_body_meet_the_verdict_of_the_corpus(row: dict[str, Any]) -> None:
+    assert verdict_on(row["headers"], row["method"], row["params"]) == row["verdict"]
+
+
+def verdict_on(headers: list[list[str]], method: str, params: dict[str, Any]) -> str:
+    lines: dict[str, list[str]] = {}
+    for name, value in headers:
+        lines.setdefault(name.lower(), []).append(value)
+    head, message = head_of(lines), Request(1, method, params)
+    try:
+        era, _ = mcp.version_of(head, message)
+        if era is STATELESS:
+            mcp.check_routing(head, message)
+    except Refusal as refusal:
+        return str(refusal.code)
+    return era.value
+
+
+def test_who_speaks_of_the_stateless_era_is_answered_in_it() -> None:
+    for row in wire.table("routing"):
+        lines: dict[str, list[str]] = {}
+        for name, value in row["headers"]:
+            lines.setdefault(name.lower(), []).append(value)
+        named = mcp.names_stateless(head_of(lines), Request(1, row["method"], row["params"]))
+        if row["verdict"] in ("session", "stateless"):
+            assert named == (row["verdict"] == "stateless")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in wire.table("routing") if row["verdict"] == "stateless"], ids=lambda row: row["case"]
+)
+def test_the_headers_that_go_on_are_made_anew_from_the_body(row: dict[str, Any]) -> None:
+    made = mcp.routing_headers(Request(1, row["method"], row["params"]))
+    name = row["params"].get("name", row["params"].get("uri"))
+    assert made == [("Mcp-Method", row["method"]), *([("Mcp-Name", name)] if name else [])]
+
+
+heads = st.sampled_from(
+    [
+        "read",
+        "Read",
+        "",
+        "=?base64?cmVhZA==?=",
+        "=?base64?cmVhZA=?=",
+        "=?base64?cmVhZB==?=",
+        "=?base64??=",
+        "=?base64?=",
+        "x",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    version=st.none() | st.sampled_from(["2026-07-28", "2025-11-25"]),
+    method=st.none() | st.sampled_from(["tools/call", "tools/list", "resources/read"]),
+    name=st.none() | heads,
+    body_method=st.sampled_from(["tools/call", "tools/list", "prompts/get", "resources/read"]),
+    body_name=heads,
+)
+def test_we_agree_with_the_official_sdk_on_headers(
+    version: str | None, method: str | None, name: str | None, body_method: str, body_name: str
+) -> None:
+    key = sdk.NAME_BEARING_METHODS.get(body_method, "name")
+    body = {"jsonrpc": "2.0", "id": 1, "method": body_method, "params": {key: body_name, "_meta": ENVELOPE_META}}
+    given_ = {"mcp-protocol-version": version, "mcp-method": method, "mcp-name": name}
+    headers = {header: value for header, value in given_.items() if value is not None}
+    theirs = sdk.classify_inbound_request(body, headers=headers)
+    ours = verdict_on([[header, value] for header, value in headers.items()], body_method, body["params"])
+    assert ours == (str(theirs.code) if isinstance(theirs, sdk.InboundLadderRejection) else "stateless")
+
+
+# --- mirrored parameters --------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "region": {"type": "string", "x-mcp-header": "Region"},
+        "size": {"type": "integer", "x-mcp-header": "Size"},
+        "deep": {"type": "object", "properties": {"dry": {"type": "boolean", "x-mcp-header": "Dry-Run"}}},
+    },
+}
+DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")}
+
+
+def mirrored(headers: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    try:
+        return mcp.check_parameter_headers(Head(params=headers), DECLARED, arguments)
+    except Refusal as refusal:
+        assert refusal.reason is Reason.HEADER_MISMATCH
+        return None
+
+
+def test_parameter_headers_are_compared_and_made_anew() -> None:
+    arguments = {"region": "eu", "size": 42, "deep": {"dry": True}}
+    made = [("Mcp-Param-Region", "eu"), ("Mcp-Param-Size", "42"), ("Mcp-Param-Dry-Run", "true")]
+    assert mirrored({"region": ("eu",), "size": ("42",), "dry-run": ("true",)}, arguments) == made
+    assert mirrored({"region": ("=?base64?ZXU=?=",), "size": ("42.0",), "dry-run": ("true",)}, arguments) == made
+    assert mirrored({"region": ("eu",), "size": ("0042",), "dry-run": ("true",), "other": ("x",)}, arguments) == made
+    assert mirrored({}, {}) == mirrored({}, {"region": None, "size": None, "deep": {"dry": None}}) == []
+    assert mirrored({}, {"deep": None}) == mirrored({}, {"deep": {}}) == mirrored({}, {"deep": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "arguments"),
+    [
+        ({}, {"region": "eu"}),
+        ({"region": ("eu",)}, {}),
+        ({"region": ("eu",)}, {"region": None}),
+        ({"region": ("",)}, {}),
+        ({"region": ("us",)}, {"region": "eu"}),
+        ({"region": ("EU",)}, {"region": "eu"}),
+        ({"region": ("eu ",)}, {"region": "eu"}),
+        ({"region": ("eu", "eu")}, {"region": "eu"}),
+        ({"region": ("eu", "us")}, {"region": "eu"}),
+        ({"region": ("=?base64?ZXU?=",)}, {"region": "eu"}),
+        ({"region": ("e" * 10_240,)}, {"region": "e" * 10_240}),
+        ({"region": ("None",)}, {}),
+        ({"region": ("{}",)}, {"region": {}}),
+        ({"region": ("[]",)}, {"region": []}),
+        ({"size": ("42.5",)}, {"size": 42}),
+        ({"size": ("4.2e1",)}, {"size": 42}),
+        ({"size": ("+42",)}, {"size": 42}),
+        ({"size": (" 42",)}, {"size": 42}),
+        ({"size": ("42.",)}, {"size": 42}),
+        ({"size": ("0x2a",)}, {"size": 42}),
+        ({"size": ("=?base64?2aTZog==?=",)}, {"size": 42}),
+        ({"size": ("4_2",)}, {"size": 42}),
+        ({"size": ("",)}, {"size": 0}),
+        ({"size": ("9007199254740993",)}, {"size": 2**53}),
+        ({"size": ("9" * 4301,)}, {"size": 1}),
+        ({"size": ("1",)}, {"size": True}),
+        ({"size": ("42.5",)}, {"size": 42.5}),
+        ({"dry-run": ("True",)}, {"deep": {"dry": True}}),
+        ({"dry-run": ("1",)}, {"deep": {"dry": True}}),
+        ({"dry-run": ("false",)}, {}),
+    ],
+)
+def test_a_parameter_header_that_says_something_else_is_a_mismatch(
+    headers: dict[str, tuple[str, ...]], arguments: dict[str, Any]
+) -> None:
+    assert mirrored(headers, arguments) is None
+
+
+integers = st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 3)
+mirrored_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["=?base64?YQ==?=", " a"]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    region=st.none() | mirrored_texts,
+    size=st.none() | integers | st.sampled_from([42.0, -0.0]),
+    dry=st.none() | st.booleans(),
+    lies=st.dictionaries(
+        st.sampled_from(["Region", "Size", "Dry-Run"]),
+        st.sampled_from(["eu", "1", "1.0", "1.5", "-0", "0.00", "true", "True", "", "=?base64?YQ==?=", "42"]),
+        max_size=1,
+    ),
+)
+def test_we_agree_with_the_official_sdk_on_parameter_headers(
+    region: str | None, size: float | None, dry: bool | None, lies: dict[str, str]
+) -> None:
+    arguments = {"region": region, "size": size, "deep": {"dry": dry}}
+    sent = sdk.mcp_param_headers(sdk.x_mcp_header_map(SCHEMA), arguments)
+    sent |= {f"Mcp-Param-{name}": value for name, value in lies.items()}
+    lines = {name.lower().removeprefix("mcp-param-"): (value,) for name, value in sent.items()}
+    made = mirrored(lines, arguments)
+    assert (made is None) == (sdk.validate_mcp_param_headers(SCHEMA, arguments, sent) is not None)
+    if made is not None:
+        assert sdk.validate_mcp_param_headers(SCHEMA, arguments, dict(made)) is None
+
+
+@settings(deadline=None)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(["=?base64??=", "=?base64?=", ""])
+)
+def test_an_encoded_header_is_safe_and_means_the_value_to_the_sdk(value: str) -> None:
+    encoded = mcp.encoded_header(value)
+    assert sdk.decode_header_value(encoded) == value
+    assert encoded.isascii() and encoded.isprintable() and encoded == encoded.strip() != ""

@@ -1,0 +1,117 @@
+"""What of a message goes on to the upstream, and what of an answer may name something? (CONTRACT 1.4; invariant I9)"""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import mcp
+from sidecar.protocols.jsonrpc import Request
+from sidecar.protocols.mcp import META_CAPABILITIES, META_VERSION, METHODS, TASKS_EXTENSION
+from tests.unit.protocols.asking import NO_NAMES, NO_STRINGS, call_of
+
+# --- what goes on ---------------------------------------------------------------------------------------------------
+
+CAPABILITIES = {"roots": {}, "tasks": {"list": {}}, "extensions": {TASKS_EXTENSION: {}, "acme/x": {}}}
+KEPT = {"roots": {}, "extensions": {"acme/x": {}}}
+
+
+def forwarded(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    before = json.dumps(params)
+    sent = mcp.forwarded_params(Request(1, method, params))
+    assert json.dumps(params) == before, "the message itself, which audit reads, is not changed"
+    return sent
+
+
+def test_tasks_are_taken_out_before_the_upstream_can_see_them() -> None:
+    params = {"name": "a", "arguments": {"task": {"ttl": 1}}, "task": {"ttl": 1}}
+    assert forwarded("tools/call", params) == {"name": "a", "arguments": {"task": {"ttl": 1}}}
+    assert forwarded("prompts/get", {"name": "a", "task": {}}) == {"name": "a"}
+    opening = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "x"}, "capabilities": CAPABILITIES}
+    assert forwarded("initialize", opening) == {**opening, "capabilities": KEPT}
+    meta = {META_VERSION: "2026-07-28", META_CAPABILITIES: CAPABILITIES, "progressToken": 1}
+    sent = forwarded("tools/call", {"name": "a", "task": {}, "_meta": meta})
+    assert sent == {"name": "a", "_meta": {**meta, META_CAPABILITIES: KEPT}}
+    sent = forwarded("tools/list", {"_meta": {META_CAPABILITIES: {"tasks": {}}}})
+    assert sent == {"_meta": {META_CAPABILITIES: {}}}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=6,
+)
+metadata = st.dictionaries(st.text(max_size=5), anything)
+members = st.sampled_from(["name", "arguments", "uri", "cursor", "requestState", "inputResponses", "vendor"])
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(sorted(METHODS)), st.dictionaries(members, anything), st.dictionaries(st.text(max_size=5), anything)
+)
+def test_nothing_else_is_ever_changed(method: str, params: dict[str, Any], meta: dict[str, Any]) -> None:
+    message = {
+        **params,
+        "capabilities": {"roots": {}},
+        "_meta": {**meta, META_CAPABILITIES: {"extensions": {"acme/x": {}}}},
+    }
+    assert mcp.forwarded_params(Request(1, method, message)) is message
+
+
+@pytest.mark.parametrize("extensions", [None, [], "tasks", {}, {"acme/x": {}}], ids=repr)
+def test_capabilities_without_tasks_stay_as_they_are(extensions: Any) -> None:
+    capabilities = {"roots": {}, "extensions": extensions}
+    assert mcp.without_tasks(capabilities) == capabilities
+    assert mcp.without_tasks({**capabilities, "tasks": 1}) == capabilities
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("member", "entry", "method", "params"),
+    [
+        ("tools", {"name": "search"}, "tools/call", {"name": "search"}),
+        ("prompts", {"name": "hello"}, "prompts/get", {"name": "hello"}),
+        ("resources", {"uri": "file:///a", "name": "A"}, "resources/read", {"uri": "file:///a"}),
+        ("resourceTemplates", {"uriTemplate": "file:///{a}"}, "resources/read", {"uri": "file:///{a}"}),
+    ],
+)
+def test_an_entry_is_listed_by_the_very_question_that_its_use_asks(
+    member: str, entry: dict[str, Any], method: str, params: dict[str, Any]
+) -> None:
+    assert mcp.entry_question(member, "github", entry) == call_of(method, params).question
+    assert member in mcp.LISTS
+
+
+@pytest.mark.parametrize(
+    "entry", [None, "search", 1, [], {}, *({"name": name} for name in (*NO_STRINGS, *NO_NAMES))], ids=repr
+)
+def test_a_tool_that_no_call_could_name_is_not_listed(entry: Any) -> None:
+    assert mcp.entry_question("tools", "github", entry) is None
+    assert mcp.entry_question("prompts", "github", entry) is None
+
+
+@pytest.mark.parametrize("uri", [*NO_STRINGS, "", "a", "file:///../a", "https://u@h/", "x:%2e"], ids=repr)
+def test_a_resource_that_no_call_could_name_is_not_listed(uri: Any) -> None:
+    assert mcp.entry_question("resources", "github", {"uri": uri}) is None
+    assert mcp.entry_question("resourceTemplates", "github", {"uriTemplate": uri}) is None
+    assert mcp.entry_question("resources", "github", {"uriTemplate": "file:///a"}) is None
+
+
+def test_a_result_may_ask_the_caller_for_three_things_only() -> None:
+    requests = {str(at): {"method": method, "params": {}} for at, method in enumerate(sorted(mcp.SERVER_REQUESTS))}
+    assert mcp.asked_of_client({"inputRequests": requests}) == sorted(mcp.SERVER_REQUESTS)
+    assert mcp.asked_of_client({"resultType": "input_required", "requestState": "x"}) == []
+
+
+@pytest.mark.parametrize(
+    "requests", [None, [], "x", {"a": None}, {"a": {}}, {"a": {"method": "tools/call"}}, {"a": {"method": 1}}], ids=repr
+)
+def test_a_result_that_asks_the_caller_for_anything_else_is_refused(requests: Any) -> None:
+    with pytest.raises(Refusal) as caught:
+        mcp.asked_of_client({"inputRequests": requests})
+    assert caught.value.reason is Reason.RESPONSE_REFUSED
