@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 class Reason(StrEnum):
@@ -138,8 +138,7 @@ ANSWERS: Mapping[Reason, Answer] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(NamedTuple):
     """Where a limit stands. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch."""
 
     name: str

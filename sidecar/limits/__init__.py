@@ -18,7 +18,7 @@ from types import TracebackType
 
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.budgets import load_budgets
-from sidecar.limits.counters import SECOND_US, Standing
+from sidecar.limits.counters import SECOND_US
 from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges, rule_label
 from sidecar.limits.sessions import SessionCalls
 from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict, open_store
@@ -84,7 +84,7 @@ class Limiter:
         if self._held.pop(decision_id, None) is None:
             return
         if forwarded:
-            self.store.release(plan.charges, decision_id)
+            self.store.release(plan.slots, decision_id)
         else:
             self.store.give_back(plan.charges, decision_id)
 
@@ -97,7 +97,7 @@ class Limiter:
     def _extend(self) -> None:
         self._beat = None
         for decision_id, plan in self._held.items():
-            self.store.extend(plan.charges, decision_id)
+            self.store.extend(plan.slots, decision_id)
         if self._held:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
 
@@ -119,7 +119,8 @@ class Lease:
         """Every limit that was charged, and where it stands now."""
         if self._verdict is None:
             return ()
-        return tuple(map(_state, self._plan.charges, self._verdict.standings))
+        numbers = self._verdict.numbers
+        return tuple(map(_state, self._plan.charges, numbers[::3], numbers[2::3]))
 
     async def __aenter__(self) -> Lease:
         if self._plan.charges:
@@ -136,9 +137,9 @@ class Lease:
 def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
     """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
-    return Refusal(_REASONS[charge.kind], limit=_state(charge, standing), retry_after_s=standing.wait_us / SECOND_US)
+    state = _state(charge, standing.remaining, standing.reset_us)
+    return Refusal(_REASONS[charge.kind], limit=state, retry_after_s=standing.wait_us / SECOND_US)
 
 
-def _state(charge: Charge, standing: Standing) -> LimitState:
-    reset_at = standing.reset_us / SECOND_US if standing.reset_us else None
-    return LimitState(charge.limit, charge.most, standing.remaining, charge.window_s, reset_at)
+def _state(charge: Charge, remaining: int, reset_us: int) -> LimitState:
+    return LimitState(charge.limit, charge.most, remaining, charge.window_s, reset_us / SECOND_US if reset_us else None)

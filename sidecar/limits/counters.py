@@ -1,8 +1,8 @@
 """How full is one limit at this moment?
 
 Pure arithmetic over integer microseconds since the epoch; `admit.lua` says the same to Redis, and one test holds
-the two against each other. Each counter answers three things: `ask` reads and changes nothing that counts,
-`charge` is called only after every `ask` found room, `give_back` undoes one charge.
+the two against each other. What each counter answers: `has_room` and `ask` read and change nothing that counts,
+`charge` is called only after all of a call's limits had room, `give_back` undoes one charge.
 
     Sliding   hour          one-minute buckets: in no 60 minutes more than N, quiet for 61 and all N are back
     Daily     day           one calendar day, UTC
@@ -37,97 +37,115 @@ class Standing(NamedTuple):
     reset_us: int
 
 
+Told = tuple[int, int, int]
+"""A Standing whose numbers have no names yet: a tenth of its price, and most are never looked at."""
+
+
 class Sliding:
     """At most `most` in any 60 buckets of `bucket_us`, counted over the current bucket and the 60 before it."""
 
-    __slots__ = ("_bucket_us", "_buckets", "_total")
+    __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_total")
 
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
-        self._buckets: deque[list[int]] = deque()  # [bucket number, count], oldest first
+        self._buckets: deque[list[int]] = deque()  # [its end in µs, count], oldest first
+        self._ends_us = 0  # the current bucket's end
         self._total = 0
 
-    def _advance(self, now_us: int) -> int:
-        buckets, bucket = self._buckets, now_us // self._bucket_us
-        if buckets and buckets[-1][0] > bucket:
-            bucket = buckets[-1][0]
-        while buckets and buckets[0][0] < bucket - WINDOW_BUCKETS:
+    def _turn(self, now_us: int) -> None:
+        """A new bucket begins; the oldest may leave the window."""
+        self._ends_us = ends_us = (now_us // self._bucket_us + 1) * self._bucket_us
+        buckets, first_us = self._buckets, ends_us - WINDOW_BUCKETS * self._bucket_us
+        while buckets and buckets[0][0] < first_us:
             self._total -= buckets.popleft()[1]
-        return bucket
+
+    def has_room(self, charge: Charge, now_us: int) -> bool:
+        if now_us >= self._ends_us:
+            self._turn(now_us)
+        return self._total + charge.amount <= charge.most
 
     def ask(self, charge: Charge, now_us: int) -> Standing:
-        self._advance(now_us)
-        missing = self._total + charge.amount - charge.most
-        wait_us = self._wait_us(missing, now_us) if missing > 0 else 0
-        return Standing(max(0, charge.most - self._total), wait_us, self._reset_us(now_us))
+        wait_us = 0 if self.has_room(charge, now_us) else self._wait_us(charge, now_us)
+        reset_us = self._gone_us(self._buckets[-1][0]) if self._total else now_us
+        return Standing(max(0, charge.most - self._total), wait_us, reset_us)
 
-    def _wait_us(self, missing: int, now_us: int) -> int:
-        for bucket, count in self._buckets:
+    def _wait_us(self, charge: Charge, now_us: int) -> int:
+        missing = self._total + charge.amount - charge.most
+        for ends_us, count in self._buckets:
             missing -= count
             if missing <= 0:
-                return self._end_us(bucket) - now_us
+                return self._gone_us(ends_us) - now_us
         return (WINDOW_BUCKETS + 1) * self._bucket_us
 
-    def _end_us(self, bucket: int) -> int:
-        return (bucket + WINDOW_BUCKETS + 1) * self._bucket_us
+    def _gone_us(self, ends_us: int) -> int:
+        """When a bucket leaves the window."""
+        return ends_us + WINDOW_BUCKETS * self._bucket_us
 
-    def _reset_us(self, now_us: int) -> int:
-        return self._end_us(self._buckets[-1][0]) if self._total else now_us
-
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Standing:
-        bucket = self._advance(now_us)
-        if self._buckets and self._buckets[-1][0] == bucket:
-            self._buckets[-1][1] += charge.amount
+    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+        if now_us >= self._ends_us:
+            self._turn(now_us)
+        ends_us, buckets = self._ends_us, self._buckets
+        if buckets and buckets[-1][0] == ends_us:
+            buckets[-1][1] += charge.amount
         else:
-            self._buckets.append([bucket, charge.amount])
-        self._total += charge.amount
-        return Standing(max(0, charge.most - self._total), 0, self._end_us(bucket))
+            buckets.append([ends_us, charge.amount])
+        self._total = total = self._total + charge.amount
+        return charge.most - total, 0, ends_us + WINDOW_BUCKETS * self._bucket_us
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
-        bucket = charged_us // self._bucket_us
+        ends_us = (charged_us // self._bucket_us + 1) * self._bucket_us
         for entry in reversed(self._buckets):
-            if entry[0] == bucket and entry[1] >= charge.amount:
+            if entry[0] == ends_us and entry[1] >= charge.amount:
                 entry[1] -= charge.amount
                 self._total -= charge.amount
                 return
 
     def idle(self, now_us: int) -> bool:
-        self._advance(now_us)
+        if now_us >= self._ends_us:
+            self._turn(now_us)
         return not self._total
 
 
 class Daily:
     """At most `most` in one calendar day, UTC."""
 
-    __slots__ = ("_count", "_day")
+    __slots__ = ("_count", "_ends_us")
 
     def __init__(self) -> None:
-        self._day = 0
+        self._ends_us = 0  # the next midnight
         self._count = 0
 
-    def _advance(self, now_us: int) -> None:
-        day = now_us // DAY_US
-        if day > self._day:
-            self._day, self._count = day, 0
+    def _turn(self, now_us: int) -> None:
+        self._ends_us, self._count = _midnight_us(now_us), 0
+
+    def has_room(self, charge: Charge, now_us: int) -> bool:
+        if now_us >= self._ends_us:
+            self._turn(now_us)
+        return self._count + charge.amount <= charge.most
 
     def ask(self, charge: Charge, now_us: int) -> Standing:
-        self._advance(now_us)
-        reset_us = (self._day + 1) * DAY_US
-        room = self._count + charge.amount <= charge.most
-        return Standing(max(0, charge.most - self._count), 0 if room else reset_us - now_us, reset_us)
+        wait_us = 0 if self.has_room(charge, now_us) else self._ends_us - now_us
+        return Standing(max(0, charge.most - self._count), wait_us, self._ends_us)
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Standing:
-        self._advance(now_us)
-        self._count += charge.amount
-        return Standing(max(0, charge.most - self._count), 0, (self._day + 1) * DAY_US)
+    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+        if now_us >= self._ends_us:
+            self._turn(now_us)
+        self._count = count = self._count + charge.amount
+        return charge.most - count, 0, self._ends_us
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
-        if charged_us // DAY_US == self._day:
+        if _midnight_us(charged_us) == self._ends_us:
             self._count = max(0, self._count - charge.amount)
 
     def idle(self, now_us: int) -> bool:
-        self._advance(now_us)
+        if now_us >= self._ends_us:
+            self._turn(now_us)
         return not self._count
+
+
+def _midnight_us(moment_us: int) -> int:
+    """The first one after this moment."""
+    return (moment_us // DAY_US + 1) * DAY_US
 
 
 class Rate:
@@ -150,19 +168,24 @@ class Rate:
         # Never more than a whole burst: after a clock that stepped back, the rate goes on instead of standing still.
         return min(max(self._full_at_us - now_us, 0), charge.most * charge.interval_us)
 
+    def has_room(self, charge: Charge, now_us: int) -> bool:
+        spare_us = (charge.most - charge.amount) * charge.interval_us
+        return spare_us >= 0 and self._full_at_us - now_us <= spare_us
+
     def ask(self, charge: Charge, now_us: int) -> Standing:
         backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us
         burst_us = charge.most * interval_us
         over_us = backlog_us + charge.amount * interval_us - burst_us
         return Standing((burst_us - backlog_us) // interval_us, max(0, over_us), now_us + backlog_us)
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Standing:
-        backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us
+    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+        interval_us, backlog_us = charge.interval_us, self._full_at_us - now_us
         if backlog_us < interval_us:
+            backlog_us = max(backlog_us, 0)
             self._before_us, self._low_at_us, self._low_us = self._low_at_us, now_us, backlog_us
         backlog_us += charge.amount * interval_us
-        self._full_at_us = now_us + backlog_us
-        return Standing((charge.most * interval_us - backlog_us) // interval_us, 0, self._full_at_us)
+        self._full_at_us = full_at_us = now_us + backlog_us
+        return (charge.most * interval_us - backlog_us) // interval_us, 0, full_at_us
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
         worth_us = charge.amount * charge.interval_us
@@ -177,29 +200,38 @@ class Rate:
 class Slots:
     """At most `most` leases at once. A lease that nobody extends ends after `lease_us`, whatever its owner does."""
 
-    __slots__ = ("_ends_us", "_lease_us")
+    __slots__ = ("_ends_us", "_lease_us", "_none_ends_before_us")
 
     def __init__(self, lease_us: int) -> None:
         self._lease_us = lease_us
         self._ends_us: dict[str, int] = {}  # owner → end of its lease, nearest end first
+        self._none_ends_before_us = 0
 
     def _reap(self, now_us: int) -> None:
+        self._none_ends_before_us = now_us + self._lease_us
         ended = []
         for owner, end_us in self._ends_us.items():
             if end_us > now_us:
+                self._none_ends_before_us = end_us
                 break
             ended.append(owner)
         for owner in ended:
             del self._ends_us[owner]
 
-    def ask(self, charge: Charge, now_us: int) -> Standing:
-        self._reap(now_us)
-        remaining = charge.most - len(self._ends_us)
-        return Standing(max(0, remaining), 0 if remaining > 0 else SLOT_WAIT_US, 0)
+    def has_room(self, charge: Charge, now_us: int) -> bool:
+        if now_us >= self._none_ends_before_us:
+            self._reap(now_us)
+        return len(self._ends_us) < charge.most
 
-    def charge(self, charge: Charge, now_us: int, owner: str) -> Standing:
-        self._ends_us[owner] = now_us + self._lease_us
-        return Standing(max(0, charge.most - len(self._ends_us)), 0, 0)
+    def ask(self, charge: Charge, now_us: int) -> Standing:
+        wait_us = 0 if self.has_room(charge, now_us) else SLOT_WAIT_US
+        return Standing(max(0, charge.most - len(self._ends_us)), wait_us, 0)
+
+    def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
+        self._ends_us[owner] = end_us = now_us + self._lease_us
+        if end_us < self._none_ends_before_us:  # the clock stepped back
+            self._none_ends_before_us = end_us
+        return charge.most - len(self._ends_us), 0, 0
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
         self._ends_us.pop(owner, None)

@@ -1,12 +1,13 @@
 """Are there counters without a server?
 
 Every step happens between two turns of the event loop, so it is atomic by itself. Counts per process, and starts
-empty. What time has emptied is swept with the calls that follow; both tables are bounded.
+empty. What time has emptied is swept as new ones come; counters and records are bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from sidecar.limits.counters import SECOND_US, Counter, Daily, Rate, Sliding, Slots
@@ -15,7 +16,8 @@ from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable,
 
 MAX_COUNTERS = 200_000  # per kind, half a KB each; only verified principals and configuration make counters
 MAX_RECORDS = 200_000
-SWEPT_PER_CHARGE = 2
+SWEPT_AT_ONCE = 2
+REMEMBER_US = REMEMBER_S * SECOND_US
 
 
 class MemoryStore:
@@ -30,30 +32,40 @@ class MemoryStore:
         self._clock = clock
         self._lease_us = int(lease_s * SECOND_US)
         self._max_counters = max_counters
-        self._tables: dict[Kind, dict[str, Counter]] = {"hour": {}, "day": {}, "rate": {}, "concurrency": {}}
-        self._records: dict[
-            str, tuple[int, int]
-        ] = {}  # decision id → when it was charged (0: given back), end of record
+        # Last touched stands last, so that what time has emptied gathers in front.
+        self._tables: dict[Kind, OrderedDict[str, Counter]] = {
+            "hour": OrderedDict(),
+            "day": OrderedDict(),
+            "rate": OrderedDict(),
+            "concurrency": OrderedDict(),
+        }
+        # decision id → when it was charged (0: given back), end of record; nearest end first
+        self._records: dict[str, tuple[int, int]] = {}
+        self._none_ends_before_us = 0
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        now_us = self._now_us()
-        counters = [self._counter(charge) for charge in charges]
-        asked = [counter.ask(charge, now_us) for counter, charge in zip(counters, charges, strict=True)]
-        if record := self._records.get(decision_id):
-            if not record[0]:
-                raise StoreUnavailable("this call was given up before its charge arrived")
-            return Verdict(True, now_us, tuple(asked))
-        if any(standing.wait_us for standing in asked):
-            return Verdict(False, now_us, tuple(asked))
-        self._make_room(charges, now_us)
+        now_us, tables, room = self._now_us(), self._tables, True
+        counters: list[Counter] = []
+        fresh: list[tuple[Charge, Counter]] = []
+        for charge in charges:
+            counter = tables[charge.kind].get(charge.key)
+            if counter is None:
+                counter = self._fresh(charge.kind)
+                fresh.append((charge, counter))
+            counters.append(counter)
+            if not counter.has_room(charge, now_us):
+                room = False
+        record = self._records.get(decision_id)
+        if record is not None or not room:
+            return _unmoved(charges, counters, now_us, record)
+        if fresh:
+            self._let_in(fresh, counters, now_us)
         self._remember(decision_id, now_us, now_us)
-        charged = []
-        for counter, charge in zip(counters, charges, strict=True):
-            table = self._tables[charge.kind]
-            table.pop(charge.key, None)
-            table[charge.key] = counter  # last touched stands last, so that what time has emptied gathers in front
-            charged.append(counter.charge(charge, now_us, decision_id))
-        return Verdict(True, now_us, tuple(charged))
+        numbers: list[int] = []
+        for charge, counter in zip(charges, counters, strict=True):
+            tables[charge.kind].move_to_end(charge.key)
+            numbers += counter.charge(charge, now_us, decision_id)
+        return Verdict(True, now_us, tuple(numbers))
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         charged_us, _ = self._records.pop(decision_id, (0, 0))
@@ -87,9 +99,6 @@ class MemoryStore:
     def _now_us(self) -> int:
         return round(self._clock() * SECOND_US)
 
-    def _counter(self, charge: Charge) -> Counter:
-        return self._tables[charge.kind].get(charge.key) or self._fresh(charge.kind)
-
     def _fresh(self, kind: Kind) -> Counter:
         match kind:
             case "hour":
@@ -101,18 +110,37 @@ class MemoryStore:
             case "concurrency":
                 return Slots(self._lease_us)
 
-    def _make_room(self, charges: Charges, now_us: int) -> None:
-        for charge in charges:
+    def _let_in(self, fresh: Sequence[tuple[Charge, Counter]], asked: Sequence[Counter], now_us: int) -> None:
+        """Sweep a little, then give new counters their places; those that this call has asked keep theirs."""
+        for charge, counter in fresh:
             table = self._tables[charge.kind]
-            for key in list(islice(table, SWEPT_PER_CHARGE)):
-                if table[key].idle(now_us):
+            for key in list(islice(table, SWEPT_AT_ONCE)):
+                if table[key].idle(now_us) and table[key] not in asked:
                     del table[key]
-            if len(table) >= self._max_counters and charge.key not in table:
+            if len(table) >= self._max_counters:
                 # Forgetting a living counter would lift its limit: refuse instead.
                 raise StoreUnavailable(f"more than {self._max_counters} counters of one kind are in use")
+            table[charge.key] = counter
 
     def _remember(self, decision_id: str, charged_us: int, now_us: int) -> None:
-        for known in list(islice(self._records, SWEPT_PER_CHARGE)):
-            if len(self._records) >= MAX_RECORDS or self._records[known][1] <= now_us:
-                del self._records[known]
-        self._records[decision_id] = (charged_us, now_us + REMEMBER_S * SECOND_US)
+        if now_us >= self._none_ends_before_us or len(self._records) >= MAX_RECORDS:
+            self._forget(now_us)
+        self._records[decision_id] = (charged_us, now_us + REMEMBER_US)
+
+    def _forget(self, now_us: int) -> None:
+        records = self._records
+        for known in list(islice(records, SWEPT_AT_ONCE)):
+            if len(records) >= MAX_RECORDS or records[known][1] <= now_us:
+                del records[known]
+        first = next(iter(records.values()), (0, now_us + REMEMBER_US))
+        self._none_ends_before_us = first[1]
+
+
+def _unmoved(charges: Charges, counters: Sequence[Counter], now_us: int, record: tuple[int, int] | None) -> Verdict:
+    """What is said to a call that charges nothing: refused now, or charged before."""
+    if record and not record[0]:
+        raise StoreUnavailable("this call was given up before its charge arrived")
+    numbers: list[int] = []
+    for charge, counter in zip(charges, counters, strict=True):
+        numbers += counter.ask(charge, now_us)
+    return Verdict(record is not None, now_us, tuple(numbers))

@@ -48,7 +48,8 @@ class Entry:
 class Charge:
     """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter.
 
-    `most` is the limit's number (a rate's burst), `interval_us` a rate's time between two calls.
+    `most` is the limit's number (a rate's burst), `interval_us` a rate's time between two calls, `window_s` how long
+    the limit looks back (0 for concurrency).
     """
 
     limit: str
@@ -58,10 +59,10 @@ class Charge:
     amount: int = 1
     interval_us: int = 0
 
-    @property
-    def window_s(self) -> float:
-        """How long the limit looks back; 0 for concurrency."""
-        return _WINDOWS_S.get(self.kind, self.most * self.interval_us / 1e6)
+    window_s: float = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window_s", _WINDOWS_S.get(self.kind, self.most * self.interval_us / 1e6))
 
 
 _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "concurrency": 0.0}
@@ -73,6 +74,11 @@ class Plan:
 
     charges: tuple[Charge, ...] = ()
     timeout_s: float | None = None
+    slots: tuple[Charge, ...] = field(init=False, compare=False)
+    """Those of the charges that the end of the call frees."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", tuple(charge for charge in self.charges if charge.kind == "concurrency"))
 
 
 NOTHING = Plan()

@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.limits.counters import SECOND_US, Standing
+from sidecar.limits.counters import SECOND_US
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
 from sidecar.limits.wire import Connection, Wire, WireLost
 
@@ -282,9 +282,8 @@ def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]
-    if any(type(number) is not int or number < 0 for number in numbers):
+    if set(map(type, numbers)) != {int} or min(numbers) < 0:
         raise _ForeignReplyError("a foreign reply")
-    admitted, now_us, *rest = numbers
-    if admitted == 2:
+    if numbers[0] == 2:
         raise StoreUnavailable("this call was given up before its charge arrived")
-    return Verdict(admitted == 1, now_us, tuple(Standing(*rest[at : at + 3]) for at in range(0, len(rest), 3)))
+    return Verdict(numbers[0] == 1, numbers[1], tuple(numbers[2:]))

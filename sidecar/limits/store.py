@@ -6,8 +6,7 @@ In this process, or in Redis or Valkey; the two answer alike, and one contract t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from sidecar.errors import SettingsError, fault_in
@@ -26,13 +25,21 @@ class StoreUnavailable(Exception):
     """The store gave no answer that can be trusted. Its text is for operators: what happened, never a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a store said to one reservation: all was charged or nothing; one standing per charge, in their order."""
+class Verdict(NamedTuple):
+    """What a store said to one reservation: all was charged or nothing.
+
+    `numbers` are the standings, three numbers for each charge, in their order: most of them are never looked at.
+    """
 
     admitted: bool
     now_us: int
-    standings: tuple[Standing, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """One per charge, in their order."""
+        numbers = self.numbers
+        return tuple(map(Standing, numbers[::3], numbers[1::3], numbers[2::3]))
 
 
 class Store(Protocol):

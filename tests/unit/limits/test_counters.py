@@ -23,7 +23,8 @@ def admitted_at(counter: Counter, limit: Charge, pauses_us: Sequence[int]) -> li
     now_us, moments = START_US, []
     for number, pause_us in enumerate(pauses_us):
         now_us += pause_us
-        if not counter.ask(limit, now_us).wait_us:
+        assert counter.has_room(limit, now_us) == (not counter.ask(limit, now_us).wait_us)
+        if counter.has_room(limit, now_us):
             counter.charge(limit, now_us, str(number))
             moments.append(now_us)
     return moments
@@ -79,8 +80,10 @@ def test_a_rate_admits_a_burst_and_what_time_has_paid_and_all_of_that(
         standing = counter.ask(limit, now_us)
         assert standing.remaining == level_us // interval_us
         assert standing.wait_us == max(0, interval_us - level_us)
+        assert counter.has_room(limit, now_us) == (not standing.wait_us)
         if not standing.wait_us:
-            counter.charge(limit, now_us, "")
+            told = counter.charge(limit, now_us, "")
+            assert told == (standing.remaining - 1, 0, standing.reset_us + interval_us)
             level_us -= interval_us
 
 
@@ -105,6 +108,14 @@ def test_slots_hold_living_leases_only(steps: list[tuple[int, str, int]]) -> Non
         elif verb == "keep" and owner in ends:
             slots.extend(now_us, owner)
             ends[owner] = now_us + 60
+
+
+def test_a_lease_taken_after_the_clock_stepped_back_ends_no_later_for_it() -> None:
+    slots, limit = Slots(lease_us=60), charge("concurrency", 1)
+    assert slots.has_room(limit, START_US + 1_000)
+    slots.charge(limit, START_US, "dies")
+    assert not slots.has_room(limit, START_US + 59)
+    assert slots.has_room(limit, START_US + 60)
 
 
 @given(st.integers(0, 2 * DAY_US))

@@ -82,6 +82,17 @@ async def test_a_charge_that_arrives_after_it_was_given_back_does_nothing(stage:
     assert [verdict.admitted for verdict in await fill(stage, limit, times=4)] == [True] * 3 + [False]
 
 
+@EVERY_KIND
+async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_new(
+    stage: Stage, limit: Charge
+) -> None:
+    new = charge(limit.kind, 3, "new", limit.interval_us)
+    await fill(stage, limit, times=3)
+    stage.wait(DAY_US)
+    await fill(stage, limit, new, times=2, prefix="later")
+    assert [await remaining(stage, limit), await remaining(stage, new)] == [1, 1]
+
+
 async def test_releasing_frees_the_slot_and_keeps_the_other_charges(stage: Stage) -> None:
     await stage.store.reserve((HOUR, SLOTS), "call")
     for _ in range(2):
