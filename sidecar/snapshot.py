@@ -113,7 +113,7 @@ def snapshot_from(
 ) -> Snapshot:
     """Read and check models, rows and budgets. Raises PolicyError with every fault."""
     policy = settings.policy
-    source = load_policy(policy.models, policy.path, scopes=policy.scopes)
+    source = load_policy(policy.models, policy.path, scopes=policy.scopes, names=frozenset(settings.upstreams))
     budgets = load_budgets(policy.path / BUDGETS_FILE)
     return Snapshot(
         settings=settings,

@@ -43,6 +43,7 @@ class StoreSettings(Section):
     """`memory://` counts in this process; `redis://`, `rediss://` or `unix://` count for all replicas."""
     on_failure: Annotated[Literal["deny", "degraded"], not_yet("on_failure degraded", "degraded")] = "deny"
     """What becomes of calls with limits while the store is out. `degraded` is not supported by this version."""
+
     @property
     def is_memory(self) -> bool:
         """Whether limits are counted in this process only."""

@@ -163,7 +163,6 @@ NOT_YET = [
     ("policy: {mode: shadow}", "shadow mode"),
     ("policy: {shadow_until: 2027-01-01}", "shadow mode"),
     ("policy: {self_test: true}", "self_test"),
-    ("policy: {scopes: [{files: '**'}]}", "policy.scopes"),
     ("store: {url: 'redis+sentinel://a,b/mymaster'}", "Redis Sentinel"),
     ("store: {url: 'redis+cluster://a:1'}", "Redis Cluster"),
     ("store: {on_failure: degraded}", "on_failure degraded"),
