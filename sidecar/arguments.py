@@ -84,11 +84,24 @@ class ArgumentSchema:
 
     def violation(self, arguments: Mapping[str, Any]) -> Violation | None:
         """The first thing wrong with parsed arguments, or None. Bounded in time whatever they are."""
-        values, characters, depth = _extent(arguments, MAX_WORK // self.weight)
-        if values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK:
+        if not self._surely_little(arguments) and self._too_much(arguments):
             return Violation("", TOO_MUCH)
-        if self._validator.is_valid(arguments):
-            return None
+        return None if self._validator.is_valid(arguments) else self._explained(arguments)
+
+    def _surely_little(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether even one value and one character for each byte would be little work; counting takes much longer."""
+        try:
+            size = len(orjson.dumps(arguments))
+        except TypeError:  # not what orjson writes: count it
+            return False
+        return size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
+
+    def _too_much(self, arguments: Mapping[str, Any]) -> bool:
+        values, characters, _ = _extent(arguments, MAX_WORK // self.weight)
+        return values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK
+
+    def _explained(self, arguments: Mapping[str, Any]) -> Violation:
+        values, _, depth = _extent(arguments, MAX_EXPLAIN_WORK)
         # Errors of alternatives are collected in every branch, and in a recursive schema again at every level.
         if values * self.branches ** (depth if self.cyclic else 1) > MAX_EXPLAIN_WORK:
             return Violation("", UNEXPLAINED)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from sidecar.arguments import (
     ArgumentSchema,
     SchemaRefused,
     Violation,
+    _extent,
     compile_schema,
 )
 
@@ -252,6 +254,13 @@ def test_what_would_cost_too_much_is_refused_unchecked() -> None:
     compiled = compile_schema(BOMBS["many values, many schemas"][0])
     assert compiled.violation({"a": [0] * 300_000}) == Violation("", TOO_MUCH)
     assert compiled.violation({"a": [0] * 1_000}) is None
+
+
+@given(st.dictionaries(st.text(max_size=4), st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists)))
+def test_json_has_no_more_values_and_characters_than_bytes(arguments: Json) -> None:
+    """So where the bytes are few enough, nothing needs to be counted."""
+    values, characters, _ = _extent(arguments, 1_000_000)
+    assert max(values, characters) <= len(orjson.dumps(arguments))
 
 
 def test_what_would_cost_too_much_to_explain_is_refused_unexplained() -> None:
