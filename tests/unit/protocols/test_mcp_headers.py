@@ -1,4 +1,4 @@
-"""Do headers and body say the same, and in which era? (threats P13, P14; report BL-050) The official SDK is the judge."""
+"""Do headers and body say the same, and in which era? (threats P13, P14; BL-050) The official SDK is the judge."""
 
 from collections.abc import Mapping
 from typing import Any

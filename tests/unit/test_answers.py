@@ -1,0 +1,319 @@
+"""What does a caller hear when the answer is no? CONTRACT 6, row by row and era by era.
+
+`UPDATE_GOLDEN=1 pytest tests/unit/test_answers.py` writes `tests/golden/answers.json` anew; read the diff then.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.answers import Manner, Shape, Told, error_body, facts_of, tell
+from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "answers.json"
+AUTOMATIC = Manner()
+STATELESS, SESSION, PLAIN = Shape.STATELESS, Shape.SESSION, Shape.PLAIN
+LIMIT = LimitState("rule:r1", 120, 0, 3600.0, 1_795_000_000.0)
+METADATA = "https://gw.example/.well-known/oauth-protected-resource/mcp/github"
+LIMITS = {Reason.RATE_LIMITED, Reason.QUOTA_SPENT, Reason.TOO_MANY_CONCURRENT, Reason.TOO_MANY_REFUSALS}
+DENIALS = [reason for reason, answer in ANSWERS.items() if answer.status == "permission_denied"]
+
+
+def refusal_for(reason: Reason) -> Refusal:
+    """A refusal with everything that its kind may carry."""
+    if reason in LIMITS:
+        return Refusal(reason, limit=LIMIT, retry_after_s=17.2)
+    if reason in (Reason.BAD_CREDENTIAL, Reason.INSUFFICIENT_SCOPE):
+        return Refusal(reason, challenge=f'error="{reason.value}"')
+    if reason is Reason.VERSION_UNSUPPORTED:
+        return Refusal(reason, data={"supported": ["2026-07-28"], "requested": "2027-01-01"})
+    if reason is Reason.VERB_NOT_ALLOWED:
+        return Refusal(reason, allow=("POST", "GET", "DELETE"))
+    return Refusal(reason, "params.name must be a string" if reason is Reason.MALFORMED_CALL else "")
+
+
+def told(refusal: Refusal, shape: Shape, manner: Manner = AUTOMATIC, method: str = "tools/call") -> Told:
+    return tell(
+        refusal,
+        shape,
+        decision_id="d1",
+        request_id=7,
+        method=method,
+        manner=manner,
+        resource_metadata=METADATA,
+    )
+
+
+def whole(answer: Told) -> dict[str, Any]:
+    body = json.loads(answer.body)
+    return {"status": answer.status, "type": answer.content_type, "headers": dict(answer.headers), "body": body}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_told_in_every_era_as_agreed(reason: Reason) -> None:
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    answers = {shape.value: whole(told(refusal_for(reason), shape)) for shape in Shape}
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden[reason.value] = answers
+        GOLDEN.write_text(json.dumps(dict(sorted(golden.items())), indent=1) + "\n", encoding="utf-8")
+    assert golden[reason.value] == answers
+
+
+def test_the_golden_answers_are_those_of_the_reasons_that_exist() -> None:
+    assert json.loads(GOLDEN.read_text(encoding="utf-8")).keys() == {reason.value for reason in Reason}
+
+
+# CONTRACT 6: (stateless MCP, session MCP, JSON-RPC code, the seed's word), and which reasons.
+CONTRACT: list[tuple[int, int, int, str, str]] = [
+    (401, 401, 401, "Unauthorized", "unauthenticated bad-credential credential-conflict client-unknown"),
+    (403, 403, 403, "Unauthorized", "insufficient-scope origin-refused"),
+    (400, 400, -32600, "InvalidParameters", "malformed-call"),
+    (413, 413, -32600, "InvalidParameters", "too-large"),
+    (415, 415, -32600, "InvalidParameters", "unsupported-media-type"),
+    (406, 406, -32600, "InvalidParameters", "not-acceptable"),
+    (405, 405, 405, "InvalidParameters", "verb-not-allowed"),
+    (404, 404, 404, "NotFound", "route-unknown session-unknown"),
+    (400, 400, -32020, "InvalidParameters", "header-mismatch"),
+    (400, 400, -32022, "InvalidParameters", "version-unsupported"),
+    (403, 200, 403, "Unauthorized", "denied-by-rule expired condition-false no-matching-rule"),
+    (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled method-unknown"),
+    (404, 404, -32602, "NotFound", "upstream-unknown tool-unknown"),
+    (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent too-many-concurrent too-many-refusals"),
+    (503, 200, 503, "ExecutionFailed", "store-unavailable audit-unavailable schema-unavailable draining"),
+    (504, 200, 504, "Timeout", "upstream-timeout"),
+    (502, 200, 502, "ExecutionFailed", "upstream-failed response-refused"),
+    (499, 200, 499, "ExecutionFailed", "caller-gone"),
+    (500, 200, 500, "InternalError", "internal"),
+]
+ROWS = [(Reason(word), row) for row in CONTRACT for word in row[4].split()]
+
+
+def test_the_rows_of_the_contract_name_every_reason() -> None:
+    assert {reason for reason, _ in ROWS} | {Reason.BAD_ARGUMENTS} == set(Reason)
+
+
+@pytest.mark.parametrize(("reason", "row"), ROWS)
+def test_status_and_code_are_those_of_the_contract(reason: Reason, row: tuple[int, int, int, str, str]) -> None:
+    stateless, session, code, seed, _ = row
+    for shape, status in ((STATELESS, stateless), (SESSION, session), (PLAIN, stateless)):
+        answer = whole(told(refusal_for(reason), shape))
+        assert answer["status"] == status
+        assert answer["type"] == ("application/problem+json" if shape is PLAIN else "application/json")
+        facts = answer["body"] if shape is PLAIN else answer["body"]["error"]["data"]
+        assert (facts["reason"], facts["error_code"], facts["decision_id"]) == (reason.value, seed, "d1")
+        if shape is not PLAIN:
+            assert answer["body"]["error"]["code"] == code
+
+
+@pytest.mark.parametrize("shape", [STATELESS, SESSION])
+@pytest.mark.parametrize("deny_style", ["auto", "http", "jsonrpc", "tool_result"])
+def test_bad_arguments_are_the_tools_own_error_in_every_style(shape: Shape, deny_style: Any) -> None:
+    data = {"pointer": "/arguments/amount", "keyword": "maximum"}
+    refusal = Refusal(Reason.BAD_ARGUMENTS, "/arguments/amount does not satisfy maximum", data=data)
+    answer = whole(told(refusal, shape, Manner(deny_style)))
+    result = answer["body"]["result"]
+    assert (answer["status"], result["isError"], "error" in answer["body"]) == (200, True, False)
+    assert "/arguments/amount" in result["content"][0]["text"]
+    facts = result["_meta"]["sidecar/refusal"]
+    assert (facts["reason"], facts["error_code"], facts["keyword"]) == ("bad-arguments", "InvalidParameters", "maximum")
+    assert result.get("resultType") == ("complete" if shape is STATELESS else None)
+
+
+def test_outside_of_a_protocol_nothing_refused_is_a_success() -> None:
+    for reason in Reason:
+        answer = whole(told(refusal_for(reason), PLAIN))
+        assert answer["status"] == answer["body"]["status"] >= 400
+
+
+def test_codes_of_our_own_lie_outside_of_every_reserved_range() -> None:
+    """JSON-RPC reserves -32768 to -32000, of which MCP assigns some; those we use are theirs, with their meaning."""
+    assigned = {-32600, -32602, -32020, -32022}
+    assert all(answer.code in assigned or 400 <= answer.code < 600 for answer in ANSWERS.values())
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.none() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(st.characters(exclude_categories=["Cs"])),
+    st.sampled_from([Reason.DENIED_BY_RULE, Reason.BAD_ARGUMENTS, Reason.RATE_LIMITED]),
+    st.sampled_from([STATELESS, SESSION]),
+)
+def test_an_id_comes_back_as_it_was(request_id: str | int | None, reason: Reason, shape: Shape) -> None:
+    body = json.loads(tell(Refusal(reason), shape, decision_id="d", request_id=request_id).body)
+    assert (body["id"], type(body["id"])) == (request_id, type(request_id))
+    assert body["jsonrpc"] == "2.0"
+
+
+def test_a_parse_error_keeps_the_code_of_its_own() -> None:
+    refusal = Refusal(Reason.MALFORMED_CALL, "the body is not one JSON value", code=-32700)
+    assert whole(told(refusal, STATELESS))["body"]["error"]["code"] == -32700
+
+
+# --- headers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("shape", Shape)
+def test_every_401_and_no_other_denial_but_scope_says_how_to_authenticate(reason: Reason, shape: Shape) -> None:
+    answer = told(refusal_for(reason), shape)
+    wanted = answer.status == 401 or reason is Reason.INSUFFICIENT_SCOPE
+    assert ("WWW-Authenticate" in answer.headers) == wanted
+
+
+def test_a_challenge_names_the_metadata_and_what_was_wrong() -> None:
+    refusal = Refusal(Reason.INSUFFICIENT_SCOPE, challenge='error="insufficient_scope", scope="a b"')
+    expected = f'Bearer resource_metadata="{METADATA}", error="insufficient_scope", scope="a b"'
+    assert told(refusal, STATELESS).headers["WWW-Authenticate"] == expected
+    bare = tell(Refusal(Reason.UNAUTHENTICATED), PLAIN, decision_id="d")
+    assert bare.headers["WWW-Authenticate"] == "Bearer"
+    named = tell(refusal, PLAIN, decision_id="d")
+    assert named.headers["WWW-Authenticate"] == 'Bearer error="insufficient_scope", scope="a b"'
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("shape", Shape)
+def test_limits_and_outages_say_when_to_come_again_whatever_the_status(reason: Reason, shape: Shape) -> None:
+    retry_after = told(refusal_for(reason), shape).headers.get("Retry-After")
+    expected = {429: "18", 503: "1"}.get(ANSWERS[reason].http)
+    assert retry_after == expected
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "header", "fact"),
+    [(None, "1", None), (0.0, "1", 0), (0.2, "1", 1), (1.0, "1", 1), (59.01, "60", 60)],
+)
+def test_seconds_are_whole_and_never_too_few(retry_after_s: float | None, header: str, fact: int | None) -> None:
+    answer = told(Refusal(Reason.RATE_LIMITED, retry_after_s=retry_after_s), STATELESS)
+    assert answer.headers["Retry-After"] == header
+    assert json.loads(answer.body)["error"]["data"].get("retry_after_s") == fact
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_a_limit_is_told_in_the_fields_of_the_draft_and_in_the_facts(shape: Shape) -> None:
+    answer = told(Refusal(Reason.RATE_LIMITED, limit=LIMIT, retry_after_s=17.2), shape)
+    assert answer.headers["RateLimit-Policy"] == '"limit";q=120;w=3600'
+    assert answer.headers["RateLimit"] == '"limit";r=0;t=18'
+    body = json.loads(answer.body)
+    facts = body if shape is PLAIN else body["error"]["data"]
+    expected = {"limit": 120, "remaining": 0, "retry_after_s": 18, "reset_at": "2026-11-18T11:06:40+00:00"}
+    assert {key: facts[key] for key in expected} == expected
+
+
+def test_a_limit_without_window_or_end_is_told_without_them() -> None:
+    answer = told(Refusal(Reason.TOO_MANY_CONCURRENT, limit=LimitState("c", 5, 0)), STATELESS)
+    assert answer.headers["RateLimit-Policy"] == '"limit";q=5'
+    assert answer.headers["RateLimit"] == '"limit";r=0;t=0'
+    assert "reset_at" not in json.loads(answer.body)["error"]["data"]
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_a_verb_that_is_not_allowed_is_told_with_those_that_are(shape: Shape) -> None:
+    refusal = Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST", "DELETE"))
+    assert told(refusal, shape).headers["Allow"] == "POST, DELETE"
+
+
+# --- the operator's manner ------------------------------------------------------------------------------------------
+
+CARRIED = [reason for reason, answer in ANSWERS.items() if answer.http != answer.session_http]
+NOT_CARRIED = [reason for reason in Reason if reason not in CARRIED and reason is not Reason.BAD_ARGUMENTS]
+
+
+@pytest.mark.parametrize("reason", CARRIED)
+@pytest.mark.parametrize("shape", [STATELESS, SESSION])
+def test_deny_style_decides_how_what_the_protocol_can_carry_is_told(reason: Reason, shape: Shape) -> None:
+    http = ANSWERS[reason].http
+    automatic = http if shape is STATELESS else 200
+    expected: dict[Any, tuple[int, str]] = {
+        "auto": (automatic, "error"),
+        "http": (http, "error"),
+        "jsonrpc": (200, "error"),
+        "tool_result": (200, "result"),
+    }
+    for style, (status, member) in expected.items():
+        answer = whole(told(refusal_for(reason), shape, Manner(style)))
+        assert (answer["status"], member in answer["body"]) == (status, True)
+
+
+@pytest.mark.parametrize("shape", [STATELESS, SESSION])
+def test_only_a_tool_call_has_a_tool_result(shape: Shape) -> None:
+    for method in ("prompts/get", "tools/list", "initialize", ""):
+        answer = whole(told(Refusal(Reason.EXPIRED), shape, Manner("tool_result"), method))
+        assert (answer["status"], answer["body"]["error"]["code"]) == (200, 403)
+
+
+@pytest.mark.parametrize("reason", NOT_CARRIED)
+@pytest.mark.parametrize("deny_style", ["http", "jsonrpc", "tool_result"])
+def test_deny_style_changes_nothing_where_the_status_is_the_answer(reason: Reason, deny_style: Any) -> None:
+    for shape in Shape:
+        assert told(refusal_for(reason), shape, Manner(deny_style)) == told(refusal_for(reason), shape)
+
+
+@pytest.mark.parametrize("reason", DENIALS)
+@pytest.mark.parametrize("shape", Shape)
+@pytest.mark.parametrize("deny_style", ["auto", "tool_result"])
+def test_what_the_operator_keeps_back_stands_nowhere_in_the_answer(
+    reason: Reason, shape: Shape, deny_style: Any
+) -> None:
+    refusal = Refusal(reason, "a detail that tells", data={"telling": "data"})
+    bodies = {
+        disclosure: told(refusal, shape, Manner(deny_style, disclosure)).body.decode()
+        for disclosure in ("reason", "kind", "hide")
+    }
+    telling = (f'"{reason.value}"', f":{reason.value}", ANSWERS[reason].message, "a detail that tells", "telling")
+    assert reason.value in bodies["reason"]
+    for disclosure in ("kind", "hide"):
+        assert not any(word in bodies[disclosure] for word in telling)
+        assert '"decision_id":"d1"' in bodies[disclosure]
+    assert '"reason":"denied"' in bodies["kind"]
+    assert "reason" not in bodies["hide"]
+    assert "error_code" not in bodies["hide"]
+
+
+@pytest.mark.parametrize(("disclosure", "told_why"), [("reason", True), ("kind", False), ("hide", False)])
+def test_a_challenge_explains_itself_only_where_reasons_are_told(disclosure: Any, told_why: bool) -> None:
+    challenge = 'error="invalid_token", error_description="its time is over", scope="a"'
+    answer = told(Refusal(Reason.BAD_CREDENTIAL, challenge=challenge), PLAIN, Manner(disclosure=disclosure))
+    header = answer.headers["WWW-Authenticate"]
+    assert ("its time is over" in header) == told_why
+    assert 'error="invalid_token"' in header
+    assert 'scope="a"' in header
+
+
+@pytest.mark.parametrize("disclosure", ["kind", "hide"])
+def test_denials_cannot_be_told_apart_where_reasons_are_kept_back(disclosure: Any) -> None:
+    carried = [reason for reason in DENIALS if reason in CARRIED]
+    for shape in Shape:
+        answers = [told(Refusal(reason), shape, Manner(disclosure=disclosure)) for reason in carried]
+        assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason not in DENIALS])
+@pytest.mark.parametrize("disclosure", ["kind", "hide"])
+def test_what_is_no_denial_is_told_whatever_is_kept_back(reason: Reason, disclosure: Any) -> None:
+    for shape in Shape:
+        manner = Manner(disclosure=disclosure)
+        assert told(refusal_for(reason), shape, manner) == told(refusal_for(reason), shape)
+
+
+@pytest.mark.parametrize("disclosure", ["reason", "kind", "hide"])
+@pytest.mark.parametrize("reason", Reason)
+def test_inside_of_a_stream_the_same_error_is_told(reason: Reason, disclosure: Any) -> None:
+    refusal, manner = refusal_for(reason), Manner(disclosure=disclosure)
+    body = error_body(refusal, 7, facts_of(refusal, "d1", manner))
+    if reason is not Reason.BAD_ARGUMENTS:
+        assert body == told(refusal, SESSION, manner).body
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_rule_is_never_told(reason: Reason) -> None:
+    refusal = Refusal(reason, limit=LimitState("rule:researcher-reads-github", 1, 0, 60.0), retry_after_s=1.0)
+    for shape in Shape:
+        answer = told(refusal, shape)
+        assert "researcher" not in answer.body.decode() + str(answer.headers)
