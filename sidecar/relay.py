@@ -96,6 +96,8 @@ class Passage:
         return Passed(out, final=True, version=version)
 
     def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+        if mcp.evades(result):
+            raise refused("its result has a member in another spelling")
         for member in mcp.LISTS:
             if member in result:
                 result[member] = self._entries(member, result[member])

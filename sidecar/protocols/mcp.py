@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -197,11 +197,23 @@ SERVER_NOTIFICATIONS = frozenset(
 RESULT_TYPES = ("complete", "input_required")  # others belong to extensions that we do not carry, as tasks
 # A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
+# What a result and an entry are judged by. Some clients read keys in any case: another spelling would be a way by.
+_JUDGED_IN_RESULT = spellings((*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope"))
+_JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
+
+
+def evades(result: Mapping[str, Any]) -> bool:
+    """Whether a result has a member that differs only in case from one that it is judged by."""
+    return _has_variant(result, _JUDGED_IN_RESULT)
+
+
+def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
+    return any(known.get(key.casefold(), key) != key for key in keys)
 
 
 def entry_question(member: str, server: str, entry: object) -> Question | None:
     """The question that using an entry of the list `member` would ask; None for one that no call could name."""
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or _has_variant(entry, _JUDGED_IN_ENTRY):
         return None
     if member in ("tools", "prompts"):
         name = entry.get("name")
