@@ -208,6 +208,8 @@ class Response:
                     yield piece
                 if complete:
                     return
+                if end is not None and loop.time() >= end:  # a peer that never pauses would never be waited for
+                    raise TimedOut("the peer did not come to an end in time")
                 if self._reader.buffered or self._reader.complete != complete:
                     continue
                 await self._more(_nearest(end, None if idle_s is None else loop.time() + idle_s))

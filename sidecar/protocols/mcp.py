@@ -233,7 +233,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
     if not isinstance(requests, dict):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
     methods = [request.get("method") if isinstance(request, dict) else None for request in requests.values()]
-    if any(method not in SERVER_REQUESTS for method in methods):
+    if not all(isinstance(method, str) and method in SERVER_REQUESTS for method in methods):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests asks for something that MCP does not know")
     return [str(method) for method in methods]
 
