@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import secrets
@@ -48,6 +49,7 @@ log = logging.getLogger("sidecar")
 
 CONTROL_SOCKET = "control.sock"
 LAG_EVERY_S = 0.5
+RETIRE_LOOK_S = 0.1
 LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
 NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
 
@@ -67,6 +69,7 @@ class App:
     live: Live
     listeners: list[Listener] = field(default_factory=list)
     background: list[asyncio.Task[None]] = field(default_factory=list)
+    retiring: set[asyncio.Task[None]] = field(default_factory=set)
     started_at: float = field(default_factory=time.time)
     loaded_at: float = field(default_factory=time.time)
     trouble: tuple[str, ...] = ()
@@ -134,9 +137,10 @@ class App:
         await self.pipeline.drain(self.settings.server.shutdown_grace_s)  # who comes meanwhile hears 503, not silence
         left_s = max(LAST_WORDS_S, until_s - asyncio.get_running_loop().time())
         await asyncio.gather(*(listener.close(left_s) for listener in self.listeners))
-        for task in self.background:
+        running = [*self.background, *self.retiring]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self.background, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         for service in self.live.current.services.values():
             await service.close()
         await self.live.current.identity.close()
@@ -197,8 +201,26 @@ class App:
             self._tell_metrics()
             self.metrics.policy_reloaded("ok")
             self.audit.control("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
-            await _retire(old, new)
+            retiring = asyncio.create_task(self._retire(old, new))
+            self.retiring.add(retiring)
+            retiring.add_done_callback(self.retiring.discard)
             return new.engine.revision
+
+    async def _retire(self, old: Snapshot, new: Snapshot) -> None:
+        """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
+        gone = [service for name, service in old.services.items() if new.services.get(name) is not service]
+        patience_s = max((service.timeout_s for service in old.services.values()), default=0.0)
+        try:
+            for _ in range(
+                math.ceil(patience_s / RETIRE_LOOK_S)
+            ):  # what lasts longer is a stream; its reader comes back
+                if not self.live.is_read(old):
+                    break
+                await asyncio.sleep(RETIRE_LOOK_S)
+        finally:
+            await old.identity.close()
+            for service in gone:
+                await service.close()
 
     # --- beginnings -------------------------------------------------------------------------------------------------
 
@@ -305,8 +327,9 @@ def services_from(settings: Settings, known: Mapping[str, Service]) -> Mapping[s
     """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
-        old = known.get(name)
-        services[name] = old if old is not None and old.definition == definition else _service(settings, name)
+        old, new = known.get(name), _service(settings, name)
+        same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
+        services[name] = old if old is not None and same else new
     return services
 
 
@@ -332,14 +355,6 @@ def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Sna
     identity = Identity.from_settings(settings, time.time, fetch)
     services = services_from(settings, old.services)
     return snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
-
-
-async def _retire(old: Snapshot, new: Snapshot) -> None:
-    """Close what the new snapshot does not go on with. Calls in flight keep their connections until they end."""
-    await old.identity.close()
-    for name, service in old.services.items():
-        if new.services.get(name) is not service:
-            await service.close()
 
 
 def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class Pipeline:
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
+    over: bool = False
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answer one request. `entrance` is the listener it came through."""
@@ -69,12 +70,13 @@ class Pipeline:
         except Refusal as refusal:
             return self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            turn.remember(Refusal(Reason.CALLER_GONE if turn.caller_left else Reason.DRAINING), 499)
+            turn.remember(Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE), 499)
             raise
         except Exception:  # the one place: a bug of ours is answered once, recorded once, and told to nobody outside
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
             return self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
+            self.live.leave(turn.now)
             measure(self.metrics, turn)
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
@@ -125,6 +127,7 @@ class Pipeline:
                 while self.inside:
                     self.exchanges.drain()  # again: a stream that was on its way may only now have begun
                     await asyncio.sleep(DRAIN_LOOK_S)
+        self.over = True  # who is cut off from now on did not leave by itself
 
     async def _identify(self, turn: Turn, server: str, entrance: Entrance) -> Caller:
         turn.enter(server)
@@ -192,7 +195,7 @@ class Pipeline:
             run_id=arrival.correlation_of(headers, "x-run-id"),
             thread_id=arrival.correlation_of(headers, "x-thread-id"),
         )
-        return Turn(request, self.live.current, headers, record)
+        return Turn(request, self.live.take(), headers, record)
 
     def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
         told = self._told(turn, refusal)

@@ -7,7 +7,7 @@ leaves the old one serving (CONTRACT 4).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -77,7 +77,7 @@ class Snapshot:
         if len(answers) > 1:
             ends = [answer.until for answer in answers if answer.until is not None]
             links = tuple(link for answer in answers for link in answer.links)
-            decision = replace(decision, links=links, until=min(ends, default=None))
+            decision = decision._replace(links=links, until=min(ends, default=None))
         return decision
 
     def audience(self, server: str) -> Audience:
@@ -137,6 +137,23 @@ class Live:
     current: Snapshot
     clock: Callable[[], float]
     build: Callable[[Snapshot], Awaitable[Snapshot]]
+    _readers: dict[int, int] = field(default_factory=dict)
+
+    def take(self) -> Snapshot:
+        """The snapshot of one request, which gives it back with `leave` when it is over."""
+        taken = self.current
+        self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
+        return taken
+
+    def leave(self, taken: Snapshot) -> None:
+        """One request less reads it."""
+        self._readers[id(taken)] -= 1
+        if not self._readers[id(taken)]:
+            del self._readers[id(taken)]
+
+    def is_read(self, snapshot: Snapshot) -> bool:
+        """Whether a request is under way that took it."""
+        return id(snapshot) in self._readers
 
     async def reload(self) -> Snapshot:
         """Swap in what the files say now. Raises ConfigError; then the old one serves on."""

@@ -85,11 +85,6 @@ class Turn:
         self.record.mark("upstream")
         self.record.outcome(http_status=status, bytes_out=bytes_out)
 
-    @property
-    def caller_left(self) -> bool:
-        """Whether the connection is gone."""
-        return self.request.transport is None
-
     def break_off(self) -> None:
         """End a stream so that its reader sees that it is not whole."""
         if self.request.transport is not None:

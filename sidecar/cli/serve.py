@@ -104,13 +104,13 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     from sidecar.app import App
 
     app = await App.start(path, environ)
-    _announce(app)
     _settle_garbage()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
     reloads: set[asyncio.Task[None]] = set()
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(app))))
+    _announce(app)  # last: whoever reads it may signal at once
     await stop.wait()
     await app.stop()
 

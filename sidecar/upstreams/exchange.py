@@ -120,6 +120,10 @@ class Upstream:
     def open_connections(self) -> int:
         return self._client.open_connections + self._streams.open_connections
 
+    def shows_the_same_as(self, other: Upstream) -> bool:
+        """Whether both show the upstream the same credential: a file's content changes, its path does not."""
+        return self._credential == other._credential
+
     async def exchange(
         self,
         verb: str,

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ class Served:
     process: asyncio.subprocess.Process | None = None
     url: str = ""
     starts: int = 0
+    module: str = "sidecar"
+    _read_bytes: int = 0
+    _controls: list[str] = field(default_factory=list)
 
     async def start(self) -> None:
         """Start it, and wait until it says that it serves."""
@@ -43,7 +46,7 @@ class Served:
         log = self.folder / f"stderr-{self.starts}.log"
         with log.open("wb") as stderr:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "sidecar", "serve", "-c", str(self.folder / "sidecar.yaml"), stderr=stderr
+                sys.executable, "-m", self.module, "serve", "-c", str(self.folder / "sidecar.yaml"), stderr=stderr
             )
         async with asyncio.timeout(START_S):
             while not (found := re.search(r"sidecar serves .* at (http://[^/\s]+)/mcp", log.read_text())):
@@ -83,6 +86,18 @@ class Served:
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.audit_path.read_bytes().splitlines()]
 
+    def controls(self) -> list[str]:
+        """What was recorded of the process itself. Reads only what is new, so that it can be asked again and again."""
+        with self.audit_path.open("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read_bytes += len(line)
+                if b'"event":"control"' in line:
+                    self._controls.append(json.loads(line)["control"]["what"])
+        return self._controls
+
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.folder.glob("stderr-*.log")))
 
@@ -117,12 +132,13 @@ async def served(
     files: Mapping[str, str] | None = None,
     upstream_settings: str = "",
     mcp_settings: str = "",
+    module: str = "sidecar",
 ) -> AsyncIterator[Served]:
     """A running process before one upstream called `github`; it is gone at the end, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:  # a socket's path holds 107 bytes: not tmp_path
         folder = Path(name)
         write_folder(folder, upstream_url, rules, files, settings, upstream_settings, "", mcp_settings)
-        running = Served(folder)
+        running = Served(folder, module=module)
         await running.start()
         try:
             yield running
