@@ -28,8 +28,8 @@ Measured = dict[str, dict[int, list[Turn]]]
 
 
 @click.command()
-@click.option("--seconds", type=click.IntRange(1, 60), default=3, show_default=True, help="Of one burst of load.")
-@click.option("--rounds", type=click.IntRange(1, 50), default=5, show_default=True, help="Turns of each subject.")
+@click.option("--seconds", type=click.IntRange(1, 60), default=2, show_default=True, help="Of one burst of load.")
+@click.option("--rounds", type=click.IntRange(1, 50), default=6, show_default=True, help="Turns of each subject.")
 @click.option("--quick", is_flag=True, help="A second and one round: whether it works, not how fast.")
 @click.option("--profile", is_flag=True, help="Show where the sidecar spends its time , measure nothing.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
@@ -75,10 +75,11 @@ def _everything(folder: Path) -> Iterator[tuple[Upstream, Sequence[Subject], dic
     with ExitStack() as stack:
         upstream = stack.enter_context(subjects.upstream(folder))
         direct = Subject("direct", post_to(upstream.url), upstream.process)
-        bare = stack.enter_context(subjects.passthrough(folder, upstream))
+        bare = stack.enter_context(subjects.passthrough("passthrough", folder, upstream))
+        quick = stack.enter_context(subjects.passthrough("passthrough_uvloop", folder, upstream, "uvloop"))
         store_url = stack.enter_context(subjects.valkey(folder))
         ready_s = {}
-        found = [direct, bare]
+        found = [direct, bare, quick]
         for name, url in (("sidecar_memory", "memory://"), ("sidecar_valkey", store_url)):
             subject, ready_s[name] = stack.enter_context(subjects.sidecar(name, folder, upstream, url))
             found.append(subject)

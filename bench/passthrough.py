@@ -2,7 +2,7 @@
 
 aiohttp's server and aiohttp's client and nothing between: the measure for what the sidecar adds. As fast as it can be
 made with the library's public means: the low-level server, no routing, no cookies, no access log, no decompression.
-`python -m bench.passthrough PORT UPSTREAM_URL`.
+`python -m bench.passthrough PORT UPSTREAM_URL [uvloop]`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
+import uvloop
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
 _HOP_BY_HOP = ("Host", "Connection", "Content-Length", "Transfer-Encoding")
@@ -42,5 +43,12 @@ async def _serve(port: int, url: str) -> None:
         await accepting.serve_forever()
 
 
+def main() -> None:
+    """Serve on asyncio's own event loop, or on uvloop."""
+    loop_factory = uvloop.new_event_loop if sys.argv[3:] == ["uvloop"] else None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(int(sys.argv[1]), sys.argv[2]))
+
+
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))
+    main()

@@ -39,6 +39,7 @@ def results_from(
     return {
         **{name: {**_numbers(turns[MANY]), "c1": _numbers(turns[FEW])} for name, turns in measured.items()},
         "ratios": {name: _ratio(measured, name, MANY) for name in others},
+        "cpu_ratios": {name: _cpu_ratio(measured, name) for name in others},
         "ratios_one_connection": {name: _ratio(measured, name, FEW) for name in others},
         "added_p50_ms_one_connection": {name: _added_ms(measured, name) for name in measured if name != "direct"},
         "ready_s": ready_s.get("sidecar_memory"),
@@ -49,7 +50,7 @@ def results_from(
 
 def table_from(results: Mapping[str, Any], names: Sequence[str]) -> str:
     """The same for a person."""
-    head = f"{'':16}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU µs':>9}{'RSS MB':>9}{'ratio':>8}"
+    head = f"{'':20}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU µs':>9}{'RSS MB':>9}{'ratio':>8}"
     lines = []
     for connections, ratios in ((MANY, "ratios"), (FEW, "ratios_one_connection")):
         lines += [f"{connections} connection{'s' if connections > 1 else ''}", head]
@@ -58,6 +59,8 @@ def table_from(results: Mapping[str, Any], names: Sequence[str]) -> str:
             ratio = 1.0 if name == YARDSTICK else results[ratios][name]
             lines.append(_line(name, numbers, ratio))
         lines.append("")
+    busy = [f"{name} {value:.2f}" for name, value in results["cpu_ratios"].items()]
+    lines.append(f"ratio by CPU time, free of what else this machine does: {', '.join(busy)}")
     added = [f"{name} {value:+.3f} ms" for name, value in results["added_p50_ms_one_connection"].items()]
     lines.append(f"added to the direct call's p50, one connection: {', '.join(added)}")
     lines.append(f"ready after {results['ready_s']:.2f} s, with Valkey {results['ready_s_valkey']:.2f} s")
@@ -80,7 +83,7 @@ def _share(name: str, hits: int, count: int, cpu_us: float) -> str:
 
 def _line(name: str, n: Mapping[str, float], ratio: float) -> str:
     return (
-        f"{name:16}{n['rps']:>9.0f}{n['p50_ms']:>9.2f}{n['p99_ms']:>9.2f}"
+        f"{name:20}{n['rps']:>9.0f}{n['p50_ms']:>9.2f}{n['p99_ms']:>9.2f}"
         f"{n['cpu_us_per_request']:>9.0f}{n['rss_mb']:>9.1f}{ratio:>8.2f}"
     )
 
@@ -98,6 +101,12 @@ def _numbers(turns: Sequence[Turn]) -> dict[str, float]:
 def _ratio(measured: Mapping[str, Turns], name: str, connections: int) -> float:
     pairs = zip(measured[name][connections], measured[YARDSTICK][connections], strict=True)
     return round(median(ours.heard.rps / theirs.heard.rps for ours, theirs in pairs), 3)
+
+
+def _cpu_ratio(measured: Mapping[str, Turns], name: str) -> float:
+    """What the ratio would be on a machine that has nothing else to do: the yardstick's CPU time to the subject's."""
+    pairs = zip(measured[name][MANY], measured[YARDSTICK][MANY], strict=True)
+    return round(median(theirs.cpu_us / ours.cpu_us for ours, theirs in pairs), 3)
 
 
 def _added_ms(measured: Mapping[str, Turns], name: str) -> float:

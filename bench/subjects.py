@@ -80,13 +80,13 @@ def upstream(folder: Path) -> Iterator[Upstream]:
 
 
 @contextmanager
-def passthrough(folder: Path, behind: Upstream) -> Iterator[Subject]:
-    """A bare aiohttp proxy."""
+def passthrough(name: str, folder: Path, behind: Upstream, *loop: str) -> Iterator[Subject]:
+    """A bare aiohttp proxy. `loop` is the word for another event loop than asyncio's."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.passthrough", str(port), behind.url]
-    with running(command, folder / "passthrough.log") as process:
+    command = [sys.executable, "-m", "bench.passthrough", str(port), behind.url, *loop]
+    with running(command, folder / f"{name}.log") as process:
         wait_for_port(port, process)
-        yield Subject("passthrough", post_to(f"http://127.0.0.1:{port}/mcp"), process)
+        yield Subject(name, post_to(f"http://127.0.0.1:{port}/mcp"), process)
 
 
 @contextmanager
