@@ -408,7 +408,11 @@ def _base_url(settings: Settings, data: Listener) -> str:
 def _entrance(settings: Settings, listener: Listener) -> Entrance:
     server = settings.server
     hosts = _hosts(listener, str(server.public_url or ""), server.allowed_hosts)
-    return Entrance(hosts=hosts, origins=frozenset(origin.lower() for origin in server.allowed_origins))
+    # A page of our own name is none of another's making; the names are those of `hosts`, so rebinding finds no way in.
+    own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts if host.endswith(f":{listener.port}")}
+    if server.public_url:
+        own.add(str(server.public_url).lower().rstrip("/"))
+    return Entrance(hosts=hosts, origins=frozenset({origin.lower() for origin in server.allowed_origins} | own))
 
 
 def _local_entrance(listener: Listener, principal: str) -> Entrance:

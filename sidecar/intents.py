@@ -126,8 +126,8 @@ class Understanding:
             raise malformed("Mcp-Session-Id must be there, once")
         session = self.sessions.find(lines[0], self.caller, self.server)
         versions = self.head.protocol_version
-        if len(versions) > 1 or (versions and versions[0] != session.version):
-            raise malformed("MCP-Protocol-Version is not the one that this session agreed on")
+        if len(versions) > 1 or not mcp.SESSION_VERSIONS_SET.issuperset(versions):
+            raise malformed("MCP-Protocol-Version is not one that a session has")
         return session
 
     def _stream_call(self, method: str, session: Session) -> Call:

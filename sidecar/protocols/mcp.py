@@ -33,6 +33,7 @@ from sidecar.vocabulary import Call, Question
 STATELESS_VERSIONS = ("2026-07-28",)
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 STATELESS_SET = frozenset(STATELESS_VERSIONS)
+SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.flow.world import World
+from pathlib import Path
+
+from tests.flow.world import SESSION, World, request, world
+
+ANYBODY = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
 
 
 async def test_an_allowed_call_reaches_the_upstream_and_leaves_two_records(planner: World) -> None:
@@ -42,3 +46,27 @@ async def test_the_fourth_of_three_calls_an_hour_is_refused(planner: World) -> N
     assert len(planner.upstream.calls()) == 3
     last = planner.ends()[-1]
     assert (last["status"], last["reason"]) == ("rate_limited", "rate-limited")
+
+
+async def test_a_page_of_our_own_name_may_call_and_no_other(tmp_path: Path) -> None:
+    async with world(tmp_path, principal="", upstream_settings="anonymous: true", rules=ANYBODY) as running:
+        port = running.url.rpartition(":")[2]
+        for origin, expected in {
+            f"http://localhost:{port}": 200,
+            f"http://127.0.0.1:{port}": 200,
+            "http://localhost": 403,
+            "http://localhost:1": 403,
+            f"http://evil.example:{port}": 403,
+            "null": 403,
+        }.items():
+            assert (await running.call("get_file", {}, headers={"Origin": origin}))[0] == expected, origin
+
+
+async def test_a_session_takes_any_revision_of_its_era_in_the_header(planner: World) -> None:
+    hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    status, _, headers = await planner.post(request("initialize", hello))
+    assert status == 200
+    session = {"Mcp-Session-Id": headers["Mcp-Session-Id"]}
+    for version, expected in {"2025-03-26": 200, SESSION: 200, "2099-01-01": 400}.items():
+        sent = session | {"MCP-Protocol-Version": version}
+        assert (await planner.post(request("tools/list"), headers=sent))[0] == expected, version
