@@ -1,6 +1,7 @@
 """What are the things everybody here talks about?
 
-The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; every other module speaks in them.
+The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; every other module speaks in them. Those
+that every call makes anew are named tuples, at a third of the price of a frozen dataclass.
 
     Principal   who              user:alice, nhi:planner, anonymous
     Chain       through whom     first to last; the last one is on this connection
@@ -13,14 +14,15 @@ The nouns of the house, frozen. They know nothing of HTTP, Redis or Casbin; ever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 
 ANONYMOUS = "anonymous"
+_EMPTY: Mapping[str, Any] = {}  # nobody writes to it: its type has no way to
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,7 @@ class PermissionKind(StrEnum):
 DELEGATE = "delegate"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One thing a caller wants to do. `object` and `action` as CONTRACT 1.2 and 1.4 name them.
 
     `server` is the upstream's name, `name` the tool, prompt or URI ("" for the server as a whole).
@@ -112,12 +113,11 @@ class Question:
     action: str
     server: str
     name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = _EMPTY
+    meta: Mapping[str, Any] = _EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One parsed request, as the stages need it. `method` is the word on the wire, `protocol_version` the revision.
 
     `questions` must all be answered yes; the first one names the call in audit and limits. A `session` call
@@ -160,17 +160,15 @@ class Rule:
     line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """How one condition came out: a digest of its text, its outcome, and the inputs it read (path → value)."""
 
     condition: str
     outcome: Literal["true", "false", "error"]
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = _EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One question of a chain and its answer. `rules` are the rows it rests on: every matching allow, or the denies."""
 
     kind: PermissionKind
@@ -183,8 +181,7 @@ class Link:
     facts: tuple[Fact, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimit:
+class RowLimit(NamedTuple):
     """A `max_calls_per_hour` that the last link must be charged for. `counted_for` is whose counter it is."""
 
     rule_id: str
@@ -192,8 +189,7 @@ class RowLimit:
     per_hour: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The answer to a question for a whole chain, under one policy revision.
 
     `until` is the nearest expiry (seconds since the epoch) among the rules it rests on, None if there is none.

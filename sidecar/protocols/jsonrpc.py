@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -76,21 +75,18 @@ Spellings = Mapping[str, str]
 Id = str | int
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     id: Id
     method: str
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(NamedTuple):
     method: str
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """Exactly one of `result` and `error` is set. `id` is None only in an error about an unreadable message."""
 
     id: Id | None

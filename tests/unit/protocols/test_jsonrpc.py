@@ -68,7 +68,7 @@ def test_a_malformed_body_is_called_malformed_and_never_denied() -> None:
 
 def test_what_is_taken_is_read_to_the_last_member() -> None:
     assert parse_message(DENIED) == Request(1, "tools/call", {"name": "delete", "arguments": {"path": "/etc"}})
-    assert parse_message(b'{"jsonrpc":"2.0","method":"m","params":{}}') == Notification("m")
+    assert parse_message(b'{"jsonrpc":"2.0","method":"m","params":{}}') == Notification("m", {})
     assert parse_message(b'{"jsonrpc":"2.0","id":"a","result":null}') == Response("a")
     error = {"code": 1, "message": "m", "data": [1]}
     assert parse_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode()) == Response(1, error=error)
