@@ -14,7 +14,7 @@ demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-bench: $(READY) ; $(BIN)/python -m bench
+bench: $(READY) ; $(BIN)/python -m bench && $(BIN)/python -m bench.readme
 lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock
 
 $(READY): requirements.lock pyproject.toml

@@ -1,0 +1,281 @@
+"""What of the documentation is told by the code itself?
+
+    python docs/make.py            writes every generated block anew
+    python docs/make.py --check    exits 1 and names the pages whose blocks are not current
+
+A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by people. The
+benchmark's block in the README is `bench/readme.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from sidecar.audit.record import FIELDS
+from sidecar.errors import ANSWERS, Reason
+from sidecar.metrics import Metrics
+from sidecar.protocols import mcp
+from sidecar.protocols.mcp import Era
+from sidecar.settings.root import Settings
+from sidecar.settings.schema import json_schema
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+RESERVED = frozenset({Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS})
+"""Reasons that no part of this version gives."""
+
+_BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+_REFUSED = re.compile(r"[^.]*\bnot supported by this version\.", re.IGNORECASE)
+_REFUSED_WORDS = frozenset({"spiffe"})  # the one word that no description says it of (settings/identity.py)
+_CODE_OR_TAG = re.compile(r"`[^`]*`|<")
+
+Schema = Mapping[str, Any]
+
+
+def written_anew(page: str) -> str:
+    """The text of a page with its generated blocks as the code has them now."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page)
+
+
+def table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    """A Markdown table. A `|` inside a cell would end it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# --- configuration.md -------------------------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Every setting that this version obeys, section by section, and the names that it refuses."""
+    schema = json_schema(Settings, "sidecar.yaml")
+    parts: list[str] = []
+    refused: list[str] = []
+    for where, section in _sections(schema, schema, ""):
+        rows = [_setting(schema, section, key, value) for key, value in section["properties"].items()]
+        parts += [f"### `{where}`" if where else "### At the top", "", section["description"], ""]
+        parts += [table(("key", "value", "default", "meaning"), [row for row in rows if row]), ""]
+        refused += [
+            f"{where}.{key}".lstrip(".") for key, row in zip(section["properties"], rows, strict=True) if not row
+        ]
+    parts.append("Known names that this version refuses: " + ", ".join(f"`{name}`" for name in refused) + ".")
+    return "\n".join(parts)
+
+
+def _sections(root: Schema, section: Schema, where: str) -> Iterator[tuple[str, Schema]]:
+    """Each section once, where it is first met, with its dotted name; `[]` is an entry of a list, `<name>` of a map."""
+    yield where, section
+    for key, value in section["properties"].items():
+        for suffix, inner in _inside(root, value):
+            yield from _sections(root, inner, f"{where}.{key}{suffix}".lstrip("."))
+
+
+def _inside(root: Schema, value: Schema) -> Iterator[tuple[str, Schema]]:
+    if "$ref" in value:
+        yield "", root["$defs"][value["$ref"].rpartition("/")[2]]
+    elif "items" in value and "$ref" in value["items"]:
+        yield from ((f"[]{suffix}", inner) for suffix, inner in _inside(root, value["items"]))
+    elif "patternProperties" in value:
+        for inner in value["patternProperties"].values():
+            yield from ((f".<name>{suffix}", found) for suffix, found in _inside(root, inner))
+    for choice in (*value.get("anyOf", ()), *value.get("oneOf", ())):
+        yield from _inside(root, choice)
+
+
+def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[str, ...] | None:
+    """One row; None for a name that is known and refused."""
+    told = value.get("description") or next((inner["description"] for _, inner in _inside(root, value)), "")
+    meaning = _REFUSED.sub("", told).strip()
+    if meaning != told and told.endswith("Not supported by this version."):
+        return None
+    refused = _REFUSED_WORDS | set(re.findall(r"`(\w+)`", " ".join(_REFUSED.findall(told))))
+    default = "needed" if key in section.get("required", ()) else _default(value)
+    return f"`{key}`", _kind(value, refused), default, _CODE_OR_TAG.sub(_without_tag, meaning)
+
+
+def _without_tag(found: re.Match[str]) -> str:
+    return "&lt;" if found[0] == "<" else found[0]
+
+
+def _default(value: Schema) -> str:
+    default = value.get("default")
+    if default in (None, [], {}):
+        return "–"
+    listed = default if isinstance(default, list) else [default]
+    return ", ".join(f"`{entry:g}`" if isinstance(entry, float) else f"`{_word(entry)}`" for entry in listed)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kind(value: Schema, refused: Set[str]) -> str:
+    if "enum" in value:
+        return " or ".join(f"`{word}`" for word in value["enum"] if word not in refused)
+    if "const" in value:
+        return f"`{value['const']}`"
+    if "$ref" in value or "patternProperties" in value:
+        return "section" if "$ref" in value else "sections by name"
+    choices = [choice for choice in (*value.get("anyOf", ()), *value.get("oneOf", ())) if choice.get("type") != "null"]
+    patterns = " ".join(str(choice.get("pattern", "")) for choice in choices)
+    if "ms|" in patterns or "KiB" in patterns:
+        return "duration" if "ms|" in patterns else "size"
+    if choices:
+        return " or ".join(dict.fromkeys(_kind(choice, refused) for choice in choices))
+    if value.get("type") == "array":
+        return "list of " + _kind(value["items"], refused).replace("section", "sections").replace(" or ", ", ")
+    if value.get("type") == "object":
+        return "map"
+    if "examples" in value:
+        return "address"
+    if value.get("minLength") == 1:
+        return "path"
+    return {"integer": "number", "boolean": "true or false"}.get(str(value.get("type")), "text")
+
+
+# --- answers.md -------------------------------------------------------------------------------------------------------
+
+
+def answers() -> str:
+    """The table of `sidecar.errors`: how each reason is told in each era."""
+    head = ("reason", "stateless HTTP", "session HTTP", "JSON-RPC code", "`error_code`", "audit status", "message")
+    given = [(reason, answer) for reason, answer in ANSWERS.items() if reason not in RESERVED]
+    rows = [
+        (f"`{r}`", str(a.http), str(a.session_http), str(a.code), a.seed, f"`{a.status}`", a.message) for r, a in given
+    ]
+    reserved = ", ".join(f"`{reason}`" for reason in ANSWERS if reason in RESERVED)
+    return f"{table(head, rows)}\n\nReserved, and given by nothing in this version: {reserved}."
+
+
+# --- audit.md ---------------------------------------------------------------------------------------------------------
+
+MEANINGS: Mapping[str, str] = {
+    "v": "version of this format: 1",
+    "event": "`decision`, `outcome`, `refusal` or `control`",
+    "seq": "place in the chain, from 1 on, without gaps",
+    "id": "of this record: a UUID of version 7",
+    "timestamp": "RFC 3339, UTC, microseconds",
+    "instance": "which process wrote it: host, process id, random part; new at each start",
+    "decision_id": "of the request: the same in its `decision` and `outcome`, and told to a refused caller",
+    "request_id": "the JSON-RPC id, as the caller chose it",
+    "trace_id": "from a well-formed `traceparent`",
+    "run_id": "from `X-Run-Id`: bounded, recorded, never used to decide",
+    "thread_id": "from `X-Thread-Id`, likewise",
+    "peer": "the address on the other end of the connection; `local` for a Unix socket",
+    "credential": "what proved the chain: kind (`jwt`, `api_key`, `local`, `anonymous`), issuer, key id",
+    "chain": "the principals, first to last",
+    "agent_id": "the last principal",
+    "agent_role": "the roles through which the deciding rules matched",
+    "protocol": "`mcp`; `http` for bytes that were no request",
+    "protocol_version": "the MCP revision",
+    "upstream": "the server's name in the address",
+    "tool_name": "the server that the question is about",
+    "method": "the tool, prompt or URI; else the method on the wire",
+    "action": "what policy was asked, e.g. `tools/call`",
+    "object": "what it was asked about, e.g. `tool:github/search_code`; a URI's query and fragment are cut off",
+    "args_hash": "keyed digest of the arguments",
+    "redaction_applied": "whether something was left out of this record: arguments, or a query",
+    "status": "`success`, `permission_denied`, `rate_limited` or `error`; null in a `decision`",
+    "reason": "why it was refused ([answers](answers.md)); null if it was not",
+    "error_message": "the reason's sentence, from a closed set",
+    "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
+    "facts": "each condition: SHA-256 of its text, `true`, `false` or `error`, and keyed digests of what it read",
+    "limits": "each limit: name, what this call was charged, what remains, the limit itself",
+    "would_deny": "ids of shadow rules that would have denied",
+    "would_allow": "ids of shadow rules that would have allowed",
+    "policy_revision": "digest of the policy that decided",
+    "enforcement": "`enforce`",
+    "http_status": "what was answered; 499 if the caller left before",
+    "bytes_in": "size of the request's body",
+    "bytes_out": "size of the answer's body",
+    "duration_ms": "from the first byte of the request to this record",
+    "latency": "milliseconds by stage: auth, parse, policy, arguments, limits, audit, upstream",
+    "control": "in a `control` record: what happened, by whom, particulars",
+    "key_id": "which key made the keyed digests",
+    "prev_hash": "`hash` of the line before; 64 zeros in the first",
+    "hash": "SHA-256 of this line up to here",
+}
+
+
+def fields() -> str:
+    """Every field of an audit record, in its order."""
+    return table(("field", "what stands there"), [(f"`{name}`", MEANINGS[name]) for name in FIELDS])
+
+
+# --- operations.md ----------------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Every series of ours."""
+    rows = [
+        (f"`{_series(family.name, family.type)}`", family.type, ", ".join(_labels(family)) or "–", family.documentation)
+        for family in Metrics(upstreams=("example",), limits=("example",)).collect()
+    ]
+    return table(("series", "type", "labels", "meaning"), rows)
+
+
+def _series(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name
+
+
+def _labels(family: Any) -> tuple[str, ...]:
+    return tuple(f"`{name}`" for name in family._labelnames)
+
+
+# --- mcp.md -----------------------------------------------------------------------------------------------------------
+
+
+def methods() -> str:
+    """What each method of MCP is asked as, and in which era it exists."""
+    rows = []
+    for name, method in (*mcp.METHODS.items(), *mcp.NOTIFICATIONS.items()):
+        eras = "both" if method.eras == frozenset(Era) else next(iter(method.eras)).value
+        rows.append((f"`{name}`", eras, _asked(name, session=method.session)))
+    rows += [
+        (f"`{name}` (from the server)", "both", f"`{name}` on `nhi:<server>`; needs a row") for name in _ASKED_BACK
+    ]
+    return table(("method", "era", "asked as"), rows)
+
+
+_ASKED_BACK = sorted(mcp.SERVER_REQUESTS)
+_QUESTIONS: Mapping[str, str] = {
+    "tools/call": "`tools/call` on `tool:<server>/<name>`",
+    "prompts/get": "`prompts/get` on `prompt:<server>/<name>`",
+    "resources/read": "`resources/read` on `resource:<server>/<uri>`",
+    "resources/subscribe": "`resources/read` on `resource:<server>/<uri>`",
+    "resources/unsubscribe": "`resources/read` on `resource:<server>/<uri>`",
+    "completion/complete": "its reference, as `prompts/get` or `resources/read`",
+    "subscriptions/listen": "any grant on the server, and `resources/read` on each URI",
+}
+
+
+def _asked(name: str, *, session: bool) -> str:
+    return _QUESTIONS.get(name) or ("any grant on the server" if session else "")
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "answers": answers,
+    "fields": fields,
+    "metrics": metrics,
+    "methods": methods,
+}
+
+
+def main(words: Sequence[str]) -> int:
+    check = "--check" in words
+    old = {page: page.read_text("utf-8") for page in PAGES}
+    stale = [page for page, text in old.items() if written_anew(text) != text]
+    for page in stale:
+        if not check:
+            page.write_text(written_anew(old[page]), "utf-8")
+        sys.stderr.write(f"{page.relative_to(ROOT)}: {'is not current' if check else 'written anew'}\n")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

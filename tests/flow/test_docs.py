@@ -1,0 +1,148 @@
+"""Does what README and docs tell people to type do what they say?
+
+Every page is run as it stands (tests/pages.py has the convention) against the real command, with the demo's server as
+upstream. Only the ports are others: the fixed ones of the pages may be taken here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import NAMES, ROOT, Block, blocks_of
+
+PORTS = ("8070", "8080", "8090", "9090", "9091", "9100")
+WITHIN_S = 90.0  # of a page; it takes two to four seconds on an idle machine
+MARK = "@@ after line "
+_PORT = re.compile(rf"(?<![\w.])(?:{'|'.join(PORTS)})(?!\w)")
+RUNNABLE = [name for name in NAMES if any(block.runs for block in blocks_of((ROOT / name).read_text("utf-8")))]
+
+
+def script_of(blocks: list[Block]) -> str:
+    """One bash script: files are written where they stand, and after each block a line says that it ended."""
+    parts = ["set -eu -o pipefail", "trap 'jobs -p | xargs -r kill; wait' EXIT"]
+    for block in blocks:
+        if block.file:
+            parts.append(f"mkdir -p \"$(dirname {block.file})\"\ncat > {block.file} <<'@@ END'\n{block.text}@@ END")
+        if block.runs and block.exit_code:
+            parts.append(f"set +e\n{block.text}code=$?\nset -e\n[ $code = {block.exit_code} ]")
+        elif block.runs:
+            parts.append(block.text)
+        if block.runs:
+            parts.append(f"printf '\\n{MARK}{block.line}\\n'")
+    if any(block.file.startswith(("sidecar.yaml", "policies/")) for block in blocks):
+        parts.append("sidecar check")
+    return "\n".join(parts) + "\n"
+
+
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [str(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def run(script: str, folder: Path) -> tuple[int, str]:
+    """The exit code and all that was printed, with the pages' own ports in it."""
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    home = folder / "home"
+    home.mkdir()
+    output = folder / "output"
+    here = {name: os.environ[name] for name in ("TMPDIR", "LANG") if name in os.environ}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with output.open("wb") as printed:
+        process = subprocess.Popen(
+            ["bash", "-c", _PORT.sub(lambda found: ports[found[0]], script)],
+            cwd=home,
+            env={**here, "PATH": path, "HOME": str(home), "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            if code != 0:  # what the script left is its own session's
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                process.wait()
+    text = output.read_text("utf-8", "replace")
+    for ours, theirs in ports.items():
+        text = re.sub(rf"(?<!\d){theirs}(?!\d)", ours, text)
+    return code, text
+
+
+def printed_by(blocks: list[Block], text: str) -> dict[int, str]:
+    """Line of a block → what it printed."""
+    found: dict[int, str] = {}
+    for block in (block for block in blocks if block.runs):
+        found[block.line], _, text = text.partition(f"\n{MARK}{block.line}\n")
+    return found
+
+
+def missing_from(printed: str, claimed: str) -> str:
+    """The first claimed line that was not printed, in its order; "" if all were."""
+    lines = iter(printed.splitlines())
+    for claim in claimed.splitlines():
+        if claim.strip() in ("", "…"):
+            continue
+        pattern = re.compile(r".*".join(re.escape(part) for part in claim.rstrip().split("…")))
+        if not any(pattern.fullmatch(line.rstrip()) for line in lines):
+            return claim
+    return ""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path) -> None:
+    blocks = list(blocks_of((ROOT / name).read_text("utf-8")))
+    code, text = run(script_of(blocks), tmp_path)
+    assert code == 0, f"{name} ended with {code}:\n{text}"
+    printed = printed_by(blocks, text)
+    last = 0
+    for block in blocks:
+        last = block.line if block.runs else last
+        if block.is_output:
+            claim = missing_from(printed[last], block.text)
+            assert not claim, f"{name}:{block.line}: nothing printed {claim!r}; printed was:\n{printed[last]}"
+
+
+@pytest.mark.parametrize(
+    ("printed", "claimed", "missing"),
+    [
+        ("one\ntwo\nthree\n", "one\n…\nthree\n", ""),
+        ("took 3.1 ms\n", "took … ms\n", ""),
+        ("one\ntwo\n", "two\none\n", "one"),
+        ("one more\n", "one\n", "one"),
+        ("a.c\n", "abc\n", "abc"),
+        ("", "one\n", "one"),
+    ],
+)
+def test_a_claimed_line_is_found_only_where_it_was_printed(printed: str, claimed: str, missing: str) -> None:
+    assert missing_from(printed, claimed) == missing
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [("```sh\nfalse\n```\n", False), ("```sh exit=3\ntrue\n```\n", False), ("```sh\ntrue\n```\n", True)],
+)
+def test_a_block_that_does_not_end_as_it_says_fails_the_page(text: str, good: bool, tmp_path: Path) -> None:
+    code, _ = run(script_of(list(blocks_of(text))), tmp_path)
+    assert (code == 0) is good
