@@ -15,6 +15,8 @@ from sidecar.protocols.jsonrpc import (
     ENVELOPE,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    MAX_ANSWER_DEPTH,
+    MAX_ANSWER_VALUES,
     MAX_KEYS,
     MAX_VALUES,
     META,
@@ -24,6 +26,7 @@ from sidecar.protocols.jsonrpc import (
     Request,
     Response,
     encode_message,
+    parse_answer,
     parse_json,
     parse_message,
 )
@@ -114,6 +117,11 @@ def test_no_other_spelling_of_a_parameter_is_taken(key: str) -> None:
 def test_no_other_spelling_of_a_metadata_key_is_taken(key: str) -> None:
     for variant in variants(key):
         assert verdict(envelope(params={"_meta": {variant: {}}})) == str(INVALID_REQUEST)
+
+
+def test_no_two_known_keys_differ_only_in_case() -> None:
+    for known in (ENVELOPE, PARAMS, META):
+        assert len({key.casefold() for key in known}) == len(known)
 
 
 # --- P3: one message ------------------------------------------------------------------------------------------------
@@ -313,6 +321,21 @@ def _seconds(work: Callable[[bytes], object], raw: bytes) -> float:
     started = time.process_time()
     work(raw)
     return time.process_time() - started
+
+
+def test_an_answer_of_an_upstream_is_bounded_and_otherwise_read_as_it_is_spelt() -> None:
+    assert parse_answer(b'{"a":1,"A":2,"a":3}') == {"a": 3, "A": 2}
+    for count, build in ((MAX_ANSWER_DEPTH, lambda n: b"[" * n + b"]" * n), (MAX_ANSWER_VALUES, _flat)):
+        parse_answer(build(count))
+        with pytest.raises(Refusal, match=r"deeper|more than"):
+            parse_answer(build(count + 1))
+    for raw in (b"", b"{", b"NaN", b'"\\ud800"', b"\xff", b"\xef\xbb\xbf{}", DENIED.decode().encode("utf-16")):
+        with pytest.raises(Refusal):
+            parse_answer(raw)
+
+
+def _flat(count: int) -> bytes:
+    return b"[" + b"0," * (count - 1) + b"0]"
 
 
 # --- P9: UTF-8 and nothing else -------------------------------------------------------------------------------------
