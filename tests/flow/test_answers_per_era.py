@@ -6,19 +6,24 @@ each about. `UPDATE_GOLDEN=1` writes the files anew; read what changed, callers 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from sidecar.errors import ANSWERS, Reason
+from sidecar.relay import Passage, Passed
 from tests.flow.causes import CAUSES, Cause
 from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series_moved
-from tests.flow.world import World, world
+from tests.flow.world import Upstream, World, world
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "flow"
 LATER = {Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS}  # their parts do not exist yet
@@ -161,3 +166,43 @@ async def test_denials_that_are_not_disclosed_are_one(disclosure: str, tmp_path:
             answer = await CAUSES[name].run(Talk(running, "stateless"))
             heard.add(json.dumps(told(answer, running), sort_keys=True))
     assert len(heard) == 1, heard
+
+
+# --- outside of any answer ------------------------------------------------------------------------------------------
+
+
+async def _two_events(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await stream.prepare(request)
+    log = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "so far"}}
+    for event in (log, {"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}}):
+        await stream.write(f"data: {json.dumps(event)}\n\n".encode())
+    return stream
+
+
+async def test_a_bug_within_a_stream_breaks_it_off_and_is_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second status line within the first answer would be read as the rest of it."""
+
+    def broken(*_: object) -> Passed:
+        raise ZeroDivisionError("a secret of the implementation")
+
+    async with world(tmp_path, upstream=Upstream(script={"tools/call": _two_events})) as running:
+        monkeypatch.setattr(Passage, "_response", broken)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await running.call("search_code", {"repo": "acme/a"})
+        (end,) = running.ends()
+        assert (end["event"], end["reason"], end["status"]) == ("outcome", "internal", "error")
+        assert 'status="error",upstream="github"} 1.0' in await running.metrics()
+
+
+async def test_garbage_at_the_operators_address_is_no_evidence_of_callers(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        for url, records in ((running.admin_url, 0), (running.url, 1)):
+            where = urlsplit(url)
+            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+            writer.write(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.0 400") and len(running.ends()) == records
+            writer.close()
+        assert 'protocol="http",status="error",upstream="other"} 1.0' in await running.metrics()

@@ -546,6 +546,17 @@ async def test_nothing_reached_the_upstream_before_its_decision_was_on_record(af
     assert twice == []
 
 
+async def test_whatever_stage_a_call_ended_at_its_record_has_what_was_known(aftermath: Aftermath) -> None:
+    """BL-005: the hash, the decision and the policy, also where the call failed afterwards."""
+    for record in aftermath.terminal():
+        if record["upstream"] == "github" and record["credential"]:
+            assert record["chain"] == ["nhi:planner"] and record["agent_id"] == "nhi:planner"
+        if record["action"] == "tools/call":
+            assert record["args_hash"] and record["policy_revision"] and record["links"], record
+        if record["event"] == "outcome" and record["status"] == "success" and record["object"]:
+            assert record["latency"].keys() >= {"auth", "parse", "policy", "limits", "audit", "upstream"}, record
+
+
 async def test_every_decision_has_its_outcome_and_a_refusal_has_neither(aftermath: Aftermath) -> None:
     events: dict[str, list[str]] = {}
     for record in aftermath.records:
