@@ -16,6 +16,7 @@ from sidecar.arrival import Bounds
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
+from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, load_policy
 from sidecar.settings import Settings
 from sidecar.settings.upstreams import Upstream as Definition
@@ -126,7 +127,11 @@ def snapshot_from(
         bounds=Bounds(
             settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
         ),
-        limit_labels=(*(rule_label(rule.id) for rule in source.rules if rule.max_calls_per_hour), *budgets.labels),
+        limit_labels=(
+            SESSION_CALLS,
+            *(rule_label(rule.id) for rule in source.rules if rule.max_calls_per_hour),
+            *budgets.labels,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.counters import SECOND_US, Sliding
 from sidecar.limits.plan import Charge
 
+LABEL = "session_calls_per_minute"
 MAX_PRINCIPALS = 50_000  # half a KB each; all of them within one minute is nobody's normal day
 SWEPT_PER_CALL = 2
 
@@ -21,7 +22,7 @@ class SessionCalls:
     """At most `per_minute` session calls of each principal. `clock` gives seconds and never goes back."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float], *, max_principals: int = MAX_PRINCIPALS) -> None:
-        self._charge = Charge("session_calls_per_minute", "hour", "", per_minute)
+        self._charge = Charge(LABEL, "hour", "", per_minute)
         self._clock = clock
         self._max_principals = max_principals
         self._counters: dict[str, Sliding] = {}
