@@ -37,7 +37,7 @@ def _store_url(text: str) -> str:
 
 
 class StoreSettings(Section):
-    """The store of limits and sessions."""
+    """The store of limits."""
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(_store_url)] = Field(default="memory://", repr=False)
     """`memory://` counts in this process; `redis://`, `rediss://` or `unix://` count for all replicas."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -197,6 +199,26 @@ def test_every_part_of_a_configuration_is_valid_beside_the_version(block: Block,
 @pytest.mark.parametrize("block", cases("json", whole=False))
 def test_every_json_block_is_json(block: Block) -> None:
     json.loads(block.text)
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx")
+def test_nginx_takes_what_is_said_to_be_for_it(tmp_path: Path) -> None:
+    (location,) = [block.text for _, block in BLOCKS if block.language == "nginx"]
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
+    conf = (
+        f"error_log stderr; pid {tmp_path}/pid; events {{}} http {{ access_log off; {places} server {{ {location} }} }}"
+    )
+    (tmp_path / "nginx.conf").write_text(conf, "utf-8")
+    command = ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert told.returncode == 0, told.stderr
+
+
+def test_the_versions_of_the_sdk_are_those_of_the_locks() -> None:
+    for lock in ("requirements.lock", "tests/peers/mcp1.lock"):
+        found = re.search(r"^mcp==(\d+\.\d+)\.", (ROOT / lock).read_text("utf-8"), re.MULTILINE)
+        assert found is not None and f"`mcp` {found[1]}" in TEXTS["README.md"], lock
 
 
 def test_rows_are_always_a_file() -> None:
