@@ -4,7 +4,7 @@
 
     direct               load → upstream
     passthrough          load → aiohttp server and client, nothing else → upstream
-    passthrough_uvloop   the same on the event loop that the sidecar runs on
+    passthrough_tuned    the same as fast as it gets: low-level server, uvloop, answers held until they are whole
     sidecar_memory       load → sidecar with everything on, limits in the process → upstream
     sidecar_valkey       the same, limits in Valkey → upstream
 

@@ -75,8 +75,8 @@ def _everything(folder: Path) -> Iterator[tuple[Upstream, Sequence[Subject], dic
     with ExitStack() as stack:
         upstream = stack.enter_context(subjects.upstream(folder))
         direct = Subject("direct", post_to(upstream.url), upstream.process)
-        bare = stack.enter_context(subjects.passthrough("passthrough", folder, upstream))
-        quick = stack.enter_context(subjects.passthrough("passthrough_uvloop", folder, upstream, "uvloop"))
+        bare = stack.enter_context(subjects.passthrough("passthrough", folder, upstream, "bare"))
+        quick = stack.enter_context(subjects.passthrough("passthrough_tuned", folder, upstream, "tuned"))
         store_url = stack.enter_context(subjects.valkey(folder))
         ready_s = {}
         found = [direct, bare, quick]

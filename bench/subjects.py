@@ -80,10 +80,10 @@ def upstream(folder: Path) -> Iterator[Upstream]:
 
 
 @contextmanager
-def passthrough(name: str, folder: Path, behind: Upstream, *loop: str) -> Iterator[Subject]:
-    """A bare aiohttp proxy. `loop` is the word for another event loop than asyncio's."""
+def passthrough(name: str, folder: Path, behind: Upstream, form: str) -> Iterator[Subject]:
+    """An aiohttp proxy that asks nothing. `form` is `bare` or `tuned`."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.passthrough", str(port), behind.url, *loop]
+    command = [sys.executable, "-m", "bench.passthrough", form, str(port), behind.url]
     with running(command, folder / f"{name}.log") as process:
         wait_for_port(port, process)
         yield Subject(name, post_to(f"http://127.0.0.1:{port}/mcp"), process)
