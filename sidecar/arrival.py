@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
@@ -29,7 +29,7 @@ Headers = Mapping[str, Sequence[str]]
 MCP, METADATA = "mcp", "metadata"
 VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
 
-_PATH = re.compile(r"(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z|/\.well-known(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
+_PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _MCP_PATH = re.compile(r"/mcp/([a-z0-9]+(?:-[a-z0-9]+)*)\Z")
 _METADATA_PATH = re.compile(r"/\.well-known/oauth-protected-resource(/mcp/([a-z0-9]+(?:-[a-z0-9]+)*))\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
@@ -69,6 +69,16 @@ def headers_of(request: web.BaseRequest) -> Headers:
     for name, value in request.raw_headers:
         headers.setdefault(name.decode("ascii", "replace").lower(), []).append(value.decode("ascii", "replace"))
     return headers
+
+
+def check_framing(version: HttpVersion, headers: Headers) -> None:
+    """Raises Refusal(MALFORMED_CALL) for what our parser lets pass and another in front may frame otherwise (threats
+    H1): other versions, other codings, and codings in a version that has none."""
+    if version not in (HttpVersion10, HttpVersion11):
+        raise malformed("only HTTP/1.1 and HTTP/1.0 are served")
+    codings = headers.get("transfer-encoding")
+    if codings and (version == HttpVersion10 or [coding.lower() for coding in codings] != ["chunked"]):
+        raise malformed("the only Transfer-Encoding is chunked")
 
 
 def check_entrance(headers: Headers, entrance: Entrance) -> None:
@@ -171,6 +181,9 @@ async def _whole(request: web.BaseRequest, bounds: Bounds) -> bytes:
     content = request.content
     if content.is_eof():  # it came with the head, as most do: nothing to wait for
         return _bounded(content.read_nowait(-1), bounds)
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
+        request.writer.output_size = 0
     body = bytearray()
     async with asyncio.timeout(bounds.body_timeout_s):
         while chunk := await content.readany():

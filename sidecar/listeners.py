@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_parser import HttpRequestParser
+from aiohttp.web_protocol import _ErrInfo
 
 from sidecar.settings.addresses import Address, UnixAddress
 
@@ -69,6 +70,22 @@ class Connection(web.RequestHandler):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._break_body()
+
+    def _break_body(self) -> None:
+        """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
+        leave the request waiting for its rest, and answer twice."""
+        if self._current_request is None or not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        body = self._current_request.content
+        if not body.is_eof():
+            self._messages.pop()
+            body.set_exception(web.RequestPayloadError("the body is not well framed"))
+            body.feed_eof()
+            self.close()
 
     def pause_writing(self) -> None:
         """The caller does not read as fast as it is answered. What waits for it is memory of ours."""

@@ -81,6 +81,7 @@ class Pipeline:
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
         """Where, who, what."""
+        arrival.check_framing(turn.request.version, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)
         if route.kind == arrival.METADATA:
@@ -206,7 +207,10 @@ class Pipeline:
         if recorded is not refusal:
             told = self._told(turn, recorded)
         headers = {"Server": "sidecar", "Content-Type": told.content_type, **told.headers}
-        return web.Response(body=told.body, status=told.status, headers=headers)
+        response = web.Response(body=told.body, status=told.status, headers=headers)
+        if not turn.server:  # what is not understood here, somebody in front may have understood otherwise
+            response.force_close()
+        return response
 
     def _told(self, turn: Turn, refusal: Refusal) -> Told:
         return tell(

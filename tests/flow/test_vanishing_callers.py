@@ -1,0 +1,245 @@
+"""What is left of a caller who goes away, or does not read?
+
+Two hundred callers hang up with an RST, at random bytes of what they send and of what they are sent; others stop
+reading (threats D2, D4; report BL-019).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from sidecar.listeners import Listener, Patience, open_listener
+from sidecar.settings.addresses import Address
+from tests.flow.raw import CALL, request, wire
+from tests.flow.streams import event
+from tests.flow.talk import Talk
+from tests.flow.world import Upstream, World, until, world
+
+BUDGETS = {"policies/budgets.yaml": 'version: 1\nprincipals: {"nhi:planner": {concurrency: 4}}\n'}
+SPARE = 12  # connections that are kept for the next request, and what serves them
+NOTE = event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}})
+
+
+class Talker:
+    """An upstream that goes on talking until its reader is gone. `busy` counts whom it talks to."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self.begun = 0
+
+    async def call(self, asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        self.busy += 1
+        self.begun += 1
+        try:
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await stream.prepare(asked)
+            while True:
+                await stream.write(NOTE)
+                await asyncio.sleep(0.001)
+        finally:
+            self.busy -= 1
+
+
+@asynccontextmanager
+async def talking(folder: Path) -> AsyncIterator[tuple[World, Talker]]:
+    talker = Talker()
+    upstream = Upstream(script={"tools/call": talker.call})
+    async with world(folder, upstream=upstream, files=BUDGETS) as running:
+        await Talk(running, "stateless").ask("tools/list")
+        yield running, talker
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def nothing_left(running: World, tasks: int, files: int) -> None:
+    """No call under way, no slot held, no task and no file more than before."""
+    pipeline = running.app.pipeline
+    await until(lambda: pipeline.inside == 0 and not pipeline.exchanges.streams and not pipeline.limiter._held)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= files + SPARE)
+    upstream = running.app.live.current.services["github"].upstream
+    assert upstream.open_connections <= 4
+
+
+async def test_a_hundred_callers_who_leave_while_they_are_answered(tmp_path: Path) -> None:
+    chance = random.Random(19)
+    async with talking(tmp_path) as (running, talker):
+        tasks, files = len(asyncio.all_tasks()), open_files()
+
+        async def leave() -> None:
+            async with wire(running) as connection:
+                await connection.send(request(running))
+                await connection.reader.readexactly(chance.randrange(1, 4000))
+                connection.reset()
+
+        for _ in range(25):  # four at a time is what the budget lets in
+            await asyncio.gather(*(leave() for _ in range(4)))
+            await until(lambda: talker.busy == 0, within_s=1.0)
+        assert talker.begun == 100
+        await nothing_left(running, tasks, files)
+        await until(lambda: len(running.ends()) == 101)
+        gone = [record for record in running.ends() if record["reason"] == "caller-gone"]
+        assert len(gone) == 100 == len({record["decision_id"] for record in gone})
+
+
+async def test_a_hundred_callers_who_leave_while_they_ask(tmp_path: Path) -> None:
+    chance = random.Random(19)
+    async with talking(tmp_path) as (running, talker):
+        whole = request(running)
+        body_at = len(whole) - len(CALL)
+        tasks, files = len(asyncio.all_tasks()), open_files()
+        heads = 0
+        for number in range(100):
+            place = chance.randrange(1, len(whole) - 1) if number % 2 else chance.randrange(body_at, len(whole) - 1)
+            heads += place >= body_at
+            async with wire(running) as connection:
+                await connection.send(whole[:place])
+                await asyncio.sleep(0.002)
+                connection.reset()
+        await until(lambda: len(running.ends()) == heads + 1)
+        await nothing_left(running, tasks, files)
+        assert {record["reason"] for record in running.ends()[1:]} == {"caller-gone"}
+        assert talker.begun == 0, "half a call is no call"
+
+
+async def test_a_caller_who_leaves_before_any_answer_takes_its_upstream_call_along(planner: World) -> None:
+    waiting = left = 0
+
+    async def never(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        nonlocal waiting, left
+        waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left += 1
+        raise AssertionError
+
+    planner.upstream.script["tools/call"] = never
+    async with wire(planner) as connection:
+        await connection.send(request(planner))
+        await until(lambda: waiting == 1)
+        connection.reset()
+    await until(lambda: left == 1, within_s=1.0)
+    await until(lambda: [record["reason"] for record in planner.ends()] == ["caller-gone"])
+
+
+async def test_a_caller_who_leaves_a_session_stream_leaves_the_session(planner: World) -> None:
+    """In the session era a lost connection is no cancellation; the session lives, the stream's outcome is no error."""
+    planner.upstream.script["GET"] = Talker().call
+    talk = Talk(planner, "session")
+    await talk.open()
+    for _ in range(5):
+        lines = [f"{name}: {value}" for name, value in talk.in_session.items()]
+        first = "GET /mcp/github HTTP/1.1"
+        async with wire(planner) as connection:
+            sent = request(
+                planner, *lines, "Accept: text/event-stream", first=first, body=b"", routing=False, length=False
+            )
+            await connection.send(sent)
+            await connection.reader.readuntil(b"notifications/progress")
+            connection.reset()
+    await until(lambda: not planner.app.pipeline.exchanges.streams)
+    assert (await talk.ask("ping"))[0] == 200
+    await until(lambda: [record["status"] for record in planner.ends()] == ["success"] * 7)
+
+
+# --- who does not read ----------------------------------------------------------------------------------------------
+
+LARGE = b"x" * 32 * 2**20
+
+
+@asynccontextmanager
+async def listening(handle: Any, **patience: float) -> AsyncIterator[tuple[Listener, str]]:
+    def broken(peer: str, status: int) -> web.Response:
+        return web.Response(status=status)
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, broken, Patience(**patience))  # type: ignore[arg-type]  # by name, as the test says
+    try:
+        yield listener, f"http://127.0.0.1:{listener.port}"
+    finally:
+        await listener.close(1.0)
+
+
+class Place:
+    """Where `wire` connects to."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+async def whole(_: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(body=LARGE)
+
+
+async def piecemeal(asked: web.BaseRequest) -> web.StreamResponse:
+    stream = web.StreamResponse()
+    await stream.prepare(asked)
+    while True:
+        await stream.write(LARGE[:65_536])
+
+
+@pytest.mark.parametrize("handle", [whole, piecemeal])
+async def test_who_does_not_read_is_hung_up_on(handle: Any) -> None:
+    async with listening(handle, reading_timeout_s=0.3) as (_, url):
+        place: Any = Place(url)
+        async with wire(place, receive_bytes=4096) as connection:
+            connection.stop_reading()
+            await connection.send(request(place))
+            await until(lambda: under_way("RequestHandler.start"))
+            await until(lambda: not under_way("RequestHandler.start"), within_s=3.0)
+
+
+def under_way(name: str) -> bool:
+    """Whether a task runs this coroutine."""
+    return any(name in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_who_reads_slowly_gets_everything() -> None:
+    async def some(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=LARGE[: 8 * 2**20])
+
+    async with listening(some, reading_timeout_s=0.2) as (_, url):
+        place: Any = Place(url)
+        async with wire(place, receive_bytes=4096) as connection:
+            await connection.send(request(place, "Connection: close"))
+            received = 0
+            while data := await connection.reader.read(2**20):
+                received += len(data)
+                if received % 7 == 0:
+                    await asyncio.sleep(0.02)
+            assert received > 8 * 2**20
+
+
+async def test_a_slow_reader_of_a_stream_slows_its_upstream_and_not_our_memory(tmp_path: Path) -> None:
+    sent = 0
+
+    async def flood(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        nonlocal sent
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(asked)
+        while True:
+            await stream.write(NOTE * 500)
+            sent += len(NOTE) * 500
+
+    upstream = Upstream(script={"tools/call": flood})
+    async with world(tmp_path, upstream=upstream) as running, wire(running, receive_bytes=4096) as connection:
+        await Talk(running, "stateless").ask("tools/list")
+        connection.stop_reading()
+        await connection.send(request(running))
+        await until(lambda: sent > 0)
+        before = -1
+        while sent != before:  # until nothing moves any more
+            before = sent
+            await asyncio.sleep(0.3)
+        assert sent < 16 * 2**20, "what is on its way is in the kernel's buffers and in ours, and no more comes"
+        assert (await Talk(running, "stateless").ask("tools/list"))[0] == 200
