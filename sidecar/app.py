@@ -15,7 +15,7 @@ import platform
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -95,9 +95,9 @@ class App:
             app = cls._assemble(path, environ, settings, audit, metrics, first)
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
+            app._witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app._listen(data, undo)
             app._run_background()
-            app.audit.control("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             app._tell_metrics()
             undo.pop_all()
             return app
@@ -145,10 +145,9 @@ class App:
             await service.close()
         await self.live.current.identity.close()
         await self.limiter.close()
-        try:
-            self.audit.control("stop", "sidecar")
-        finally:
-            self.audit.close()
+        with suppress(SettingsError):  # logged; a disk that is full must not keep us here
+            self._witness("stop", "sidecar")
+        self.audit.close()
 
     # --- what operators ask -----------------------------------------------------------------------------------------
 
@@ -189,31 +188,51 @@ class App:
         async with self._reloading:
             old = self.live.current
             try:
-                new = await self.live.reload()
+                new = await self._next(old, by)
             except ConfigError as error:
-                self.trouble = ("the newest files are invalid, the old policy serves", *map(str, error.faults))
+                self.trouble = ("the newest files are not in force, the old policy serves", *map(str, error.faults))
                 self.metrics.policy_reloaded("failed")
-                self.audit.control("reload-failed", by, policy_revision=old.engine.revision)
                 log.error("reload failed; the old policy serves on\n%s", error)
+                with suppress(SettingsError):
+                    self._witness("reload-failed", by, policy_revision=old.engine.revision)
                 raise
+            self.live.current = new
             self.loaded_at = time.time()
             self.trouble = _restart_needed(self.settings, new.settings)
             self._tell_metrics()
             self.metrics.policy_reloaded("ok")
-            self.audit.control("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
             retiring = asyncio.create_task(self._retire(old, new))
             self.retiring.add(retiring)
             retiring.add_done_callback(self.retiring.discard)
             return new.engine.revision
+
+    async def _next(self, old: Snapshot, by: str) -> Snapshot:
+        """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
+        new = await self.live.build(old)
+        try:
+            self._witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+        except SettingsError:
+            await self._retire(new, old)
+            raise
+        return new
+
+    def _witness(self, what: str, by: str, **facts: object) -> None:
+        """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
+        try:
+            self.audit.control(what, by, **facts)
+        except Refusal:
+            log.error("the audit file cannot be written", extra={"control": what})
+            hint = "is its disk full, or read-only?"
+            path = self.settings.audit_path
+            raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111", hint=hint)]) from None
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
         """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
         gone = [service for name, service in old.services.items() if new.services.get(name) is not service]
         patience_s = max((service.timeout_s for service in old.services.values()), default=0.0)
         try:
-            for _ in range(
-                math.ceil(patience_s / RETIRE_LOOK_S)
-            ):  # what lasts longer is a stream; its reader comes back
+            # What lasts longer than the longest call is a stream, and its reader comes back.
+            for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
                 if not self.live.is_read(old):
                     break
                 await asyncio.sleep(RETIRE_LOOK_S)
@@ -354,7 +373,8 @@ def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Sna
     settings = load_settings(path, environ)
     identity = Identity.from_settings(settings, time.time, fetch)
     services = services_from(settings, old.services)
-    return snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
+    new = snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
+    return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
 
 
 def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
@@ -391,7 +411,8 @@ def _take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
         listener = open_listener(address)
     except OSError as error:
         message = f"{address} cannot be listened on: {error.strerror or error}"
-        raise SettingsError([fault_in("sidecar.yaml", message, code="S130")]) from None
+        hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
+        raise SettingsError([fault_in("sidecar.yaml", message, code="S130", hint=hint)]) from None
     undo.push_async_callback(listener.close, 0.0)
     return listener
 

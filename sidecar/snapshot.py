@@ -159,8 +159,3 @@ class Live:
     def is_read(self, snapshot: Snapshot) -> bool:
         """Whether a request is under way that took it."""
         return id(snapshot) in self._readers
-
-    async def reload(self) -> Snapshot:
-        """Swap in what the files say now. Raises ConfigError; then the old one serves on."""
-        self.current = await self.build(self.current)
-        return self.current

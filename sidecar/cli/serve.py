@@ -137,8 +137,11 @@ async def _reload(app: App) -> None:
 
 def _announce(app: App) -> None:
     now = app.live.current
+    for fault in now.engine.warnings:
+        click.echo(str(fault), err=True)
     for line in (
         f"sidecar serves {', '.join(sorted(now.services)) or 'no upstream'} at {now.base_url}/mcp/<server>",
+        *(f"  local     {local.listen} is {local.principal}" for local in now.settings.local),
         f"  policy    {now.engine.revision}",
         f"  admin     {now.settings.admin.listen}",
         f"  store     {app.limiter.store.kind}",

@@ -244,7 +244,9 @@ class _Composer:
         start, end = event.start_mark, event.end_mark
         if start is None or end is None:
             return Span(self.file)
-        rest = len(self.lines[start.line].rstrip()) - start.column if start.line < len(self.lines) else 1
+        if start.line >= len(self.lines):  # a value that is not there ends behind the last line: it is missing there
+            return Span(self.file, len(self.lines), len(self.lines[-1]) + 1)
+        rest = len(self.lines[start.line].rstrip()) - start.column
         width = end.column - start.column if end.line == start.line else rest
         return Span(self.file, start.line + 1, start.column + 1, max(1, width))
 

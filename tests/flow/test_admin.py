@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.errors import Reason, Refusal
 from tests.flow.world import RULES, World, world
 
 SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
@@ -103,3 +104,29 @@ async def test_promtool_is_content(planner: World) -> None:
         ["promtool", "check", "metrics"], input=await planner.metrics(), text=True, capture_output=True, timeout=20
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+async def test_a_reload_that_cannot_be_recorded_does_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = tmp_path / "policies" / "agent_to_tool.csv"
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        rules.write_text(RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n")
+
+        def full(what: str, by: str, **facts: object) -> None:
+            raise Refusal(Reason.AUDIT_UNAVAILABLE)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(running.app.audit), "control", staticmethod(full))
+            status, body = await get(running, "/api/reload", SECRET, "POST")
+        assert status == 409 and "audit file cannot be written" in body
+        assert (await running.call("delete_repo", {}))[0] == 403
+
+
+async def test_a_reload_leaves_the_sizes_of_the_server_to_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        settings = tmp_path / "sidecar.yaml"
+        settings.write_text(settings.read_text().replace("server: {", "server: {max_body_bytes: 1024, "))
+        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
+        assert "server changed" in (await get(running, "/readyz"))[1]
+        assert (await running.call("get_file", {"path": "x" * 2000}))[0] == 200
