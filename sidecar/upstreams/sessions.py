@@ -63,7 +63,10 @@ class Session:
 
     def open_stream(self, close: Callable[[], None]) -> None:
         """One more stream; `close` ends it. Beyond MAX_STREAMS the oldest gives way: its reader is the likeliest to
-        be gone, and refusing the new one would lock out who reconnects (threats S10)."""
+        be gone, and refusing the new one would lock out who reconnects (threats S10). Raises Refusal(SESSION_UNKNOWN)
+        if the session ended meanwhile: nobody would end the stream."""
+        if self.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:
             oldest, _ = self.streams.popitem(last=False)
             oldest()

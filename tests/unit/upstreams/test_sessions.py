@@ -125,6 +125,15 @@ def test_the_oldest_of_too_many_streams_gives_way() -> None:
     assert not session.streams
 
 
+def test_a_session_that_ended_opens_no_stream() -> None:
+    sessions = a_table()
+    session = opened(sessions)
+    sessions.end(session)
+    with pytest.raises(Refusal) as refused:
+        session.open_stream(lambda: None)
+    assert refused.value.reason is Reason.SESSION_UNKNOWN and not session.streams
+
+
 @pytest.mark.parametrize("upstreams", ["1", "17", "a b", "~", "x" * 1024, "=?base64?", "0"])
 def test_an_event_id_comes_back_as_it_was(upstreams: str) -> None:
     session = opened(a_table())
