@@ -1,6 +1,7 @@
 """Remember: what was decided, what came of it, and how would anyone know if it were altered?
 
 record      the shape of a line: every field, bounded
+stamps      ids and times
 digest      keyed digests of arguments and facts; the key
 chain       a line's seal, the anchor beside the file
 writer      onto the file whole or not at all; what a start finds
@@ -10,7 +11,7 @@ render      a record for people
 """
 
 from sidecar.audit.digest import AuditKey, load_key, load_or_make_key
-from sidecar.audit.record import Clock, time_ordered_ids
 from sidecar.audit.recorder import Audit, Recording
+from sidecar.audit.stamps import Clock, time_ordered_ids
 
 __all__ = ["Audit", "AuditKey", "Clock", "Recording", "load_key", "load_or_make_key", "time_ordered_ids"]

@@ -27,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.audit.digest import HEAD, KEY_ID_CHARS, AuditKey
+from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, framed
 
 GENESIS = "0" * 64
 MAX_LINE_BYTES = 2 * 1024 * 1024  # what `record` bounds stays below (usually at 2 kB); a longer line is no record
@@ -121,4 +121,4 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _mac(key: AuditKey, seq: int, digest: str) -> str:
-    return key.digest(HEAD, b"%d" % seq, digest.encode()).hex()
+    return key.anchor(framed(b"%d" % seq, digest.encode()))

@@ -9,22 +9,26 @@ Pure: facts in, plain values out. `recorder` collects the facts, `chain` turns a
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeVar
 
-from sidecar.audit.digest import AuditKey, args_hash, fact_hash
+import orjson
+from orjson import Fragment
+
+from sidecar.audit.digest import AuditKey, Digests
 from sidecar.errors import LimitState, Refusal
-from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, Question
+from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, Question, Rule
 
 VERSION = 1
 EVENTS = ("decision", "outcome", "refusal", "control")
 Event = Literal["decision", "outcome", "refusal", "control"]
 
 # Every field, in order, with what stands there while nothing is known. The line's `hash` follows as the last (`chain`).
-_BLANK: Mapping[str, Any] = {
+BLANK: Mapping[str, Any] = {
     "v": VERSION,
     "event": None,
     "seq": None,
@@ -69,7 +73,7 @@ _BLANK: Mapping[str, Any] = {
     "key_id": None,
     "prev_hash": None,
 }
-FIELDS = (*_BLANK, "hash")
+FIELDS = (*BLANK, "hash")
 
 # Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, whatever is escaped.
 ID_CHARS = 256  # ids of requests, traces, runs, threads; names of tools and methods
@@ -78,18 +82,13 @@ OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
 ENTRIES = 32  # of any list that is not named below
 CHAIN, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
+REMEMBERED = 1024  # of callers, rules and roles each, some 1 KB
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
 
-class Clock(Protocol):
-    """Both clocks; Python's own `time` module is one."""
-
-    def time(self) -> float:
-        """Seconds since the epoch."""
-
-    def monotonic(self) -> float:
-        """Seconds since whenever; never goes back."""
+_Thing = TypeVar("_Thing")
+_Made = TypeVar("_Made")
 
 
 class Counts(Protocol):
@@ -97,37 +96,6 @@ class Counts(Protocol):
 
     def audit_recorded(self, event: str, result: str) -> None:
         """One record of a kind of event was `written`, or `failed`."""
-
-
-def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urandom) -> Callable[[], str]:
-    """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, 74 bits cannot be guessed."""
-
-    def new_id() -> str:
-        raw = int(clock.time() * 1000).to_bytes(6, "big") + entropy(10)
-        digits = raw.hex()
-        variant = "89ab"[raw[8] & 3]
-        return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
-
-    return new_id
-
-
-def blank() -> dict[str, Any]:
-    """A record about nothing yet, its fields in order."""
-    return dict(_BLANK)
-
-
-def timestamps() -> Callable[[float], str]:
-    """Seconds since the epoch as RFC 3339 in UTC with microseconds. The calendar is consulted once a second."""
-    known_s, date = -1, ""
-
-    def timestamp(epoch_s: float) -> str:
-        nonlocal known_s, date
-        whole_s = int(epoch_s)
-        if whole_s != known_s:
-            known_s, date = whole_s, datetime.fromtimestamp(whole_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{date}.{min(round((epoch_s - whole_s) * 1e6), 999_999):06d}Z"
-
-    return timestamp
 
 
 def text(value: str, chars: int) -> str:
@@ -149,26 +117,51 @@ def request_id(value: str | int | None) -> str | int | None:
     return None if value is None else text(value, ID_CHARS)
 
 
-def namespace_of(caller: Caller | None) -> str:
-    """The tenant of a caller: what precedes the slash in the last principal's id, else ""."""
-    if caller is None:
-        return ""
-    namespace, slash, _ = caller.last.id.partition("/")
-    return namespace if slash else ""
+class Describer:
+    """Says who, what and why in fields. Digests stand for what may not be shown; `key` makes them.
 
+    Callers, rules and roles stay the same objects from call to call: what was made of one is kept for the next.
+    """
 
-def arguments_digest(key: AuditKey, caller: Caller | None, question: Question) -> str:
-    """`args_hash` of one question, over the whole object: the query that is not shown included."""
-    return args_hash(key, namespace_of(caller), question.action, question.object, question.arguments)
+    __slots__ = ("_nobody", "_roles", "_rules", "_who")
 
+    def __init__(self, key: AuditKey) -> None:
+        self._nobody = Digests(key, "")
+        self._who = _once(partial(_who, key))
+        self._rules = _once(_rule_ids)
+        self._roles = _once(_role_names)
 
-def about_caller(caller: Caller) -> dict[str, Any]:
-    """Who: the chain, and what proved it."""
-    return {
-        "credential": [_credential(credential) for credential in caller.credentials[:CREDENTIALS]],
-        "chain": _names([principal.name for principal in caller.chain[:CHAIN]]),
-        "agent_id": text(caller.last.name, NAME_CHARS),
-    }
+    def args_hash(self, caller: Caller | None, question: Question) -> str:
+        """Over the whole object: the query that is not shown included. Raises Refusal(MALFORMED_CALL)."""
+        return self._digests(caller).args_hash(question.action, question.object, question.arguments)
+
+    def caller(self, caller: Caller) -> Mapping[str, Any]:
+        """Who: the chain, and what proved it."""
+        return self._who(caller).fields
+
+    def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
+        """What policy said, and what it rested on."""
+        digests = self._digests(caller)
+        facts = [fact for link in decision.links for fact in link.facts]
+        return {
+            "agent_role": self._roles(decision.roles),
+            "links": [self._link(link) for link in decision.links[:ENTRIES]],
+            "facts": [_fact(digests, fact) for fact in facts[:ENTRIES]],
+            "would_deny": decision.would_deny and _names(decision.would_deny, RULE_CHARS),
+            "would_allow": decision.would_allow and _names(decision.would_allow, RULE_CHARS),
+            "policy_revision": optional_text(decision.revision),
+        }
+
+    def _digests(self, caller: Caller | None) -> Digests:
+        return self._nobody if caller is None else self._who(caller).digests
+
+    def _link(self, link: Link) -> dict[str, Any]:
+        return {
+            "kind": link.kind,
+            "action": text(link.action, ID_CHARS),
+            "decision": "allow" if link.allowed else "deny",
+            "rules": self._rules(link.rules),
+        }
 
 
 def about_call(call: Call) -> dict[str, Any]:
@@ -183,18 +176,6 @@ def about_call(call: Call) -> dict[str, Any]:
         "action": text(question.action, ID_CHARS),
         "object": text(shown_object, OBJECT_CHARS),
         "redaction_applied": bool(question.arguments) or shown_object != question.object,
-    }
-
-
-def about_decision(key: AuditKey, caller: Caller | None, decision: Decision) -> dict[str, Any]:
-    """What policy said, and what it rested on."""
-    return {
-        "agent_role": optional_text(",".join(decision.roles[:ENTRIES]), NAME_CHARS),
-        "links": [_link(link) for link in decision.links[:ENTRIES]],
-        "facts": _facts(key, caller, decision),
-        "would_deny": _names(decision.would_deny, RULE_CHARS),
-        "would_allow": _names(decision.would_allow, RULE_CHARS),
-        "policy_revision": optional_text(decision.revision),
     }
 
 
@@ -213,7 +194,7 @@ def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
 
 def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
     """Seconds by stage as milliseconds by stage."""
-    return {stage: to_ms(spent_s) for stage, spent_s in stages_s.items()}
+    return {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()}
 
 
 def to_ms(spent_s: float) -> float:
@@ -231,35 +212,58 @@ def control_facts(what: str, by: str, given: Mapping[str, object]) -> dict[str, 
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Who:
+    """A caller's fields, and the digests of its tenant."""
+
+    fields: Mapping[str, Any]
+    digests: Digests
+
+
+def _who(key: AuditKey, caller: Caller) -> _Who:
+    fields = {
+        "credential": _written([_credential(credential) for credential in caller.credentials[:CREDENTIALS]]),
+        "chain": _written(_names([principal.name for principal in caller.chain[:CHAIN]])),
+        "agent_id": text(caller.last.name, NAME_CHARS),
+    }
+    namespace, slash, _ = caller.last.id.partition("/")  # the tenant is what precedes the slash
+    return _Who(fields, Digests(key, namespace if slash else ""))
+
+
+def _rule_ids(rules: tuple[Rule, ...]) -> Fragment:
+    return _written(_names([rule.id for rule in rules[:RULES]], RULE_CHARS))
+
+
+def _role_names(roles: tuple[str, ...]) -> str | None:
+    return optional_text(",".join(roles[:ENTRIES]), NAME_CHARS)
+
+
+def _written(value: object) -> Fragment:
+    """JSON that is written already, and only copied into each line."""
+    return Fragment(orjson.dumps(value))
+
+
+def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
+    """`make`, but once for each object. By identity: to hash one by its value takes longer than to make it anew."""
+    known: dict[int, tuple[_Thing, _Made]] = {}
+
+    def made(thing: _Thing) -> _Made:
+        found = known.get(id(thing))
+        if found is None:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            found = known[id(thing)] = (thing, make(thing))  # an object that is held here gives its id to no other
+        return found[1]
+
+    return made
+
+
 def _credential(credential: Credential) -> dict[str, str]:
     return {
         "kind": credential.kind,
         "issuer": text(credential.issuer, NAME_CHARS),
         "key_id": text(credential.key_id, ID_CHARS),
     }
-
-
-def _link(link: Link) -> dict[str, Any]:
-    return {
-        "kind": link.kind,
-        "action": text(link.action, ID_CHARS),
-        "decision": "allow" if link.allowed else "deny",
-        "rules": _names([rule.id for rule in link.rules[:RULES]], RULE_CHARS),
-    }
-
-
-def _facts(key: AuditKey, caller: Caller | None, decision: Decision) -> list[dict[str, Any]]:
-    """How each condition came out. Its inputs as keyed digests: they can be compared, and never read."""
-    namespace = namespace_of(caller)
-    every = [fact for link in decision.links for fact in link.facts]
-    return [
-        {
-            "condition": text(fact.condition, RULE_CHARS),
-            "outcome": fact.outcome,
-            "inputs": _inputs(key, namespace, fact),
-        }
-        for fact in every[:ENTRIES]
-    ]
 
 
 def _without_query(question: Question, value: str) -> str:
@@ -283,13 +287,18 @@ def _plain(value: object) -> object:
             return text(str(value), NAME_CHARS)
 
 
-def _inputs(key: AuditKey, namespace: str, fact: Fact) -> dict[str, str | None]:
-    inputs = list(fact.inputs.items())[:INPUTS]
-    return {text(path, RULE_CHARS): _input(key, namespace, value) for path, value in inputs}
+def _fact(digests: Digests, fact: Fact) -> dict[str, Any]:
+    """How a condition came out. Its inputs as keyed digests: they can be compared, and never read."""
+    inputs = islice(fact.inputs.items(), INPUTS)
+    return {
+        "condition": text(fact.condition, RULE_CHARS),
+        "outcome": fact.outcome,
+        "inputs": {text(path, RULE_CHARS): _input(digests, value) for path, value in inputs},
+    }
 
 
-def _input(key: AuditKey, namespace: str, value: object) -> str | None:
+def _input(digests: Digests, value: object) -> str | None:
     try:
-        return fact_hash(key, namespace, value)
+        return digests.fact_hash(value)
     except Refusal:
         return None  # not JSON (a time, a CEL type): there is nothing that a replay could compare it with

@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.record import Clock, Counts, Event
+from sidecar.audit.record import Counts, Event
+from sidecar.audit.stamps import Clock, timestamps
 from sidecar.audit.writer import AuditFile
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -35,7 +36,7 @@ RECOVERED = "recovered"  # what the control record is called that says what a st
 class Audit:
     """The evidence of one sidecar: one file, one writer, synchronous, for one event loop."""
 
-    __slots__ = ("_durability", "_file", "_instance", "_metrics", "_timestamp", "clock", "key", "new_id")
+    __slots__ = ("_counted", "_durability", "_file", "_instance", "_timestamp", "clock", "describer", "key", "new_id")
 
     def __init__(
         self,
@@ -51,9 +52,10 @@ class Audit:
         self._file = file
         self._durability = durability
         self._instance = shape.text(instance, shape.ID_CHARS)
-        self._metrics = metrics
-        self._timestamp = shape.timestamps()
+        self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None
+        self._timestamp = timestamps()
         self.key = key
+        self.describer = shape.Describer(key)
         self.clock = clock
         self.new_id = new_id
 
@@ -111,9 +113,7 @@ class Audit:
 
     def control(self, what: str, by: str, **facts: object) -> None:
         """Record what an operator or the sidecar itself did: start, stop, reload, mode, switches, keys."""
-        record = shape.blank()
-        record["control"] = shape.control_facts(what, by, facts)
-        self.write("control", record)
+        self.write("control", {**shape.BLANK, "control": shape.control_facts(what, by, facts)})
 
     def write(self, event: Event, record: dict[str, Any]) -> None:
         """Stamp the record, give it its place in the chain, hand it to the operating system."""
@@ -125,19 +125,15 @@ class Audit:
         try:
             self._file.append(record)
         except OSError:
-            self._count(event, "failed")
+            self._counted(event, "failed")
             if self._durability == "strict":  # what cannot be recorded does not happen (threats I3, O2)
                 raise Refusal(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0) from None
         else:
-            self._count(event, "written")
+            self._counted(event, "written")
 
     def close(self) -> None:
         """Let the file go. Whatever is recorded afterwards fails."""
         self._file.close()
-
-    def _count(self, event: Event, result: str) -> None:
-        if self._metrics is not None:
-            self._metrics.audit_recorded(event, result)
 
 
 @dataclass(slots=True, eq=False)
@@ -170,6 +166,9 @@ class Recording:
     decision_id: str = field(init=False)
     _started_mono_s: float = field(init=False)
     _marked_mono_s: float = field(init=False)
+    _told_limits: tuple[tuple[LimitState, ...], int, list[dict[str, Any]]] = field(
+        init=False, default=((), 0, []), repr=False
+    )
     _known: dict[str, Any] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +200,7 @@ class Recording:
     def server_asked(self, question: Question, decision: Decision) -> None:
         """Write what policy said to a request that the server makes of its client during this one: a `decision` with
         an id of its own, and a reason where the client is not asked. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        record = self._gather(None, charged=0) | shape.about_decision(self.audit.key, self.caller, decision)
+        record = self._gather(None, charged=0) | self.audit.describer.decision(self.caller, decision)
         record["decision_id"] = self.audit.new_id()
         record["method"] = record["action"] = question.action
         record["object"] = question.object
@@ -235,7 +234,7 @@ class Recording:
         record["status"] = answer.status if answer else "success"
         record["reason"] = reason
         record["error_message"] = answer.message if answer else None
-        record["limits"] = shape.limits(self.limits, 0 if self._known is None else self.charged)
+        record["limits"] = self._limits(0 if self._known is None else self.charged)
         record["http_status"] = http_status
         record["bytes_out"] = bytes_out
         record["duration_ms"] = shape.to_ms(self.duration_s)
@@ -243,10 +242,18 @@ class Recording:
         self.audit.write(event, record)
         self.done = True
 
+    def _limits(self, charged: int) -> list[dict[str, Any]]:
+        """Mostly the outcome tells what the decision told."""
+        states, told_charged, told = self._told_limits
+        if states is not self.limits or told_charged != charged:
+            told = shape.limits(self.limits, charged)
+            self._told_limits = (self.limits, charged, told)
+        return told
+
     def _args_hash(self) -> str | None:
         if self.call is None:
             return None
-        return shape.arguments_digest(self.audit.key, self.caller, self.call.question)
+        return self.audit.describer.args_hash(self.caller, self.call.question)
 
     def _args_hash_if_any(self) -> str | None:
         try:
@@ -255,27 +262,29 @@ class Recording:
             return None
 
     def _gather(self, args_hash: str | None, *, charged: int) -> dict[str, Any]:
-        record = shape.blank()
-        call, caller, decision = self.call, self.caller, self.decision
-        record["upstream"] = shape.optional_text(self.upstream)
-        record["method"] = shape.optional_text(self.method)
+        call, caller, decision, describer = self.call, self.caller, self.decision, self.audit.describer
+        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
+        record = {
+            **shape.BLANK,
+            "decision_id": self.decision_id,
+            "request_id": shape.request_id(asked_as),
+            "trace_id": shape.optional_text(self.trace_id),
+            "run_id": shape.optional_text(self.run_id),
+            "thread_id": shape.optional_text(self.thread_id),
+            "peer": shape.optional_text(self.peer),
+            "protocol": shape.optional_text(self.protocol),
+            "upstream": shape.optional_text(self.upstream),
+            "method": shape.optional_text(self.method),
+            "args_hash": args_hash,
+            "limits": self._limits(charged),
+            "enforcement": self.enforcement,
+            "bytes_in": self.bytes_in,
+            "latency": shape.milliseconds(self.stages_s),
+        }
+        if caller is not None:
+            record |= describer.caller(caller)
         if call is not None:
             record |= shape.about_call(call)
-        if caller is not None:
-            record |= shape.about_caller(caller)
         if decision is not None:
-            record |= shape.about_decision(self.audit.key, caller, decision)
-        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
-        record["decision_id"] = self.decision_id
-        record["request_id"] = shape.request_id(asked_as)
-        record["trace_id"] = shape.optional_text(self.trace_id)
-        record["run_id"] = shape.optional_text(self.run_id)
-        record["thread_id"] = shape.optional_text(self.thread_id)
-        record["peer"] = shape.optional_text(self.peer)
-        record["protocol"] = shape.optional_text(self.protocol)
-        record["args_hash"] = args_hash
-        record["limits"] = shape.limits(self.limits, charged)
-        record["enforcement"] = self.enforcement
-        record["bytes_in"] = self.bytes_in
-        record["latency"] = shape.milliseconds(self.stages_s)
+            record |= describer.decision(caller, decision)
         return record

@@ -81,7 +81,7 @@ class AuditFile:
                     found = _inspect(path, descriptor, head_descriptor, key)
                     os.ftruncate(descriptor, found.size)
                     if found.seq == 0:
-                        _write_head(head_descriptor, key, 0, GENESIS)
+                        os.pwrite(head_descriptor, head_line(key, 0, GENESIS), 0)
                     return cls(key, os.dup(descriptor), os.dup(head_descriptor), found)
         except OSError as error:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
@@ -95,15 +95,16 @@ class AuditFile:
         """Give the record its place in the chain and write it. Raises OSError; the file is then as it was before."""
         if self._unsettled:
             self._take_back()
-        seq = record["seq"] = self._seq + 1
+        record["seq"] = seq = self._seq + 1
         record["prev_hash"] = self._hash
         line, digest = seal(record)
         if len(line) > MAX_LINE_BYTES:
             raise OSError("the record is too long")  # its bounds make it impossible; no reader could check it
+        head = head_line(self._key, seq, digest)
         self._unsettled = True
         try:
             _write_all(self._file, line)
-            _write_head(self._head, self._key, seq, digest)
+            os.pwrite(self._head, head, 0)
         except OSError:
             self._take_back()
             raise
@@ -196,10 +197,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
     while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
         written += os.write(descriptor, data[written:])
-
-
-def _write_head(descriptor: int, key: AuditKey, seq: int, digest: str) -> None:
-    os.pwrite(descriptor, head_line(key, seq, digest), 0)
 
 
 def _foreign(path: Path) -> SettingsError:

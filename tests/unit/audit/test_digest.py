@@ -17,7 +17,7 @@ import rfc8785
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.digest import AuditKey, args_hash, canonical, fact_hash, load_key, load_or_make_key
+from sidecar.audit.digest import AuditKey, Digests, canonical, load_key, load_or_make_key
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY
@@ -113,23 +113,34 @@ def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:
 )
 @patient
 def test_another_namespace_action_or_object_gives_another_hash(parts: Any, arguments: dict[str, Any]) -> None:
-    first, second = (args_hash(KEY, *domain, arguments) for domain in parts)
+    first, second = (Digests(KEY, namespace).args_hash(*rest, arguments) for namespace, *rest in parts)
     assert first != second
 
 
+@given(st.binary(min_size=1, max_size=200), st.binary(max_size=200), st.binary(max_size=200))
+@patient
+def test_a_digest_in_steps_is_hmac_sha_256(secret: bytes, beginning: bytes, rest: bytes) -> None:
+    mac = AuditKey.from_secret(secret).begin(beginning)
+    expected = hmac.new(secret, beginning + rest, "sha256").hexdigest()
+    assert mac(rest) == mac(rest) == expected
+
+
 def test_parts_cannot_flow_into_one_another() -> None:
-    assert args_hash(KEY, "a", "bc", "", {}) != args_hash(KEY, "ab", "c", "", {}) != args_hash(KEY, "", "abc", "", {})
+    domains = [("a", "bc", ""), ("ab", "c", ""), ("", "abc", ""), ("", "ab", "c"), ("", "a", "bc")]
+    hashes = {Digests(KEY, namespace).args_hash(action, object_, {}) for namespace, action, object_ in domains}
+    assert len(hashes) == len(domains)
 
 
 def test_order_and_spelling_of_arguments_do_not_matter() -> None:
     one = orjson.loads('{"b": 1.0, "a": [1e2, "\\u00e9"]}')
     other = orjson.loads('{"a": [100, "é"], "b": 1}')
-    assert args_hash(KEY, "", "x", "y", one) == args_hash(KEY, "", "x", "y", other)
+    digests = Digests(KEY, "")
+    assert digests.args_hash("x", "y", one) == digests.args_hash("x", "y", other)
 
 
 def test_a_dictionary_attack_without_the_key_finds_nothing() -> None:
     guesses = [{"confirm": True}, {"confirm": False}, {}, *({"pin": n} for n in range(200))]
-    target = args_hash(KEY, "", "tools/call", "tool:bank/pay", {"confirm": True})
+    target = Digests(KEY, "").args_hash("tools/call", "tool:bank/pay", {"confirm": True})
     framed = b"".join(
         len(part).to_bytes(4, "big") + part for part in (b"sidecar/args/1", b"", b"tools/call", b"tool:bank/pay")
     )
@@ -138,15 +149,16 @@ def test_a_dictionary_attack_without_the_key_finds_nothing() -> None:
         form = canonical(guess)
         tried |= {hashlib.sha256(form).hexdigest(), hashlib.sha256(framed + form).hexdigest()}
         tried |= {hmac.digest(public.encode(), form, "sha256").hex() for public in ("", KEY.id, "sidecar")}
-        tried.add(args_hash(OTHER_KEY, "", "tools/call", "tool:bank/pay", guess))
+        tried.add(Digests(OTHER_KEY, "").args_hash("tools/call", "tool:bank/pay", guess))
     assert target not in tried
-    assert target == args_hash(KEY, "", "tools/call", "tool:bank/pay", {"confirm": True})
+    assert target == Digests(KEY, "").args_hash("tools/call", "tool:bank/pay", {"confirm": True})
 
 
 def test_facts_compare_within_a_namespace_and_not_across() -> None:
-    assert fact_hash(KEY, "corp", "acme/site") == fact_hash(KEY, "corp", "acme/site")
-    assert fact_hash(KEY, "corp", "acme/site") != fact_hash(KEY, "rival", "acme/site")
-    assert len(fact_hash(KEY, "", 1)) == 32
+    corp, corp_again, rival = (Digests(KEY, namespace) for namespace in ("corp", "corp", "rival"))
+    assert corp.fact_hash("acme/site") == corp_again.fact_hash("acme/site")
+    assert corp.fact_hash("acme/site") != rival.fact_hash("acme/site")
+    assert len(corp.fact_hash(1)) == 32
 
 
 def test_a_second_program_computes_the_same_args_hash(tmp_path: Path) -> None:
@@ -167,7 +179,9 @@ def test_a_second_program_computes_the_same_args_hash(tmp_path: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-I", PROGRAM, "args", tmp_path / "audit.key"], input=lines, capture_output=True, check=True
     )
-    ours = [args_hash(key, case["namespace"], case["action"], case["object"], case["arguments"]) for case in cases]
+    ours = [
+        Digests(key, case["namespace"]).args_hash(case["action"], case["object"], case["arguments"]) for case in cases
+    ]
     assert told.stdout.decode().split() == ours
 
 

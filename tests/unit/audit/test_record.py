@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.audit import time_ordered_ids
 from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
-from sidecar.audit.record import FIELDS
+from sidecar.audit.digest import Digests
+from sidecar.audit.record import FIELDS, REMEMBERED, Describer
 from sidecar.audit.recorder import Audit
+from sidecar.audit.stamps import ENTROPY_BYTES
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, PermissionKind, Principal, Question, Rule
 from tests.peers import recompute_audit as peer
@@ -153,6 +157,16 @@ def test_a_refusal_after_the_decision_is_the_calls_outcome(audit: Audit, path: P
     decision, outcome = records(path)
     assert (outcome["event"], outcome["reason"], outcome["status"]) == ("outcome", "upstream-failed", "error")
     assert (decision["limits"][0]["charged"], outcome["limits"][0]["charged"]) == (1, 0)
+
+
+def test_what_was_charged_is_told_anew_for_each_record(audit: Audit, path: Path) -> None:
+    recording = understood(audit)
+    recording.decided()
+    assert recording.call is not None and recording.decision is not None
+    recording.server_asked(recording.call.question, recording.decision)
+    recording.charged = 0
+    recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502)
+    assert [record["limits"][0]["charged"] for record in records(path)] == [1, 0, 0]
 
 
 def test_the_limit_that_refused_is_named_and_nothing_was_charged(audit: Audit, path: Path) -> None:
@@ -299,6 +313,41 @@ def test_a_line_is_ascii_and_gives_its_record_back(texts: dict[str, str]) -> Non
     assert {key: sealed.fields[key] for key in clean if key != "hash"} == {
         k: v for k, v in clean.items() if k != "hash"
     }
+
+
+def test_everybody_is_described_as_themselves_whoever_came_before() -> None:
+    """What was made of a caller is remembered by the object, and objects that are gone leave their place to others."""
+    describer = Describer(KEY)
+    seen: set[str] = set()
+    for number in range(3 * REMEMBERED):
+        name = f"nhi:t{number % 7}/{number}"
+        caller = Caller((Principal(name),), ())
+        rule = Rule(name, PermissionKind.AGENT_TO_TOOL, name, "tool:*", ("use",), "allow")
+        link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
+        asked = Question("tool:x", "tools/call", "x")
+        for _ in range(2):
+            told = {
+                **describer.caller(caller),
+                **describer.decision(caller, Decision(True, "r", (link,), roles=(name,))),
+            }
+            line = orjson.loads(orjson.dumps(told))
+            assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
+            assert line["links"][0]["rules"] == [name]
+            seen.add(describer.args_hash(caller, asked))
+    assert seen == {Digests(KEY, f"t{tenant}").args_hash("tools/call", "tool:x", {}) for tenant in range(7)}
+
+
+def test_entropy_is_taken_in_stock_and_used_once() -> None:
+    stocks: list[bytes] = []
+
+    def entropy(count: int) -> bytes:
+        stocks.append(os.urandom(count))
+        return stocks[-1]
+
+    new_id = time_ordered_ids(FakeClock(), entropy=entropy)
+    ids = {new_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert [len(stock) for stock in stocks] == [ENTROPY_BYTES] * 3
 
 
 def test_decision_ids_sort_by_time_and_cannot_be_guessed() -> None:
