@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
@@ -26,6 +26,7 @@ Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]
 """Every header line, by lower-case name, in the order they came."""
 
+PARAMETER = "mcp-param-"
 MCP, METADATA = "mcp", "metadata"
 VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
 
@@ -55,8 +56,7 @@ class Entrance:
     principal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """An address of ours. `server` is the upstream's name in it."""
 
     kind: str
@@ -123,9 +123,7 @@ def presented_by(headers: Headers, entrance: Entrance) -> Presented:
 
 def head_of(headers: Headers) -> Head:
     """MCP's routing headers."""
-    parameters = {
-        name[len("mcp-param-") :]: tuple(lines) for name, lines in headers.items() if name.startswith("mcp-param-")
-    }
+    parameters = {name[len(PARAMETER) :]: tuple(headers[name]) for name in headers if name.startswith(PARAMETER)}
     return Head(
         protocol_version=tuple(headers.get("mcp-protocol-version", ())),
         method=tuple(headers.get("mcp-method", ())),

@@ -7,6 +7,7 @@ ended is a call like any other. Sessions are looked up here, because which one i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sidecar.arrival import Headers, check_accept
 from sidecar.errors import Reason, Refusal
@@ -20,8 +21,7 @@ JSON, EVENT_STREAM = "application/json", "text/event-stream"
 STREAM, END = "session/stream", "session/end"  # what a GET and a DELETE are called, where MCP has no word for them
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A request that waits for its answer. `session` is None in the stateless era, and for `initialize`."""
 
     call: Call
@@ -30,8 +30,7 @@ class Ask:
     session: Session | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(NamedTuple):
     """A notification: taken, or not, but never answered."""
 
     call: Call
@@ -39,8 +38,7 @@ class Tell:
     session: Session
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The caller's answer to something that the server asked of it."""
 
     call: Call
@@ -48,8 +46,7 @@ class Reply:
     session: Session
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(NamedTuple):
     """The session's own stream, or the rest of one that broke (`last_event_id`, the upstream's)."""
 
     call: Call
@@ -57,8 +54,7 @@ class Listen:
     last_event_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """The end of a session."""
 
     call: Call
@@ -68,7 +64,7 @@ class Leave:
 Intent = Ask | Tell | Reply | Listen | Leave
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Understanding:
     """Turns messages into intents for one caller at one server."""
 

@@ -57,6 +57,7 @@ class Snapshot:
     base_url: str
     manner: Manner
     bounds: Bounds
+    audiences: Mapping[str, Audience]
     limit_labels: tuple[str, ...] = ()
 
     def service(self, server: str) -> Service:
@@ -83,14 +84,11 @@ class Snapshot:
 
     def audience(self, server: str) -> Audience:
         """What a token must be meant for, to be used at this server's address."""
-        service = self.services.get(server)
-        if service is None:
-            return Audience(self.resource(server))
-        return Audience(self.resource(server), service.anonymous, service.scopes)
+        return self.audiences.get(server) or Audience(self.resource(server))
 
     def resource(self, server: str) -> str:
         """The server's address, as RFC 8707 and RFC 9728 name it."""
-        return f"{self.base_url}/mcp/{server}"
+        return resource_at(self.base_url, server)
 
     def metadata_url(self, server: str) -> str:
         """Where RFC 9728 metadata of the server's address is found."""
@@ -107,6 +105,11 @@ class Snapshot:
         if service is not None and service.scopes:
             document["scopes_supported"] = list(service.scopes)
         return orjson.dumps(document)
+
+
+def resource_at(base_url: str, server: str) -> str:
+    """A server's address under ours."""
+    return f"{base_url}/mcp/{server}"
 
 
 def snapshot_from(
@@ -127,6 +130,10 @@ def snapshot_from(
         bounds=Bounds(
             settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
         ),
+        audiences={
+            name: Audience(resource_at(base_url, name), service.anonymous, service.scopes)
+            for name, service in services.items()
+        },
         limit_labels=(
             SESSION_CALLS,
             *(rule_label(rule.id) for rule in source.rules if rule.max_calls_per_hour),

@@ -16,8 +16,7 @@ MAX_TOKEN_CHARS = 16 * 1024
 API_KEY_PREFIX = "sck_"
 
 
-@dataclass(frozen=True, slots=True)
-class Presented:
+class Presented(NamedTuple):
     """What one request bears: every `Authorization` line, every `X-API-Key` line, and the principal of the local
     listener that it came in by (`nhi:planner`; "" on the data listener)."""
 
@@ -38,8 +37,7 @@ class Presented:
         return tuple(kind for kind, there in seen if there) or ("anonymous",)
 
 
-@dataclass(frozen=True, slots=True)
-class Audience:
+class Audience(NamedTuple):
     """What the route is: its own URL, whether the upstream names `anonymous`, and the scopes it asks for."""
 
     resource: str

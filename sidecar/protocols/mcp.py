@@ -13,9 +13,10 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import (
@@ -52,8 +53,7 @@ class Era(StrEnum):
     STATELESS = "stateless"
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The routing headers of one request, every line of each, values as they came.
 
     `params` maps the lower-case rest of `Mcp-Param-<rest>` to its lines.
@@ -64,7 +64,7 @@ class Head:
     name: tuple[str, ...] = ()
     session_id: tuple[str, ...] = ()
     last_event_id: tuple[str, ...] = ()
-    params: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    params: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
