@@ -22,6 +22,7 @@ POLITE, RUDE = {"repo": "acme/polite"}, {"repo": "acme/rude"}
 Attack = Callable[[Conversation, dict[str, Any]], Awaitable[None]]
 """What is done on a connection that just asked this message."""
 
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 # What may reach a caller of an upstream's head is nothing: these are ours, and aiohttp's framing.
 OUR_HEADERS = {
     "Server",
@@ -133,6 +134,9 @@ def done(message: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": message["id"], "result": result} | changes
 
 
+FINE = "fine"
+
+
 def resident_bytes() -> int:
     """The memory of this process, as the kernel counts it."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -149,3 +153,10 @@ def grows_at_most(megabytes: int) -> Iterator[Callable[[], None]]:
 
     yield look
     look()
+
+
+def reason_in_stream(raw: bytes) -> str:
+    """Why a stream ended; "" if with an answer."""
+    messages = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")]
+    found: str = messages[-1].get("error", {}).get("data", {}).get("reason", "")
+    return found
