@@ -46,7 +46,8 @@ def measure(metrics: Metrics, turn: Turn) -> None:
 
 def _count_decision(metrics: Metrics, decision: Decision) -> None:
     """By the link that decided: the first that was denied, or the last of those that were all allowed."""
-    deciding = next((link for link in decision.links if not link.allowed), None) or decision.links[-1]
+    denied = [link for link in decision.links if not link.allowed]
+    deciding = denied[0] if denied else decision.links[-1]
     metrics.decided(deciding.kind, "allow" if decision.allowed else "deny", decision.reason)
 
 

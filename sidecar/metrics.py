@@ -7,8 +7,9 @@ Labels come from configuration or from closed sets; anything else becomes `other
 (threats O7). A hard cap stands behind that, and what it folds away is counted.
 
 The numbers are plain ones in plain tables, turned into prometheus-client's families at the scrape: an observation costs
-a tenth of that library's own children, and a request makes ten. One event loop writes, any thread may render: a table
-only grows, and every number in it is replaced in one step.
+a tenth of that library's own children, and a request makes twenty. Labels are looked up as they come, and judged only
+where that finds nothing. One event loop writes, any thread may render: a table only grows, and every number in it is
+replaced in one step.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
+DECISIONS = ("allow", "deny")
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control"), ("written", "failed")
@@ -72,21 +74,35 @@ AUTH_REASONS = (
 )
 
 Labels = tuple[str, ...]
+Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
+Choices = Mapping[str, Container[str]]  # by the label's name, what may stand there
+_NO_LABELS: Choices = {}
+_AS_GIVEN = ()  # of a label that only `Table.only` sets
 
 
 class Table:
     """The numbers of one metric, a row for each set of labels; never more than MAX_SERIES, and one for the rest.
 
+    Whatever is given for a label and is not among its choices becomes `other`. Choices may change: `chosen_anew`.
     A row is one number; of a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
     """
 
-    __slots__ = ("bounds", "folded", "help", "kind", "labels", "name", "rows")
+    __slots__ = ("_choices", "_found", "bounds", "folded", "help", "kind", "labels", "name", "rows")
 
-    def __init__(self, kind: Kind, name: str, help_: str, labels: Labels = (), bounds: tuple[float, ...] = ()) -> None:
-        self.kind, self.name, self.help, self.labels, self.bounds = kind, f"sidecar_{name}", help_, labels, bounds
-        self.rows: dict[Labels, list[float]] = {}
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        help_: str,
+        labels: Choices = _NO_LABELS,
+        bounds: tuple[float, ...] = (),
+    ) -> None:
+        self.kind, self.name, self.help, self.bounds = kind, f"sidecar_{name}", help_, bounds
+        self.labels, self._choices = tuple(labels), tuple(labels.values())
+        self.rows: dict[Labels, Row] = {}
         self.folded = 0
+        self._found: dict[Labels, Row] = {}  # rows by labels that are all among the choices; so it has their bound
 
     def declare(self, *choices: Iterable[str]) -> None:
         """Rows at nought for every combination, so that `rate()` sees the first event."""
@@ -95,14 +111,13 @@ class Table:
 
     def add(self, labels: Labels, amount: float = 1) -> None:
         """Count."""
-        try:
-            self.rows[labels][0] += amount
-        except KeyError:
-            self._row(labels)[0] += amount
+        row = self._found.get(labels) or self._find(labels)
+        row[0] += amount
 
     def set(self, labels: Labels, value: float) -> None:
         """The value now."""
-        self._row(labels)[0] = value
+        row = self._found.get(labels) or self._find(labels)
+        row[0] = value
 
     def only(self, labels: Labels) -> None:
         """Of all rows this one is 1 and the others are gone: what describes a state (`policy_info`)."""
@@ -110,12 +125,13 @@ class Table:
 
     def observe(self, labels: Labels, value: float) -> None:
         """One measurement of a histogram."""
-        try:
-            row = self.rows[labels]
-        except KeyError:
-            row = self._row(labels)
+        row = self._found.get(labels) or self._find(labels)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
+
+    def chosen_anew(self) -> None:
+        """The choices are other ones than before. Rows stay: a counter must not go back."""
+        self._found.clear()
 
     def family(self) -> Metric:
         """As prometheus-client knows it."""
@@ -128,7 +144,7 @@ class Table:
             family.add_metric(labels, row[0])
         return family
 
-    def _histogram(self, rows: list[tuple[Labels, list[float]]]) -> Metric:
+    def _histogram(self, rows: list[tuple[Labels, Row]]) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         edges = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         for labels, row in rows:
@@ -136,7 +152,14 @@ class Table:
             family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
         return family
 
-    def _row(self, labels: Labels) -> list[float]:
+    def _find(self, labels: Labels) -> Row:
+        known = tuple([label if label in of else OTHER for label, of in zip(labels, self._choices, strict=True)])
+        row = self._row(known)
+        if known == labels and labels in self.rows:
+            self._found[labels] = row
+        return row
+
+    def _row(self, labels: Labels) -> Row:
         if len(self.rows) >= MAX_SERIES and labels not in self.rows:
             self.folded += 1
             labels = (OTHER,) * len(self.labels)
@@ -150,67 +173,92 @@ class Metrics:
     """
 
     def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
+        self._upstreams, self._limits = set[str](), set[str]()  # choices of labels; `reconfigured` fills them
         self._requests = Table(
             "counter",
             "requests_total",
             "Requests answered on the data listener.",
-            ("protocol", "upstream", "method", "status"),
+            {"protocol": PROTOCOLS, "upstream": self._upstreams, "method": WIRE_METHODS, "status": STATUSES},
         )
         self._request_s = Table(
             "histogram",
             "request_duration_seconds",
             "Time from the first byte of a request to the end of its answer.",
-            ("protocol", "upstream"),
+            {"protocol": PROTOCOLS, "upstream": self._upstreams},
             REQUEST_BUCKETS_S,
         )
         self._stage_s = Table(
-            "histogram", "stage_duration_seconds", "Time spent in each stage of a request.", ("stage",), STAGE_BUCKETS_S
+            "histogram",
+            "stage_duration_seconds",
+            "Time spent in each stage of a request.",
+            {"stage": STAGES},
+            STAGE_BUCKETS_S,
         )
         self._decisions = Table(
-            "counter", "decisions_total", "Policy answers, one for each call.", ("kind", "decision", "reason")
+            "counter",
+            "decisions_total",
+            "Policy answers, one for each call.",
+            {"kind": KINDS, "decision": DECISIONS, "reason": (NONE, *POLICY_REASONS)},
         )
-        self._limit_checks = Table("counter", "limit_checks_total", "Limits asked, by answer.", ("limit", "outcome"))
+        self._limit_checks = Table(
+            "counter",
+            "limit_checks_total",
+            "Limits asked, by answer.",
+            {"limit": self._limits, "outcome": LIMIT_OUTCOMES},
+        )
         self._auth_failures = Table(
-            "counter", "auth_failures_total", "Requests whose caller was not accepted.", ("credential", "reason")
+            "counter",
+            "auth_failures_total",
+            "Requests whose caller was not accepted.",
+            {"credential": CREDENTIALS, "reason": AUTH_REASONS},
         )
         self._schema_violations = Table(
-            "counter", "schema_violations_total", "Calls whose arguments did not fit the schema.", ("upstream",)
+            "counter",
+            "schema_violations_total",
+            "Calls whose arguments did not fit the schema.",
+            {"upstream": self._upstreams},
         )
         self._upstream_up = Table(
-            "gauge", "upstream_up", "Whether the upstream answered last (1) or not.", ("upstream",)
+            "gauge", "upstream_up", "Whether the upstream answered last (1) or not.", {"upstream": self._upstreams}
         )
         self._upstream_s = Table(
             "histogram",
             "upstream_duration_seconds",
             "Time from sending a call to the upstream to the end of its answer.",
-            ("upstream",),
+            {"upstream": self._upstreams},
             REQUEST_BUCKETS_S,
         )
-        self._inflight = Table("gauge", "inflight_requests", "Requests under way.", ("protocol",))
-        self._streams = Table("gauge", "open_streams", "Event streams open to callers.", ("protocol",))
+        self._inflight = Table("gauge", "inflight_requests", "Requests under way.", {"protocol": PROTOCOLS})
+        self._streams = Table("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
-        self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", ("kind",))
-        self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", ("revision",))
-        self._reloads = Table("counter", "policy_reloads_total", "Reloads of the policy.", ("result",))
+        self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
+        self._policy_info = Table(
+            "gauge", "policy_info", "The revision of the serving policy.", {"revision": _AS_GIVEN}
+        )
+        self._reloads = Table("counter", "policy_reloads_total", "Reloads of the policy.", {"result": RELOADS})
         self._reloaded_at = Table(
             "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
         )
-        self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", ("mode",))
+        self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
         self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
-        self._store_info = Table("gauge", "store_info", "Which store counts the limits.", ("kind",))
+        self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": _AS_GIVEN})
         self._store_s = Table(
-            "histogram", "store_duration_seconds", "Time of one question to the store of limits.", (), STAGE_BUCKETS_S
+            "histogram",
+            "store_duration_seconds",
+            "Time of one question to the store of limits.",
+            bounds=STAGE_BUCKETS_S,
         )
         self._audit = Table(
-            "counter", "audit_records_total", "Audit records, by what became of them.", ("event", "result")
+            "counter",
+            "audit_records_total",
+            "Audit records, by what became of them.",
+            {"event": AUDIT_EVENTS, "result": AUDIT_RESULTS},
         )
         self._loop_lag_s = Table(
-            "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", (), STAGE_BUCKETS_S
+            "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
         )
-        self._build = Table("gauge", "build_info", "What runs here.", ("version", "python"))
+        self._build = Table("gauge", "build_info", "What runs here.", {"version": _AS_GIVEN, "python": _AS_GIVEN})
         self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
-        self._upstreams: frozenset[str] = frozenset()
-        self._limits: frozenset[str] = frozenset()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -219,7 +267,11 @@ class Metrics:
 
     def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
         """These are the names now. Series of names that are gone stay as they are: a counter must not go back."""
-        self._upstreams, self._limits = frozenset(upstreams), frozenset(limits)
+        for choices, names in ((self._upstreams, upstreams), (self._limits, limits)):
+            choices.clear()
+            choices.update(names)
+        for table in self._tables:
+            table.chosen_anew()
         named = (*sorted(self._upstreams), OTHER)
         self._requests.declare(("mcp",), sorted(self._upstreams), COMMON_METHODS, STATUSES)
         self._request_s.declare(PROTOCOLS, named)
@@ -232,49 +284,47 @@ class Metrics:
 
     def request_started(self, protocol: str) -> None:
         """Paired with `request_finished`."""
-        self._inflight.add((_of(PROTOCOLS, protocol),))
+        self._inflight.add((protocol,))
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]
     ) -> None:
         """A request was answered. `status` is the audit's; `stages_s` the seconds spent by stage."""
-        protocol, upstream = _of(PROTOCOLS, protocol), _of(self._upstreams, upstream)
         self._inflight.add((protocol,), -1)
-        self._requests.add((protocol, upstream, _of(WIRE_METHODS, method), _of(STATUSES, status)))
+        self._requests.add((protocol, upstream, method, status))
         self._request_s.observe((protocol, upstream), duration_s)
         for stage, spent_s in stages_s.items():
-            self._stage_s.observe((_of(STAGES, stage),), spent_s)
+            self._stage_s.observe((stage,), spent_s)
 
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
         """Policy answered a call. `kind` is that of the deciding link, `decision` allow or deny."""
-        reason = NONE if reason is None else _of(POLICY_REASONS, reason)
-        self._decisions.add((_of(KINDS, kind), _of(("allow", "deny"), decision), reason))
+        self._decisions.add((kind, decision, NONE if reason is None else reason))
 
     def limit_checked(self, limit: str, outcome: str) -> None:
         """A limit was `admitted`, `refused` or `unavailable`. `limit` is its configured label."""
-        self._limit_checks.add((_of(self._limits, limit), _of(LIMIT_OUTCOMES, outcome)))
+        self._limit_checks.add((limit, outcome))
 
     def auth_failed(self, credential: str, reason: str) -> None:
         """A caller was not accepted. `credential` is the kind that was presented, or `none`."""
-        self._auth_failures.add((_of(CREDENTIALS, credential), _of(AUTH_REASONS, reason)))
+        self._auth_failures.add((credential, reason))
 
     def schema_violated(self, upstream: str) -> None:
         """Arguments did not fit."""
-        self._schema_violations.add((_of(self._upstreams, upstream),))
+        self._schema_violations.add((upstream,))
 
     # --- upstreams, streams, sessions -------------------------------------------------------------------------------
 
     def upstream_answered(self, upstream: str, duration_s: float) -> None:
         """One exchange with an upstream ended, well or not."""
-        self._upstream_s.observe((_of(self._upstreams, upstream),), duration_s)
+        self._upstream_s.observe((upstream,), duration_s)
 
     def upstream_up(self, upstream: str, up: bool) -> None:
         """Whether it can be reached, as far as its last exchange shows."""
-        self._upstream_up.set((_of(self._upstreams, upstream),), up)
+        self._upstream_up.set((upstream,), up)
 
     def streams(self, protocol: str, count: int) -> None:
         """How many event streams are open to callers."""
-        self._streams.set((_of(PROTOCOLS, protocol),), count)
+        self._streams.set((protocol,), count)
 
     def sessions(self, count: int) -> None:
         """How many are alive."""
@@ -291,7 +341,7 @@ class Metrics:
 
     def policy_reloaded(self, result: str) -> None:
         """A reload was `ok`, or `failed` and the old policy serves on."""
-        self._reloads.add((_of(RELOADS, result),))
+        self._reloads.add((result,))
 
     def enforcement(self, mode: str) -> None:
         """The mode in force: `enforce` or `shadow`."""
@@ -312,7 +362,7 @@ class Metrics:
 
     def audit_recorded(self, event: str, result: str) -> None:
         """One audit record was `written`, or `failed`."""
-        self._audit.add((_of(AUDIT_EVENTS, event), _of(AUDIT_RESULTS, result)))
+        self._audit.add((event, result))
 
     def loop_lagged(self, lag_s: float) -> None:
         """One measurement of the event loop's lag."""
@@ -354,7 +404,3 @@ class Metrics:
 
 
 _as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # it has no types of its own
-
-
-def _of(known: Container[str], value: str) -> str:
-    return value if value in known else OTHER
