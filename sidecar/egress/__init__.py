@@ -4,6 +4,7 @@
     wire.py         the bytes of a request and a response, no sockets
     connection.py   one exchange over one connection: deadlines, backpressure, giving up
     pool.py         which connection carries the next request
+    line.py         who waits for one, when all are in use
     fetch.py        one small public document
     failures.py     what can go wrong
 
@@ -12,7 +13,16 @@ and inflates bodies unless told otherwise. Here these do not exist.
 """
 
 from sidecar.egress.connection import Response
-from sidecar.egress.failures import Broken, ConnectFailed, EgressError, InvalidRequest, TimedOut, TooLarge, Unacceptable
+from sidecar.egress.failures import (
+    Broken,
+    ConnectFailed,
+    Crowded,
+    EgressError,
+    InvalidRequest,
+    TimedOut,
+    TooLarge,
+    Unacceptable,
+)
 from sidecar.egress.fetch import fetch
 from sidecar.egress.origin import Origin, parse_origin
 from sidecar.egress.pool import Client
@@ -21,6 +31,7 @@ __all__ = [
     "Broken",
     "Client",
     "ConnectFailed",
+    "Crowded",
     "EgressError",
     "InvalidRequest",
     "Origin",

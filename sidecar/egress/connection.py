@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
         """Send one request and wait for the head of its response, up to the loop time `until`."""
         transport = self._transport
         if transport is None or self._reader is not None:
-            raise Broken("the connection cannot carry an exchange")
+            raise self._failure or Broken("the connection cannot carry an exchange")
         reader = self._reader = ResponseReader()
         transport.write(message)
         while reader.head is None:
@@ -96,6 +96,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports inherit from nothing
+        if self._failure is not None:  # given up while it was being made
+            self.close()
+            return
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:

@@ -15,7 +15,11 @@ class InvalidRequest(EgressError):
 
 
 class ConnectFailed(EgressError):
-    """No connection: refused, unresolvable, TLS not trusted, too many open. Nothing was sent."""
+    """No connection: refused, unresolvable, TLS not trusted, the client closed. Nothing was sent."""
+
+
+class Crowded(EgressError):
+    """All connections are in use, and too many wait for one. Nothing was sent."""
 
 
 class TimedOut(EgressError):

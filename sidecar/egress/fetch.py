@@ -18,10 +18,10 @@ async def fetch(url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0) 
         raise EgressError(str(error)) from error
     if not origin.secure and not origin.loopback:
         raise EgressError("only https is fetched from other machines")
-    client = Client(connect_timeout_s=deadline_s)
+    client = Client(origin, connect_timeout_s=deadline_s)
     try:
         response = await client.request(
-            origin, "GET", origin.path, [("Accept", "application/json")], None, deadline_s=deadline_s
+            "GET", origin.path, [("Accept", "application/json")], None, deadline_s=deadline_s
         )
         with response:
             if response.status != 200:

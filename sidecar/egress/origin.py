@@ -37,11 +37,6 @@ class Origin:
         except ValueError:
             return False
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """What connections may be shared by."""
-        return self.scheme, self.host, self.port
-
 
 def parse_origin(url: str) -> Origin:
     """Read an absolute http(s) URL from the configuration. Raises ValueError with a sentence for the operator."""

@@ -1,7 +1,8 @@
 """Which connection carries the next request?
 
-The one that was used last, if it is surely alive; else a new one. Idle connections are few and short-lived: many
-servers hang up after 5 s without a word, and a request that meets their hang-up is lost, because none is ever retried.
+The one that was used last, if it is surely alive; else a new one; and where all are in use, the next that comes free.
+Idle connections are few and short-lived: many servers hang up after 5 s without a word, and a request that meets their
+hang-up is lost, because none is ever retried.
 """
 
 from __future__ import annotations
@@ -14,94 +15,96 @@ from typing import Final
 
 from sidecar.egress.connection import Connection, Response
 from sidecar.egress.failures import ConnectFailed, TimedOut
+from sidecar.egress.line import Line
 from sidecar.egress.origin import Origin
 from sidecar.egress.wire import Head, request_bytes
 
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
+MAX_WAITING: Final = 10_000
 _SWEEP_S: Final = 1.0
 _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
 
-_Key = tuple[str, str, int]
-
 
 class Client:
-    """A small HTTP/1.1 client: no cookies, no redirects, no inflating, no retries, no proxies from the environment.
+    """A small HTTP/1.1 client of one origin: no cookies, no redirects, no inflating, no retries, no proxies from the
+    environment.
 
-    `max_connections` counts all origins together, streams included. `tls` replaces the system's trust (tests, own CA).
+    At `max_connections`, streams included, further requests wait for one to come free, `max_waiting` of them, each
+    within its own deadline. `tls` replaces the system's trust (tests, own CA).
     """
 
     def __init__(
         self,
+        origin: Origin,
         *,
         connect_timeout_s: float = 5.0,
         max_idle: int = MAX_IDLE,
         max_idle_s: float = MAX_IDLE_S,
         max_connections: int = 4096,
+        max_waiting: int = MAX_WAITING,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.origin = origin
         self.connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
-        self._max_connections = max_connections
         self._tls = tls
-        self._idle: dict[_Key, list[Connection]] = {}
-        self._keys: dict[Connection, _Key] = {}
+        self._line = Line(max_connections, max_waiting)
+        self._busy: set[Connection] = set()  # each has a place in the line, from the attempt to connect on
+        self._idle: list[Connection] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def open_connections(self) -> int:
-        return len(self._keys)
+        return len(self._busy) + len(self._idle)
 
     async def request(
-        self,
-        origin: Origin,
-        verb: str,
-        path: str,
-        headers: Sequence[tuple[str, str]],
-        body: bytes | None,
-        *,
-        deadline_s: float,
+        self, verb: str, path: str, headers: Sequence[tuple[str, str]], body: bytes | None, *, deadline_s: float
     ) -> Response:
         """Send one request and return its response as soon as the head is there.
 
-        `deadline_s` from now bounds connecting, the head, and `Response.read()`; `Response.chunks()` has its own.
-        Raises EgressError; InvalidRequest and ConnectFailed mean that nothing was sent.
+        `deadline_s` from now bounds waiting, connecting, the head, and `Response.read()`; `Response.chunks()` has its
+        own. Raises EgressError; InvalidRequest, Crowded and ConnectFailed mean that nothing was sent.
         """
-        message = request_bytes(verb, path, origin.host_header, headers, body)
+        message = request_bytes(verb, path, self.origin.host_header, headers, body)
+        return await self.send(message, deadline_s=deadline_s)
+
+    async def send(self, message: bytes, *, deadline_s: float) -> Response:
+        """The same for a request that is already in bytes, made by `wire.py`."""
         if deadline_s <= 0:  # an answer could not be used, so nothing is to be executed
             raise TimedOut("no time is left")
         until = asyncio.get_running_loop().time() + deadline_s
-        connection = self._take(origin.key) or await self._connect(origin, until)
+        if not self._line.step_in():
+            await self._line.wait(until)
+        connection = self._take() or await self._connect(until)
         return await connection.exchange(message, until)
 
     async def close(self) -> None:
-        """Close every connection, those in use included."""
+        """Close every connection, those in use included; who waits for one hears that there is none."""
         self._closed = True
-        for connection in list(self._keys):
+        self._line.close()
+        for connection in [*self._busy, *self._idle]:
             connection.abort()
-        self._idle.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
-    def _take(self, key: _Key) -> Connection | None:
-        idle = self._idle.get(key)
-        while idle:
-            connection = idle.pop()  # the warmest first, so that the others may grow cold and go
+    def _take(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()  # the warmest first, so that the others may grow cold and go
             if connection.idle_until > asyncio.get_running_loop().time() and connection.quiet:
+                self._busy.add(connection)
                 return connection
             connection.close()
         return None
 
-    async def _connect(self, origin: Origin, until: float) -> Connection:
-        if self._closed or len(self._keys) >= self._max_connections:
-            raise ConnectFailed("no further connection is allowed")
-        loop = asyncio.get_running_loop()
+    async def _connect(self, until: float) -> Connection:
+        loop, origin = asyncio.get_running_loop(), self.origin
         connection = Connection(loop, self._free, self._lost)
-        self._keys[connection] = origin.key  # counted from the attempt on
+        self._busy.add(connection)
         limit = min(until, loop.time() + self.connect_timeout_s)
         try:
             async with asyncio.timeout_at(limit):
@@ -128,26 +131,28 @@ class Client:
     def _free(self, connection: Connection, head: Head) -> None:
         loop, hint = asyncio.get_running_loop(), _HINT.search(head.headers.get("keep-alive", "").lower())
         seconds = self._max_idle_s if hint is None else min(self._max_idle_s, int(hint[1]) - 1.0)
-        idle = self._idle.setdefault(self._keys[connection], [])
-        if self._closed or seconds <= 0 or len(idle) >= self._max_idle:
+        if self._closed or seconds <= 0 or len(self._idle) >= self._max_idle:
             connection.close()
             return
         connection.idle_until = loop.time() + seconds
-        idle.append(connection)
+        self._busy.remove(connection)
+        self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+        self._line.step_out()
 
     def _lost(self, connection: Connection) -> None:
-        idle = self._idle.get(self._keys.pop(connection, ("", "", 0)))
-        if idle and connection in idle:
-            idle.remove(connection)
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._line.step_out()
+        elif connection in self._idle:
+            self._idle.remove(connection)
 
     def _sweep(self) -> None:
         """Close what has been idle for too long, also when no request comes to notice."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
-        for idle in self._idle.values():
-            for connection in [one for one in idle if one.idle_until <= loop.time()]:
-                connection.close()
-        if any(self._idle.values()):
+        for connection in [one for one in self._idle if one.idle_until <= loop.time()]:
+            connection.close()
+        if self._idle:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep)

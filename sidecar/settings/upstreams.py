@@ -36,7 +36,7 @@ class McpUpstream(Section):
     connect_timeout_s: Seconds = 5.0
     """How long a connection may take to open."""
     max_connections: Count = 100
-    """Connections at once."""
+    """Connections at once; further calls wait for one within their own time."""
 
     @model_validator(mode="after")
     def _reachable(self) -> McpUpstream:

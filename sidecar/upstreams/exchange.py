@@ -17,6 +17,7 @@ from sidecar.egress import (
     Broken,
     Client,
     ConnectFailed,
+    Crowded,
     EgressError,
     InvalidRequest,
     Response,
@@ -103,7 +104,8 @@ class Upstream:
         credential: Credential | None = None,
         timeout_s: float = 30.0,
         max_response_bytes: int = 10 * 2**20,
-        client: Client | None = None,
+        connect_timeout_s: float = 5.0,
+        max_connections: int = 100,
     ) -> None:
         """Raises ValueError for a URL that names no place."""
         self.name = name
@@ -111,9 +113,9 @@ class Upstream:
         self.max_response_bytes = max_response_bytes
         self._origin = parse_origin(url)
         self._credential = credential
-        self._client = client or Client()
+        self._client = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
         self._streams = Client(
-            connect_timeout_s=self._client.connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
+            self._origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
         )
 
     @property
@@ -160,7 +162,7 @@ class Upstream:
             headers.append((self._credential.header, self._credential.value))
         try:
             client = self._streams if endless or verb == "GET" else self._client
-            response = await client.request(self._origin, verb, self._origin.path, headers, body, deadline_s=deadline_s)
+            response = await client.request(verb, self._origin.path, headers, body, deadline_s=deadline_s)
         except EgressError as failure:
             raise refusal_from(failure) from failure
         return Answer(response.status, response.headers, response)
@@ -197,7 +199,8 @@ def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: 
         credential=_credential_from(section.credential),
         timeout_s=mcp.timeout_s,
         max_response_bytes=max_response_bytes,
-        client=Client(connect_timeout_s=mcp.connect_timeout_s, max_connections=mcp.max_connections),
+        connect_timeout_s=mcp.connect_timeout_s,
+        max_connections=mcp.max_connections,
     )
 
 
@@ -212,6 +215,8 @@ def refusal_from(failure: EgressError) -> Refusal:
             return Refusal(Reason.RESPONSE_REFUSED, "it came in a form that was not asked for")
         case ConnectFailed():
             return Refusal(Reason.UPSTREAM_FAILED, "it cannot be reached")
+        case Crowded():
+            return Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it")
         case InvalidRequest():
             return Refusal(Reason.MALFORMED_CALL, "a value cannot be sent in a header")
         case Broken():

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
+from sidecar.egress import Crowded
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.settings import upstreams as settings
 from sidecar.upstreams import Credential, Upstream, upstream_from
+from sidecar.upstreams.exchange import refusal_from
 from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
 BODY = b'{"jsonrpc":"2.0","method":"ping","id":1}'
 
 
 @asynccontextmanager
-async def behind(script: Script, credential: Credential | None = None) -> AsyncIterator[tuple[Hostile, Upstream]]:
+async def behind(
+    script: Script, credential: Credential | None = None, max_connections: int = 100
+) -> AsyncIterator[tuple[Hostile, Upstream]]:
     async with serving(script) as server:
-        upstream = Upstream("notes", server.url, credential=credential)
+        upstream = Upstream("notes", server.url, credential=credential, max_connections=max_connections)
         try:
             yield server, upstream
         finally:
@@ -109,6 +113,24 @@ async def test_an_upstream_that_is_not_there_has_failed() -> None:
     with pytest.raises(Refusal) as caught:
         await upstream.exchange("POST", **message())
     assert caught.value.reason is Reason.UPSTREAM_FAILED
+
+
+async def test_calls_wait_for_a_connection_within_their_time_and_for_nobody_elses() -> None:
+    async with behind(silent, max_connections=2) as (slow, full), behind(say(OK), max_connections=2) as (_, other):
+        waiting = [full.exchange("POST", **message(deadline_s=0.2)) for _ in range(6)]
+        stream = full.exchange("POST", **message(deadline_s=0.2), endless=True)
+        refused = asyncio.gather(*waiting, stream, return_exceptions=True)
+        for _ in range(5):
+            with await other.exchange("POST", **message()) as answer:
+                assert answer.status == 200
+        reasons = [failure.reason for failure in await refused if isinstance(failure, Refusal)]
+        assert reasons == [Reason.UPSTREAM_TIMEOUT] * 7
+        assert len(slow.requests) == 2 + 1  # streams have connections of their own
+
+
+async def test_where_too_many_wait_the_refusal_says_so() -> None:
+    refusal = refusal_from(Crowded())
+    assert (refusal.reason, refusal.detail) == (Reason.UPSTREAM_FAILED, "too many calls wait for it")
 
 
 async def test_a_stream_that_breaks_off_is_a_refusal_too() -> None:
