@@ -27,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, framed
+from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, frame
 
 GENESIS = "0" * 64
 MAX_LINE_BYTES = 2 * 1024 * 1024  # what `record` bounds stays below (usually at 2 kB); a longer line is no record
@@ -121,4 +121,4 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _mac(key: AuditKey, seq: int, digest: str) -> str:
-    return key.anchor(framed(b"%d" % seq, digest.encode()))
+    return key.anchor(frame(b"%d" % seq) + frame(digest.encode()))

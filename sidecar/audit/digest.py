@@ -53,7 +53,7 @@ class AuditKey:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "begin", _hmac_sha256(self.secret))
-        object.__setattr__(self, "anchor", self.begin(framed(HEAD)))
+        object.__setattr__(self, "anchor", self.begin(frame(HEAD)))
 
     @classmethod
     def from_secret(cls, secret: bytes) -> AuditKey:
@@ -67,21 +67,21 @@ class Digests:
     __slots__ = ("_args", "_fact")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
-        self._args = key.begin(framed(ARGS, _utf8(namespace)))
-        self._fact = key.begin(framed(FACT, _utf8(namespace)))
+        self._args = key.begin(frame(ARGS) + frame(_utf8(namespace)))
+        self._fact = key.begin(frame(FACT) + frame(_utf8(namespace)))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
         """The evidence of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for what is not JSON."""
-        return self._args(framed(_utf8(action), _utf8(object_), canonical(arguments)))
+        return self._args(frame(_utf8(action)) + frame(_utf8(object_)) + frame(canonical(arguments)))
 
     def fact_hash(self, value: object) -> str:
         """What stands for a condition's input, and shows nothing of it. Raises Refusal(MALFORMED_CALL)."""
-        return self._fact(framed(canonical(value)))[:FACT_HASH_CHARS]
+        return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
 
 
-def framed(*parts: bytes) -> bytes:
-    """Each part behind its length, so that no two lists of parts are alike."""
-    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+def frame(part: bytes) -> bytes:
+    """A part of a message behind its length, so that no two lists of parts are alike."""
+    return len(part).to_bytes(4, "big") + part
 
 
 def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:
