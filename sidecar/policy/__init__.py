@@ -6,7 +6,7 @@ Engine       one revision: decide, may_list, enter
 files → rows → grammar → source           what do the files say
 model, conditions (syntax), roles         what do their parts mean
 judge                                     what does Casbin say: the only module that runs it
-cases → engine                            one link; the whole chain
+cases → walks → engine                    one link; the whole chain; what is asked of it
 """
 
 from sidecar.policy.engine import Engine

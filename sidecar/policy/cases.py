@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from math import inf
 
 from sidecar.errors import Reason
-from sidecar.policy.conditions import Condition, Outcome, Purse, Scene
+from sidecar.policy.conditions import Condition, Outcome
 from sidecar.policy.grammar import NONE
 from sidecar.policy.judge import Judge, Outcomes, Subject
 from sidecar.policy.memo import Memo
 from sidecar.policy.model import Model
 from sidecar.policy.roles import Links
-from sidecar.vocabulary import ANONYMOUS, Fact, Link, PermissionKind, Principal, Rule
+from sidecar.vocabulary import ANONYMOUS, Link, PermissionKind, Principal, Rule
 
 MEMO_SIZE = 2048
 MAX_REMEMBERED_CHARS = 512  # longer objects (resource URIs) are decided each time
@@ -124,15 +124,15 @@ class Docket:
         if self._may_be_asked(asker, obj, act):
             found = self.judge.candidates(Subject.of(asker.name, asker.roles), obj, act)
             rows = [self.rows[index] for index in found]
-        ends = [row.rule.expires_at for row in rows if row.rule.expires_at is not None]
+        since, until = window([row.rule.expires_at for row in rows], now_s)
         texts = sorted({row.rule.when for row in rows if row.rule.when})
         return Case(
             docket=self,
             asker=asker,
             object=obj,
             action=act,
-            since=max((end for end in ends if end <= now_s), default=-inf),
-            until=min((end for end in ends if end > now_s), default=inf),
+            since=since,
+            until=until,
             live={row.expires: row.rule.expires_at is None or now_s < row.rule.expires_at for row in rows},
             rows=tuple(row for row in rows if not row.rule.shadow),
             shadows=tuple(row for row in rows if row.rule.shadow),
@@ -163,25 +163,16 @@ class Case:
     conditions: tuple[Condition, ...]
     answers: dict[tuple[Outcome, ...], Answer] = field(default_factory=dict)
 
-    def plain(self) -> Answer:
-        """The answer of a case without conditions."""
-        return self._answer(())
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to say, if this is asked of a guardrail."""
+        if self.conditions:
+            return True
+        answer = self.answer(())
+        return not answer.link.allowed or bool(answer.would_deny)
 
-    def answer(self, scene: Scene, purse: Purse, *, listing: bool) -> tuple[Answer, tuple[Fact, ...]]:
-        """The answer, and how each condition came out."""
-        outcomes: list[Outcome] = []
-        facts: list[Fact] = []
-        for condition in self.conditions:
-            if listing and condition.from_caller:
-                outcomes.append("assumed")
-                continue
-            outcome, data = condition.run(scene, purse)
-            outcomes.append(outcome)
-            if not listing:
-                facts.append(condition.fact(outcome, data))
-        return self._answer(tuple(outcomes)), tuple(facts)
-
-    def _answer(self, outcomes: tuple[Outcome, ...]) -> Answer:
+    def answer(self, outcomes: tuple[Outcome, ...]) -> Answer:
+        """The answer, by how each condition came out."""
         known = self.answers.get(outcomes)
         if known is None:
             if len(self.answers) >= MAX_ANSWERS:
@@ -252,6 +243,12 @@ def _holds(outcome: Outcome, effect: str) -> bool:
     if outcome == "assumed":
         return effect == "allow"
     return outcome == "true"
+
+
+def window(ends: Sequence[float | None], now_s: float) -> tuple[float, float]:
+    """From when and until when the same of some expiries have passed: `since` <= now < `until`."""
+    since = max((end for end in ends if end is not None and end <= now_s), default=-inf)
+    return since, min((end for end in ends if end is not None and end > now_s), default=inf)
 
 
 def nearest(ends: Iterable[float | None]) -> float | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cel_expr_python import cel
 
@@ -95,8 +95,7 @@ class Purse:
         return self.units >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """What the conditions of one link may read. `subject` is the place in the chain of the link's subject; `args` are
     empty for every link but the last; `call` describes the call as a whole, the same for every link."""
 

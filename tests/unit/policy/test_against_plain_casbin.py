@@ -118,6 +118,26 @@ def test_every_decision_and_reason_is_plain_casbins(policy: Policy, asked: list[
         assert (decision.allowed, decision.reason) == judge.decide(chain, question, NOW)
 
 
+VERBS = (Engine.decide, Engine.enter, Engine.may_list)
+moments = st.sampled_from((NOW - 60, NOW - 1, NOW, NOW + 1, NOW + 60))
+
+
+@settings(generous, max_examples=40)
+@given(
+    policy=policies(),
+    asked=st.lists(st.tuples(st.sampled_from(VERBS), chains, questions(), moments), min_size=2, max_size=10),
+)
+def test_nothing_that_was_asked_before_changes_an_answer(
+    policy: Policy, asked: list[tuple[Callable[..., object], Chain, Question, float]]
+) -> None:
+    """Whoever asked it, with whatever arguments, to call or to list, before or after a row's end."""
+    with tempfile.TemporaryDirectory() as folder:
+        rules = source(Path(folder), policy.files())
+    engine = Engine(rules)
+    for verb, chain, question, now_s in [*asked, *asked]:
+        assert verb(engine, chain, question, now_s) == verb(Engine(rules), chain, question, now_s)
+
+
 OWN_MATCHER = (
     "g(r.sub, p.sub) && (glob(r.obj, p.obj) || !(r.sub != p.sub)) && (globs(r.act, p.act) && p.eft == p.eft)"
     " && live(p.expires_at, r.ctx) && holds(p.when, p.eft, r.ctx)"

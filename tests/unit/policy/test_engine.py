@@ -410,6 +410,14 @@ def test_any_live_grant_on_the_server_opens_a_session(tmp_path: Path, row: str, 
     assert bool(decision.links[0].rules) is opens
 
 
+def test_what_opens_a_session_grants_nothing_else(tmp_path: Path) -> None:
+    asked = engine(tmp_path, {"agent_to_tool": "p, user:a, tool:s/t, use, -, -, -, allow\n"})
+    for _ in range(2):  # the second time from memory
+        assert asked.enter(chain("user:a"), session("s"), NOW).allowed
+        assert not asked.decide(chain("user:a"), session("s"), NOW).allowed
+        assert not asked.may_list(chain("user:a"), session("s"), NOW)
+
+
 def test_a_deny_on_the_server_closes_sessions(tmp_path: Path) -> None:
     rows = "p, user:*, tool:s/t, use, -, 7, -, allow\np, user:a, nhi:s, tools/list|ping, -, -, -, deny\n"
     asked = engine(tmp_path, {"agent_to_tool": rows})
@@ -447,5 +455,26 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
     for number in range(5000):
         asked.decide(chain("user:a"), tool(f"s/t{number}"), NOW)
     assert len(docket._memo) <= 4096
+    assert len(asked._walks) <= 4096
+    before = len(docket._memo), len(asked._walks)
     asked.decide(chain("user:a"), tool("s/" + "x" * 5000), NOW)
-    assert ("user:a", frozenset(), "tool:s/" + "x" * 5000, "tools/call") not in docket._memo._young
+    assert (len(docket._memo), len(asked._walks)) == before
+
+
+def test_the_outcomes_that_are_remembered_are_bounded(tmp_path: Path) -> None:
+    rows = "".join(f"p, user:a, tool:s/t, use, -, -, args.n{number} == 1, allow\n" for number in range(7))
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    for outcomes in range(2**7):
+        met = {f"n{number}": outcomes >> number & 1 for number in range(7)}
+        assert asked.decide(chain("user:a"), tool("s/t", met), NOW).allowed is bool(outcomes)
+    (walk,) = asked._walks._young.values()
+    assert len(walk.decisions) <= 32
+
+
+def test_what_rests_on_no_condition_is_decided_once(tmp_path: Path) -> None:
+    asked = engine(tmp_path, CHAINED)
+    through = chain("user:alice", "nhi:planner", "nhi:researcher")
+    once = asked.decide(through, tool("github/search", {"a": 1}), NOW)
+    assert asked.decide(chain(*(one.name for one in through)), tool("github/search", {"a": 2}), NOW + 1) is once
+    granted = chain(*(one.name for one in through), roles={"nhi:planner": frozenset({"role:x"})})
+    assert asked.decide(granted, tool("github/search"), NOW) is not once
