@@ -272,7 +272,8 @@ async def drip(connection: Wire, data: bytes, every_s: float = 0.03) -> None:
 
 
 async def test_heads_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=HASTY) as running:
+    settings = 'server: {listen: "127.0.0.1:0", header_timeout_s: 0.4}\n'
+    async with world(tmp_path, settings=settings) as running:
         silent = [b"", b"P", b"POST /mcp/github HTTP/1.1\r\n", request(running)[:-SIZE][:-2]]
         async with asyncio.TaskGroup() as group:
             for beginning in silent * 25:
