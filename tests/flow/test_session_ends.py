@@ -110,6 +110,31 @@ async def test_a_session_that_the_upstream_refuses_leaves_nothing(tmp_path: Path
         assert [record["event"] for record in running.records()[-4:]] == ["decision", "outcome"] * 2
 
 
+class FullDisk:
+    """An audit file that takes decisions and no outcomes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def append(self, record: dict[str, Any]) -> None:
+        if record["event"] == "outcome":
+            raise OSError
+        self.file.append(record)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+async def test_a_session_whose_beginning_cannot_be_recorded_does_not_begin(house: World) -> None:
+    audit: Any = house.app.audit
+    audit._file = FullDisk(audit._file)
+    talk = Talk(house, "session", dict(ALICE))
+    answer = await talk.open()
+    assert (reason_of(answer), talk.session, len(house.app.sessions)) == ("audit-unavailable", "", 0)
+    await until(lambda: deletes(house.upstream) == [("DELETE", "upstream-1")])
+    audit._file = audit._file.file
+
+
 async def test_a_session_may_begin_in_a_stream_and_is_answered_whole(house: World) -> None:
     async def begin(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Mcp-Session-Id": "streamed"})
