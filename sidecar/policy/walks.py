@@ -100,9 +100,9 @@ class Walk:
                 if listing and condition.from_caller and not step.lends:
                     outcomes.append("assumed")
                     continue
-                outcome, data = condition.run(scene, purse)
+                outcome, read = condition.run(scene, purse)
                 outcomes.append(outcome)
-                facts.append(condition.fact(outcome, data))
+                facts.append(Fact(condition.digest, outcome, read))
             told.append((index, tuple(facts)))
         return tuple(outcomes), told
 
