@@ -26,6 +26,7 @@ from sidecar.egress.failures import (
 from sidecar.egress.fetch import fetch
 from sidecar.egress.origin import Origin, parse_origin
 from sidecar.egress.pool import Client
+from sidecar.egress.wire import RequestForm
 
 __all__ = [
     "Broken",
@@ -35,6 +36,7 @@ __all__ = [
     "EgressError",
     "InvalidRequest",
     "Origin",
+    "RequestForm",
     "Response",
     "TimedOut",
     "TooLarge",

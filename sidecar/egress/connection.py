@@ -35,6 +35,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._until: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._failure: EgressError | None = None
         self._paused = False
         self._poll = select.poll()
@@ -63,7 +66,9 @@ class Connection(asyncio.Protocol):
         if self._reader is not reader:
             return
         waiter = self._waiter = self._loop.create_future()
-        timer = None if until is None else self._loop.call_at(until, self._expire, reader)
+        self._until = until
+        if until is not None and (self._timer is None or until < self._timer_at):
+            self._set_timer(until)
         try:
             await waiter
         except asyncio.CancelledError:
@@ -73,8 +78,6 @@ class Connection(asyncio.Protocol):
             # By now the connection may already carry another exchange, with another waiter.
             if self._waiter is waiter:
                 self._waiter = None
-            if timer is not None:
-                timer.cancel()
 
     def drained(self, reader: ResponseReader) -> None:
         """The consumer took what there was: go on reading, if the connection is still its."""
@@ -88,6 +91,9 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the socket of a connection that carries no exchange."""
         transport, self._transport = self._transport, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if transport is not None:
             transport.abort()
             self._on_lost(self)
@@ -153,8 +159,20 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(self._failure)
 
-    def _expire(self, reader: ResponseReader) -> None:
-        self._give_up(reader, TimedOut("the peer did not answer in time"))
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._look_at_clock), at
+
+    def _look_at_clock(self) -> None:
+        """One timer stays for all exchanges: most have their answer long before, and the next has a later end."""
+        self._timer = None
+        if self._until is None or self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._until:
+            self._set_timer(self._until)
+        else:
+            self._fail(TimedOut("the peer did not answer in time"))
 
     def _give_up(self, reader: ResponseReader, failure: EgressError) -> None:
         if self._reader is reader:
@@ -184,6 +202,13 @@ class Response:
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body, within the deadline of the request. Raises EgressError; TooLarge beyond `max_bytes`."""
+        # Most answers are whole by the time that their head is read.
+        body = self._reader.take() if self._reader.complete else await self._rest(max_bytes)
+        if len(body) > max_bytes:
+            raise TooLarge("the response is larger than allowed")
+        return body
+
+    async def _rest(self, max_bytes: int) -> bytes:
         reader, pieces, size = self._reader, [], 0
         if int(self.headers.get("content-length", "0")) > max_bytes:
             self.close()

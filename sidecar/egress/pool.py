@@ -17,7 +17,7 @@ from sidecar.egress.connection import Connection, Response
 from sidecar.egress.failures import ConnectFailed, TimedOut
 from sidecar.egress.line import Line
 from sidecar.egress.origin import Origin
-from sidecar.egress.wire import Head, request_bytes
+from sidecar.egress.wire import Head, RequestForm
 
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
@@ -68,17 +68,19 @@ class Client:
         `deadline_s` from now bounds waiting, connecting, the head, and `Response.read()`; `Response.chunks()` has its
         own. Raises EgressError; InvalidRequest, Crowded and ConnectFailed mean that nothing was sent.
         """
-        message = request_bytes(verb, path, self.origin.host_header, headers, body)
-        return await self.send(message, deadline_s=deadline_s)
+        form = RequestForm(verb, path, self.origin.host_header, headers)
+        return await self.send(form.message((), body), deadline_s=deadline_s)
 
     async def send(self, message: bytes, *, deadline_s: float) -> Response:
-        """The same for a request that is already in bytes, made by `wire.py`."""
+        """The same for a request that is already in bytes: what a `RequestForm` for this origin made."""
         if deadline_s <= 0:  # an answer could not be used, so nothing is to be executed
             raise TimedOut("no time is left")
-        until = asyncio.get_running_loop().time() + deadline_s
+        now = asyncio.get_running_loop().time()
+        until = now + deadline_s
         if not self._line.step_in():
             await self._line.wait(until)
-        connection = self._take() or await self._connect(until)
+            now = asyncio.get_running_loop().time()
+        connection = self._take(now) or await self._connect(until)
         return await connection.exchange(message, until)
 
     async def close(self) -> None:
@@ -92,10 +94,10 @@ class Client:
             self._sweeper = None
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
-    def _take(self) -> Connection | None:
+    def _take(self, now: float) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()  # the warmest first, so that the others may grow cold and go
-            if connection.idle_until > asyncio.get_running_loop().time() and connection.quiet:
+            if connection.idle_until > now and connection.quiet:
                 self._busy.add(connection)
                 return connection
             connection.close()
@@ -129,8 +131,9 @@ class Client:
         return self._tls
 
     def _free(self, connection: Connection, head: Head) -> None:
-        loop, hint = asyncio.get_running_loop(), _HINT.search(head.headers.get("keep-alive", "").lower())
-        seconds = self._max_idle_s if hint is None else min(self._max_idle_s, int(hint[1]) - 1.0)
+        loop, seconds = asyncio.get_running_loop(), self._max_idle_s
+        if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
+            seconds = min(seconds, int(hint[1]) - 1.0)
         if self._closed or seconds <= 0 or len(self._idle) >= self._max_idle:
             connection.close()
             return

@@ -1,6 +1,8 @@
 """What do the bytes of one HTTP/1.1 request and its response say?
 
-Pure: no sockets, no clock. `httptools` (llhttp) reads heads and chunks; what it would let pass is refused here:
+Pure: no sockets, no clock. A head that is whole is read by one expression, RFC 9112 to the letter. `httptools` (llhttp)
+reads chunks, and heads that come in pieces, so that what is no HTTP is known at its first bytes; what it would let pass
+is refused here:
 
     llhttp lets pass                                   we say
     any Transfer-Encoding, read until close or not     exactly `chunked`, once, in HTTP/1.1
@@ -16,8 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import httptools
 
@@ -35,7 +37,10 @@ _PIECE_BYTES: Final = 64
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _TARGET = re.compile(r"/[!-~]*")
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9][0-9](?: [\t -~\x80-\xff]*)?\r\n")
+_HEAD = re.compile(
+    r"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t -~\x80-\xff]*+)?"
+    r"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~\x80-\xff]*+)*+)\r\n\r\n"
+)
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _NO_BODY = frozenset({204, 304})
 _OURS = frozenset(
@@ -49,25 +54,49 @@ _ONCE = frozenset(
 )  # fmt: skip
 
 
-def request_bytes(verb: str, path: str, host: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> bytes:
-    """One whole request, built from nothing but these values. Raises InvalidRequest.
+class RequestForm:
+    """What requests that are alike have in common, checked and put together once: their verb and target, the headers
+    `first` and `last`; those that change come between.
 
     Framing, `Host` and `Accept-Encoding` are ours; a caller that names them is a bug, and refused.
     """
-    if not _TOKEN.fullmatch(verb) or verb == "HEAD" or not _TARGET.fullmatch(path):
-        raise InvalidRequest("bad verb or target")
-    lines = [f"{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n"]
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(
+        self, verb: str, path: str, host: str, first: Sequence[tuple[str, str]], last: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Raises InvalidRequest."""
+        if not _TOKEN.fullmatch(verb) or verb == "HEAD" or not _TARGET.fullmatch(path):
+            raise InvalidRequest("bad verb or target")
+        self._first = f"{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{_lines(first)}"
+        self._last = _lines(last)
+
+    def message(self, headers: Sequence[tuple[str, str]], body: bytes | None) -> bytes:
+        """One whole request, built from nothing but these values. Raises InvalidRequest."""
+        if body is None:
+            return f"{self._first}{_lines(headers)}{self._last}\r\n".encode("ascii")
+        head = f"{self._first}{_lines(headers)}{self._last}Content-Length: {len(body)}\r\n\r\n"
+        return head.encode("ascii") + body
+
+
+def _lines(headers: Sequence[tuple[str, str]]) -> str:
+    lines = ""
     for name, value in headers:
-        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value) or name.lower() in _OURS:
+        if not _VALUE.fullmatch(value):
             raise InvalidRequest("a header that must not be sent")
-        lines.append(f"{name}: {value}\r\n")
-    if body is None:
-        return ("".join(lines) + "\r\n").encode("ascii")
-    return f"{''.join(lines)}Content-Length: {len(body)}\r\n\r\n".encode("ascii") + body
+        lines += f"{_checked(name)}: {value}\r\n"
+    return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+@lru_cache(maxsize=256)  # the same few names with every request
+def _checked(name: str) -> str:
+    if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
+        raise InvalidRequest("a header that must not be sent")
+    return name
+
+
+class Head(NamedTuple):
     """Status and headers of a response. Names are lower-case; repeated ones are joined; cookies are gone."""
 
     status: int
@@ -82,8 +111,8 @@ class ResponseReader:
     """
 
     __slots__ = (
-        "_chunk_count", "_head_bytes", "_headers", "_interim", "_overhead", "_parser", "_pieces", "_remaining",
-        "_tail", "_until_close", "buffered", "complete", "head", "reusable",
+        "_chunk_count", "_head_bytes", "_interim", "_overhead", "_parser", "_pieces", "_remaining", "_tail",
+        "_until_close", "buffered", "complete", "head", "reusable",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -93,14 +122,13 @@ class ResponseReader:
         self.buffered = 0
         self._pieces: list[bytes] = []
         self._head_bytes = b""
-        self._headers: list[tuple[bytes, bytes]] = []
         self._interim = 0
         self._remaining: int | None = None
         self._until_close = False
         self._overhead = MAX_TRAILER_BYTES
         self._chunk_count = 0
         self._tail = b""
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None
 
     def take(self) -> bytes:
         """All of the body that has arrived since the last time."""
@@ -127,68 +155,76 @@ class ResponseReader:
 
     def _feed_head(self, data: bytes) -> bytes:
         start = len(self._head_bytes)
-        self._head_bytes += data
-        end = self._head_bytes.find(b"\r\n\r\n", max(0, start - 3))
-        size = end + 4 if end >= 0 else len(self._head_bytes)
+        if start:
+            data = self._head_bytes + data
+        end = data.find(b"\r\n\r\n", max(0, start - 3))
+        size = end + 4 if end >= 0 else len(data)
         if size > MAX_HEAD_BYTES:
             raise Broken("the response head is too large")
-        self._parse(self._head_bytes[start:size])
         if end < 0:
+            self._parse(data[start:])
+            self._head_bytes = data
             return b""
-        rest, head = self._head_bytes[size:], self._head_bytes[:size]
+        if self._parser is not None:
+            self._parse(data[start:size])
         self._head_bytes = b""
-        self._begin(head)
-        return rest
+        self._begin(data[:size])
+        return data[size:]
 
     def _begin(self, head: bytes) -> None:
-        if not _STATUS_LINE.match(head):
-            raise Broken("bad status line")
-        status, headers = int(head[9:12]), self._headers
-        self._headers = []
-        if status >= 200:
-            self.head = Head(status, _joined(headers))
-            self._frame(self.head, http_11=head[7:8] == b"1")
+        match = _HEAD.fullmatch(head.decode("latin-1"))
+        if match is None:
+            raise Broken("the response head is not HTTP/1.1")
+        minor, status, lines = match.groups()
+        if status[0] != "1":
+            self.head = Head(int(status), _joined(lines.split("\r\n")[1:]))
+            self._frame(self.head, head, http_11=minor == "1")
             return
         self._interim += 1
-        if status == 101:
+        if status == "101":
             raise Unacceptable("an upgrade that nobody asked for")
         if self._interim > MAX_INTERIM:
             raise Broken("interim responses without end")
 
-    def _frame(self, head: Head, *, http_11: bool) -> None:
+    def _frame(self, head: Head, raw: bytes, *, http_11: bool) -> None:
         """Decide how the body ends (RFC 9112, 6.3), and refuse every second opinion."""
-        coding, length = head.headers.get("transfer-encoding"), head.headers.get("content-length")
+        headers = head.headers
+        coding, length = headers.get("transfer-encoding"), headers.get("content-length")
         if coding is not None and (coding.lower() != "chunked" or length is not None or not http_11):
             raise Broken("bad response framing")
         if length is not None and not _LENGTH.fullmatch(length):
             raise Broken("bad Content-Length")
         # We asked for identity; inflating is what bombs are made for, and what we cannot read we cannot check.
-        if head.headers.get("content-encoding", "identity").lower() != "identity":
+        if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise Unacceptable("a content coding that nobody asked for")
-        if not http_11 or "close" in head.headers.get("connection", "").lower():
+        if not http_11 or ("connection" in headers and "close" in headers["connection"].lower()):
             self.reusable = False
         if head.status in _NO_BODY:
             self._finish()
-        elif coding is None and length is None:
-            self._until_close = True
         elif length is not None:
             self._remaining = int(length)
             if self._remaining == 0:
                 self._finish()
+        elif coding is None:
+            self._until_close = True
+        elif self._parser is None:
+            self._parse(raw)
 
     def _feed_body(self, data: bytes) -> bytes:
         if self._until_close:
             self.on_body(data)
             return b""
-        if self._remaining is None:
+        remaining, size = self._remaining, len(data)
+        if remaining is None:
             return self._feed_chunks(data)
-        rest = data[self._remaining :]
-        piece = data[: self._remaining] if rest else data
-        self._remaining -= len(piece)
-        self.on_body(piece)
-        if self._remaining == 0:
-            self._finish()
-        return rest
+        if size < remaining:
+            self._remaining = remaining - size
+            self.on_body(data)
+            return b""
+        self.on_body(data if size == remaining else data[:remaining])
+        self._remaining = 0
+        self._finish()
+        return data[remaining:]
 
     def _feed_chunks(self, data: bytes) -> bytes:
         self._overhead -= len(data)
@@ -203,7 +239,7 @@ class ResponseReader:
 
     def _parse(self, data: bytes) -> None:
         if self._parser is None:
-            return
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -217,10 +253,6 @@ class ResponseReader:
         self._parser = None
 
     # What follows is called by httptools.
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head is None:  # trailers are of no use to us, and bounded as overhead
-            self._headers.append((name, value))
 
     def on_body(self, piece: bytes) -> None:
         if self.complete:  # llhttp reads on; a second response is not part of the first
@@ -241,12 +273,13 @@ class ResponseReader:
             self.complete = True
 
 
-def _joined(lines: list[tuple[bytes, bytes]]) -> dict[str, str]:
+def _joined(lines: Sequence[str]) -> dict[str, str]:
     if len(lines) > MAX_HEADERS:
         raise Broken("too many response headers")
     headers: dict[str, str] = {}
-    for raw_name, raw_value in lines:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip(" \t")
+    for line in lines:
+        name, _, value = line.partition(":")
+        name, value = name.lower(), value.strip(" \t")
         if name == "set-cookie":  # cookies travel in neither direction (threat H11)
             continue
         if name in headers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
@@ -20,6 +21,7 @@ from sidecar.egress import (
     Crowded,
     EgressError,
     InvalidRequest,
+    RequestForm,
     Response,
     TimedOut,
     TooLarge,
@@ -37,6 +39,7 @@ _PARAMETER_PREFIX = "mcp-param-"
 # Streams that stay open have connections of their own: however many callers listen, none keeps another's call waiting
 # (threats D3). As many as there may be callers' connections.
 MAX_STREAMS: Final = 1024
+MAX_FORMS: Final = 64  # verbs by revisions by what they accept are fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,20 @@ class Credential:
     value: str = field(repr=False)
 
 
-@dataclass(slots=True)
 class Answer:
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
 
-    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless.
+    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
+    is in lower case, without its parameters; "" where there is none.
     """
 
-    status: int
-    headers: Mapping[str, str]
-    _response: Response
+    __slots__ = ("_response", "headers", "media_type", "status")
 
-    @property
-    def media_type(self) -> str:
-        """The media type in lower case, without its parameters; "" where there is none."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+    def __init__(self, response: Response) -> None:
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self.media_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
@@ -113,6 +115,7 @@ class Upstream:
         self.max_response_bytes = max_response_bytes
         self._origin = parse_origin(url)
         self._credential = credential
+        self._forms: dict[tuple[str, str, str | None, bool], RequestForm] = {}
         self._client = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
         self._streams = Client(
             self._origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
@@ -145,27 +148,37 @@ class Upstream:
         `extra` may hold `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*` and trace context, nothing else (ValueError).
         Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL for what no header holds.
         """
-        headers = [("Accept", accept)]
-        if body is not None:
-            headers.append(("Content-Type", JSON))
-        if protocol_version is not None:
-            headers.append(("MCP-Protocol-Version", protocol_version))
+        headers = []
         if session_id is not None:
             headers.append(("Mcp-Session-Id", session_id))
         if last_event_id is not None:
             headers.append(("Last-Event-ID", last_event_id))
-        for name, value in extra:
-            if name.lower() not in _EXTRA and not name.lower().startswith(_PARAMETER_PREFIX):
-                raise ValueError(f"{name} is not a header that goes upstream")
-            headers.append((name, value))
-        if self._credential is not None:
-            headers.append((self._credential.header, self._credential.value))
+        for header in extra:
+            if not _goes_upstream(header[0]):
+                raise ValueError(f"{header[0]} is not a header that goes upstream")
+            headers.append(header)
+        client = self._streams if endless or verb == "GET" else self._client
         try:
-            client = self._streams if endless or verb == "GET" else self._client
-            response = await client.request(verb, self._origin.path, headers, body, deadline_s=deadline_s)
+            message = self._form(verb, accept, protocol_version, body is not None).message(headers, body)
+            return Answer(await client.send(message, deadline_s=deadline_s))
         except EgressError as failure:
             raise refusal_from(failure) from failure
-        return Answer(response.status, response.headers, response)
+
+    def _form(self, verb: str, accept: str, protocol_version: str | None, has_body: bool) -> RequestForm:
+        """What all requests of one kind have in common. Raises InvalidRequest."""
+        kind = (verb, accept, protocol_version, has_body)
+        form = self._forms.get(kind)
+        if form is None:
+            first = [("Accept", accept)]
+            if has_body:
+                first.append(("Content-Type", JSON))
+            if protocol_version is not None:
+                first.append(("MCP-Protocol-Version", protocol_version))
+            last = [] if self._credential is None else [(self._credential.header, self._credential.value)]
+            form = RequestForm(verb, self._origin.path, self._origin.host_header, first, last)
+            if len(self._forms) < MAX_FORMS:
+                self._forms[kind] = form
+        return form
 
     async def end_session(self, session_id: str, protocol_version: str, deadline_s: float) -> None:
         """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
@@ -186,6 +199,12 @@ class Upstream:
         """Close every connection, those in use included."""
         await self._client.close()
         await self._streams.close()
+
+
+@lru_cache(maxsize=256)  # the same few names with every call
+def _goes_upstream(header: str) -> bool:
+    name = header.lower()
+    return name in _EXTRA or name.startswith(_PARAMETER_PREFIX)
 
 
 def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> Upstream:

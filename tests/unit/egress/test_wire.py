@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.egress import Broken, InvalidRequest, Unacceptable
-from sidecar.egress.wire import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, ResponseReader, request_bytes
+from sidecar.egress.wire import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, RequestForm, ResponseReader
 from tests.unit.egress.hostile import chunked, response
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -185,7 +185,12 @@ def test_one_byte_chunks_fill_the_buffer_as_fast_as_large_ones() -> None:
 )
 def test_what_http_cannot_carry_is_not_sent(verb: str, path: str, header: tuple[str, str]) -> None:
     with pytest.raises(InvalidRequest):
-        request_bytes(verb, path, "host", [header], b"")
+        RequestForm(verb, path, "host", [header])
+    if header != ("X", "a"):
+        with pytest.raises(InvalidRequest):
+            RequestForm("POST", "/", "host", []).message([header], b"")
+        with pytest.raises(InvalidRequest):
+            RequestForm("POST", "/", "host", [], [header])
 
 
 headers = st.lists(
@@ -197,10 +202,14 @@ headers = st.lists(
 )
 
 
-@given(headers=headers, body=st.none() | st.binary(max_size=64))
-def test_a_second_parser_reads_the_request_that_was_meant(headers: list[tuple[str, str]], body: bytes | None) -> None:
+@given(headers=headers, body=st.none() | st.binary(max_size=64), cut=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+def test_a_second_parser_reads_the_request_that_was_meant(
+    headers: list[tuple[str, str]], body: bytes | None, cut: tuple[int, int]
+) -> None:
+    first, last = min(cut), max(cut)
+    form = RequestForm("POST", "/mcp?x=1", "host:1", headers[:first], headers[last:])
     server = h11.Connection(h11.SERVER)
-    server.receive_data(request_bytes("POST", "/mcp?x=1", "host:1", headers, body))
+    server.receive_data(form.message(headers[first:last], body))
     request = server.next_event()
     assert isinstance(request, h11.Request)
     seen = [(bytes(name).decode(), bytes(value).decode()) for name, value in request.headers]
