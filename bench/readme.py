@@ -42,8 +42,8 @@ def block_from(results: Mapping[str, Any]) -> str:
             *rows,
             "",
             f"- With {few} connection the sidecar adds {added['sidecar_memory']:.2f} ms to the direct call's p50, with "
-            f"Valkey {added['sidecar_valkey']:.2f} ms; the bare proxy adds {added['passthrough']:.2f} ms, the tuned one "
-            f"{added['passthrough_tuned']:.2f} ms (`make bench`).",
+            f"Valkey {added['sidecar_valkey']:.2f} ms; the bare proxy adds {added['passthrough']:.2f} ms, "
+            f"the tuned one {added['passthrough_tuned']:.2f} ms (`make bench`).",
             f"- Ready after {results['ready_s']:.1f} s, with Valkey {results['ready_s_valkey']:.1f} s; at most "
             f"{memory:.0f} MB of memory (`make bench`).",
             "- Where the time goes: `python -m bench --profile`.",
