@@ -44,6 +44,7 @@ from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot, snapshot_from
 from sidecar.upstreams import Catalogue, upstream_from
 from sidecar.upstreams.sessions import Sessions
+from sidecar.whole import Whole
 
 log = logging.getLogger("sidecar")
 
@@ -284,7 +285,7 @@ class App:
 
         return handle
 
-    def _broken(self, peer: str, status: int) -> web.Response:
+    def _broken(self, peer: str, status: int) -> web.StreamResponse:
         """Bytes that were no HTTP request are refused, and recorded, like everything else."""
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = self.audit.recording(protocol="http", peer=peer)
@@ -296,9 +297,7 @@ class App:
         except Refusal as unrecorded:
             told = tell(unrecorded, Shape.PLAIN, decision_id=record.decision_id)
         self.metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
-        return web.Response(
-            body=told.body, status=told.status, headers={"Server": "sidecar", "Content-Type": told.content_type}
-        )
+        return Whole(told.status, told.body, told.content_type)
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges

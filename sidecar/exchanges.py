@@ -26,6 +26,7 @@ from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
 from sidecar.vocabulary import Caller, Decision
+from sidecar.whole import Whole
 
 FAREWELL_DEADLINE_S = 5.0
 FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
@@ -142,8 +143,7 @@ class Exchanges:
         body = turn.now.resource_metadata(server)
         turn.method = "metadata"
         turn.record.outcome(http_status=200, bytes_out=len(body))
-        headers = {"Server": "sidecar", "Content-Type": JSON, "Cache-Control": "max-age=300"}
-        return web.Response(body=body, headers=headers)
+        return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     def drain(self) -> None:
         """End the streams that would never end by themselves; calls in flight go on to their answers."""
@@ -217,4 +217,4 @@ class Exchanges:
 
 def _empty(turn: Turn, status: int) -> web.StreamResponse:
     turn.ended(status, 0)
-    return web.Response(status=status, headers={"Server": "sidecar"})
+    return Whole(status)

@@ -26,7 +26,7 @@ _NO_ACCESS_LOG = logging.getLogger("sidecar.access")
 _NO_ACCESS_LOG.setLevel(logging.CRITICAL)
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-HandleBroken = Callable[[str, int], web.Response]
+HandleBroken = Callable[[str, int], web.StreamResponse]
 """(peer, status) → the answer to bytes that are no HTTP request."""
 
 MAX_HEADERS = 64  # threats D5

@@ -39,6 +39,7 @@ from sidecar.snapshot import Live, Service
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Sessions
 from sidecar.vocabulary import Call, Caller, Decision
+from sidecar.whole import Whole
 
 DRAIN_LOOK_S = 0.05
 
@@ -206,8 +207,7 @@ class Pipeline:
             return turn.begun
         if recorded is not refusal:
             told = self._told(turn, recorded)
-        headers = {"Server": "sidecar", "Content-Type": told.content_type, **told.headers}
-        response = web.Response(body=told.body, status=told.status, headers=headers)
+        response = Whole(told.status, told.body, told.content_type, told.headers)
         if not turn.server:  # what is not understood here, somebody in front may have understood otherwise
             response.force_close()
         return response

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -30,6 +29,7 @@ from sidecar.turn import Exchange
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session
 from sidecar.vocabulary import Caller, Decision, Question
+from sidecar.whole import NO_HEADERS, Whole
 
 STREAM_HEADERS = {
     "Server": "sidecar",
@@ -56,7 +56,6 @@ class Passed:
 
 
 Witness = Callable[[Question, Decision], None]
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -221,7 +220,7 @@ class Relay:
 
     def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         self.exchange.turn.ended(status, len(body))
-        return web.Response(body=body, status=status, headers={"Server": "sidecar", "Content-Type": JSON, **headers})
+        return Whole(status, body, JSON, headers)
 
     async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
         stream = web.StreamResponse(headers=STREAM_HEADERS)

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from sidecar.listeners import Listener, Patience, open_listener
 from sidecar.settings.addresses import Address
+from sidecar.whole import Whole
 from tests.flow.raw import CALL, request, wire
 from tests.flow.streams import event
 from tests.flow.talk import Talk
@@ -178,7 +179,7 @@ class Place:
 
 
 async def whole(_: web.BaseRequest) -> web.StreamResponse:
-    return web.Response(body=LARGE)
+    return Whole(200, LARGE)
 
 
 async def piecemeal(asked: web.BaseRequest) -> web.StreamResponse:
@@ -206,7 +207,7 @@ def under_way(name: str) -> bool:
 
 async def test_who_reads_slowly_gets_everything() -> None:
     async def some(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=LARGE[: 8 * 2**20])
+        return Whole(200, LARGE[: 8 * 2**20])
 
     async with listening(some, reading_timeout_s=0.2) as (_, url):
         place: Any = Place(url)

@@ -1,0 +1,219 @@
+"""Are the answers that we write ourselves what aiohttp would have written?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from sidecar.listeners import Patience, open_listener
+from sidecar.settings.addresses import Address
+from sidecar.whole import Whole
+
+JSON = "application/json"
+Make = Callable[[], web.StreamResponse]
+
+
+@asynccontextmanager
+async def answering(*makes: Make) -> AsyncIterator[int]:
+    """A listener whose `/0`, `/1`, … answer with what these make; the port."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        await request.read()
+        return makes[int(request.path[1:])]()
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    try:
+        yield listener.port
+    finally:
+        await listener.close(1.0)
+
+
+async def heard(port: int, sent: bytes) -> bytes:
+    """All that comes back on a connection of its own, up to its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.transport.abort()
+
+
+def ours(status: int, body: bytes, headers: dict[str, str], close: bool) -> Make:
+    def make() -> web.StreamResponse:
+        response = Whole(status, body, JSON if body else "", headers)
+        if close:
+            response.force_close()
+        return response
+
+    return make
+
+
+def theirs(status: int, body: bytes, headers: dict[str, str], close: bool) -> Make:
+    def make() -> web.StreamResponse:
+        sent = {"Server": "sidecar", **({"Content-Type": JSON} if body else {}), **headers}
+        response = web.Response(status=status, body=body, headers=sent)
+        if close:
+            response.force_close()
+        return response
+
+    return make
+
+
+def meaning(received: bytes) -> list[tuple[bytes, list[bytes], bytes]]:
+    """Each response of a connection: its status line, its header lines in any order, its body; dates are alike."""
+    responses = []
+    while received:
+        head, _, received = received.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        lines = sorted(b"Date" if line.startswith(b"Date: ") and line.endswith(b" GMT") else line for line in lines)
+        length = next((int(line[16:]) for line in lines if line.startswith(b"Content-Length: ")), 0)
+        responses.append((first, lines, received[:length]))
+        received = received[length:]
+    return responses
+
+
+HEADERS = {"WWW-Authenticate": 'Bearer resource_metadata="https://a/b"', "Retry-After": "3"}
+ANSWERS: dict[str, tuple[int, bytes, dict[str, str], bool]] = {
+    "a body": (200, b'{"a":1}', {}, False),
+    "a body of some size": (200, b"x" * 65_000, {}, False),
+    "a body that is written by itself": (200, b"x" * 300_000, {}, False),
+    "no body": (202, b"", {}, False),
+    "no content": (204, b"", {}, False),
+    "a refusal": (401, b"{}", HEADERS, False),
+    "a refusal that ends the connection": (400, b"{}", HEADERS, True),
+    "a status that has no name": (499, b"{}", {}, False),
+    "an unknown route": (404, b"{}", {}, True),
+}
+REQUESTS = {
+    "plain": b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+    "the last": b"POST /%d HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+    "old": b"POST /%d HTTP/1.0\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+    "old, to be continued": b"POST /%d HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}",
+    "get": b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n",
+    "three at once": b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}" * 3,
+}
+LAST = b"GET /%d HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_an_answer_is_the_one_that_aiohttp_would_write(
+    answer: tuple[int, bytes, dict[str, str], bool], sent: bytes
+) -> None:
+    async with answering(ours(*answer), theirs(*answer)) as port:
+        asked = [sent.replace(b"%d", b"%d" % number) + LAST % number for number in range(2)]
+        mine, judged = await asyncio.gather(*(heard(port, each) for each in asked))
+        assert mine
+        assert meaning(mine) == meaning(judged)  # also in how many: whether the connection stayed open for the last
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_to_head_the_same_is_said_without_a_body(answer: tuple[int, bytes, dict[str, str], bool]) -> None:
+    sent = b"HEAD /0 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    async with answering(ours(*answer)) as port:
+        head, _, rest = (await heard(port, sent)).partition(b"\r\n\r\n")
+        assert rest == b""
+        lines = head.split(b"\r\n")
+        assert (b"Content-Length: %d" % len(answer[1]) in lines) == (answer[0] != 204)
+
+
+async def test_a_small_answer_goes_out_in_one_segment() -> None:
+    async with answering(ours(200, b'{"a":1}', {}, False)) as port:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            for _ in range(20):
+                await loop.sock_sendall(sock, REQUESTS["plain"] % 0)
+                received = await loop.sock_recv(sock, 65_536)
+                assert received.endswith(b'\r\n\r\n{"a":1}')
+
+
+async def test_pipelined_requests_are_answered_in_their_order_also_to_a_slow_reader() -> None:
+    bodies = [b"%d" % number * 400_000 for number in range(4)]
+    makes = [ours(200, body, {}, False) for body in bodies]
+    async with answering(*makes) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**12)
+        writer.write(b"".join(REQUESTS["plain"] % number for number in range(4)))
+        for body in bodies:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"\r\nContent-Length: 400000\r\n" in head
+            got = b""
+            while len(got) < len(body):
+                got += await reader.read(min(50_000, len(body) - len(got)))
+                await asyncio.sleep(0)
+            assert got == body
+        writer.transport.abort()
+
+
+async def test_a_caller_who_is_gone_costs_nothing() -> None:
+    released, made = asyncio.Event(), list[Any]()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            await released.wait()
+        except asyncio.CancelledError:
+            made.append("cancelled")
+            raise
+        return Whole(200, b"{}", JSON)
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(REQUESTS["plain"] % 0)
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    await asyncio.sleep(0.05)
+    assert made == ["cancelled"]
+    await listener.close(1.0)
+
+
+async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
+    raised = list[Exception]()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        response = Whole(200, b"{}", JSON)
+        await response.prepare(request)
+        try:
+            await response.write_eof()
+        except ConnectionError as error:
+            raised.append(error)
+            raise
+        return response
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    assert await heard(listener.port, REQUESTS["get"] % 0) == b""
+    assert len(raised) == 1
+    await listener.close(1.0)
+
+
+async def test_an_answer_is_sent_once() -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        response = Whole(200, b"{}", JSON)
+        for _ in range(2):
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    received = await heard(listener.port, LAST % 0)
+    assert received.count(b"HTTP/1.1 200 OK") == 1
+    await listener.close(1.0)
+
+
+@pytest.mark.parametrize("value", ["a\r\nX: b", "a\nb", "a\rb", "a\0b", "a\x7fb", "\x1b[0m"])
+def test_what_would_break_a_header_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="no header holds"):
+        Whole(200, b"{}", JSON, {"X-A": value})
+    with pytest.raises(ValueError, match="no header holds"):
+        Whole(200, b"{}", value)
