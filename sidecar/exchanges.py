@@ -193,20 +193,7 @@ class Exchanges:
                 exchange.cut_off(Reason.EXPIRED)
 
     def _relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
-        turn, catalogue = exchange.turn, exchange.service.catalogue
-        passage = Passage(
-            engine=lambda: exchange.judged_by.engine,
-            caller=exchange.caller,
-            server=turn.server,
-            now_s=self.live.clock,
-            expected=expected,
-            session=exchange.session,
-            beginning=exchange.call.method == "initialize",
-            usable=catalogue.usable,
-            tools_changed=catalogue.stale,
-            witness=turn.record.server_asked,
-        )
-        return Relay(exchange, passage)
+        return Relay(exchange, Passage(exchange, expected, self.live.clock))
 
     def _check_alive(self, session: Session, answer: Answer) -> None:
         """The upstream forgot the session: so do we, and the caller starts anew."""

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -22,13 +22,11 @@ from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
-from sidecar.policy import Engine
 from sidecar.protocols import jsonrpc, mcp, sse
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange
 from sidecar.upstreams import Answer
-from sidecar.upstreams.sessions import Session
-from sidecar.vocabulary import Caller, Decision, Question
+from sidecar.vocabulary import Decision
 from sidecar.whole import NO_HEADERS, Whole
 
 STREAM_HEADERS = {
@@ -44,8 +42,7 @@ SLICE_BYTES = 16 * 1024
 PROTOCOL_STATUSES = frozenset({400, 404})
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(NamedTuple):
     """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
     `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on."""
 
@@ -55,24 +52,14 @@ class Passed:
     version: str = ""
 
 
-Witness = Callable[[Question, Decision], None]
-
-
 @dataclass(slots=True)
 class Passage:
-    """The judge of one answer. `expected` are the ids that may be answered here; `beginning` says that the answer is
-    that of `initialize`. `engine` is the revision of the call, or for a stream without end the newest."""
+    """The judge of one answer. `expected` are the ids that may be answered here. Rules are those of the exchange's own
+    revision (`judged_by`), which for a stream without end is the newest."""
 
-    engine: Callable[[], Engine]
-    caller: Caller
-    server: str
-    now_s: Callable[[], float]
+    exchange: Exchange
     expected: Container[Id]
-    session: Session | None
-    beginning: bool
-    usable: Callable[[str], bool]
-    tools_changed: Callable[[], None]
-    witness: Witness
+    now_s: Callable[[], float]
 
     def judge(self, raw: bytes | str) -> Passed:
         """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
@@ -90,9 +77,14 @@ class Passage:
             return Passed(jsonrpc.encode_response(response), final=True)
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
-        version = agreed_version(response.result) if self.beginning else ""
+        version = agreed_version(response.result) if self._beginning else ""
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result)))
         return Passed(out, final=True, version=version)
+
+    @property
+    def _beginning(self) -> bool:
+        """Whether this answers an `initialize`."""
+        return self.exchange.call.method == "initialize"
 
     def _result(self, result: dict[str, Any]) -> dict[str, Any]:
         if mcp.evades(result):
@@ -118,41 +110,44 @@ class Passage:
         return [entry for entry in entries if self._listed(member, entry, now_s)]
 
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
-        question = mcp.entry_question(member, self.server, entry)
-        if question is None or not self.engine().may_list(self.caller.chain, question, now_s):
+        exchange = self.exchange
+        question = mcp.entry_question(member, exchange.turn.server, entry)
+        if question is None or not exchange.judged_by.engine.may_list(exchange.caller.chain, question, now_s):
             return False
-        return member != "tools" or self.usable(question.name)
+        return member != "tools" or exchange.service.catalogue.usable(question.name)
 
     def _request(self, request: jsonrpc.Request) -> Passed:
-        if self.beginning:
+        session = self.exchange.session
+        if self._beginning:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
-        if self.session is None:
+        if session is None:
             raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
         if request.method == "ping":
-            self.session.expect(request.id, request.method)
+            session.expect(request.id, request.method)
             return Passed(jsonrpc.encode_request(request))
         if request.method not in mcp.SERVER_REQUESTS:
             return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
         if not self._ask(request.method).allowed:
             return Passed(reply=_no(request.id, _NOT_PERMITTED))
-        self.session.expect(request.id, request.method)
+        session.expect(request.id, request.method)
         return Passed(jsonrpc.encode_request(request))
 
     def _ask(self, method: str) -> Decision:
-        question = mcp.server_question(self.server, method)
-        decision = self.engine().decide(self.caller.chain, question, self.now_s())
-        self.witness(question, decision)
+        exchange = self.exchange
+        question = mcp.server_question(exchange.turn.server, method)
+        decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, self.now_s())
+        exchange.turn.record.server_asked(question, decision)
         return decision
 
     def _notification(self, notification: jsonrpc.Notification) -> Passed:
         if notification.method not in mcp.SERVER_NOTIFICATIONS:
             return Passed()  # unknown means no
         if notification.method == "notifications/tools/list_changed":
-            self.tools_changed()
-        if notification.method == "notifications/resources/updated":
-            question = mcp.entry_question("resources", self.server, notification.params)
-            if question is None or not self.engine().may_list(self.caller.chain, question, self.now_s()):
-                return Passed()
+            self.exchange.service.catalogue.stale()
+        if notification.method == "notifications/resources/updated" and not self._listed(
+            "resources", notification.params, self.now_s()
+        ):
+            return Passed()
         return Passed(jsonrpc.encode_notification(notification))
 
 
@@ -331,7 +326,7 @@ class Relay:
         return self.exchange.turn.now.bounds.max_response_bytes
 
     def _sealed(self, event_id: str | None) -> str | None:
-        session = self.passage.session
+        session = self.exchange.session
         return session.sealed_event_id(event_id) if session is not None and event_id else None
 
     async def _reply(self, reply: bytes) -> None:
