@@ -76,7 +76,7 @@ def test_every_figure_stands_with_its_unit_and_its_command() -> None:
         "ratios": {"direct": 5.0, "sidecar_memory": 0.8, "sidecar_valkey": 0.7},
         "cpu_ratios": {"direct": 9.0, "sidecar_memory": 0.6, "sidecar_valkey": 0.5},
         "added_p50_ms_one_connection": {
-            "passthrough": 0.13, "passthrough_uvloop": 0.12, "sidecar_memory": 0.21, "sidecar_valkey": 0.33,
+            "passthrough": 0.13, "passthrough_tuned": 0.12, "sidecar_memory": 0.21, "sidecar_valkey": 0.33,
         },
         "connections": [1, 16], "rounds": 5, "seconds": 3, "cores": 2, "ready_s": 1.2, "ready_s_valkey": 1.4,
         "load": "wrk", "upstream": "nginx", "python": "3.11", "aiohttp": "3.14", "sidecar": "0.1.0",
