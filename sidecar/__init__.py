@@ -17,6 +17,7 @@ A call's way, and where each question is answered:
     snapshot   what one request reads, frozen; swapped whole on reload
     turn       what is known of one request while it is on its way
     answers    how a no is told, in the caller's protocol
+    whole      how an answer that is all there goes out
     egress/    every connection that we open
     settings/  what the operator decided
 

@@ -284,3 +284,48 @@ def test_a_damaged_response_is_refused_or_means_what_a_second_parser_says(
         return
     judged = h11_reads(damaged)
     assert judged is None or judged == (status, body)
+
+
+def outcome(raw: bytes, step: int | None = None) -> tuple[int, bytes, object] | None:
+    """What a response says; None where it is refused."""
+    try:
+        status, body, reader = read(raw, step=step)
+    except (Broken, Unacceptable):
+        return None
+    assert reader.head is not None
+    return status, body, reader.head.headers
+
+
+@given(
+    raw=well_formed(),
+    place=st.integers(0, 400),
+    inserted=st.binary(max_size=3),
+    removed=st.integers(0, 3),
+    step=st.integers(1, 60),
+)
+def test_a_damaged_response_means_the_same_however_it_is_cut(
+    raw: bytes, place: int, inserted: bytes, removed: int, step: int
+) -> None:
+    """A head that comes whole is read by us alone, one in pieces by llhttp too: neither lets pass what the other does
+    not."""
+    place = min(place, len(raw))
+    damaged = raw[:place] + inserted + raw[place + removed :]
+    assert outcome(damaged) == outcome(damaged, step)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nX: a?b\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX:?a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX?Y: a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\n?: a\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 O?K\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200?OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1?200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_every_byte_in_a_head_is_read_alike_whole_and_in_pieces(raw: bytes) -> None:
+    for byte in range(256):
+        sent = raw.replace(b"?", bytes([byte]), 1)
+        assert outcome(sent) == outcome(sent, 1), byte
