@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,7 @@ async def test_a_page_from_elsewhere_is_refused(planner: World) -> None:
 
 
 async def test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
+    """BL-022: the old policy keeps serving."""
     rules = tmp_path / "policies" / "agent_to_tool.csv"
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
         assert (await running.call("delete_repo", {}))[0] == 403
@@ -130,3 +133,42 @@ async def test_a_reload_leaves_the_sizes_of_the_server_to_a_restart(tmp_path: Pa
         assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
         assert "server changed" in (await get(running, "/readyz"))[1]
         assert (await running.call("get_file", {"path": "x" * 2000}))[0] == 200
+
+
+FILLING = "".join(f"p, nhi:n{number}, tool:github/t{number}, use, -, -, -, allow\n" for number in range(300))
+TURNS = [
+    f"#: id={name}\np, nhi:planner, tool:github/{tool}, use, -, -, -, allow\n{FILLING}"
+    for name, tool in (("old", "get_file"), ("new", "delete_repo"))
+]
+ALLOWS = {"old": "get_file", "new": "delete_repo"}
+
+
+async def test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture(
+    tmp_path: Path,
+) -> None:
+    """BL-081: each revision allows what the other denies."""
+    rules, over = tmp_path / "policies" / "agent_to_tool.csv", asyncio.Event()
+    statuses: Counter[tuple[str, int]] = Counter()
+
+    async def caller(running: World, tool: str) -> None:
+        while not over.is_set():
+            status, _, _ = await running.call(tool, {})
+            statuses[tool, status] += 1
+
+    async with world(tmp_path, rules=TURNS[0]) as running:
+        names = {running.app.live.current.engine.revision: "old"}
+        async with asyncio.TaskGroup() as load:
+            for tool in [*ALLOWS.values()] * 4:
+                load.create_task(caller(running, tool))
+            for turn in range(1, 25):
+                rules.write_text(TURNS[turn % 2])
+                names[await running.app.reload("test")] = "old" if turn % 2 == 0 else "new"
+            over.set()
+        ends = running.ends()
+    assert {status for _, status in statuses} == {200, 403} and len(names) == 2
+    assert set(Counter(record["policy_revision"] for record in ends)) == set(names)
+    for record in ends:
+        revision = names[record["policy_revision"]]
+        allowed = record["method"] == ALLOWS[revision]
+        assert (record["http_status"], record["reason"]) == ((200, None) if allowed else (403, "no-matching-rule"))
+        assert record["links"][0]["rules"] == ([revision] if allowed else [])

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
-from tests.flow.world import SESSION, World, request, world
+import pytest
+from aiohttp import web
+
+from tests.flow.streams import event, streamed
+from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.world import SESSION, Upstream, World, request, until, world
+from tests.valkey import running_valkey
 
 ANYBODY = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
 
@@ -46,6 +57,106 @@ async def test_the_fourth_of_three_calls_an_hour_is_refused(planner: World) -> N
     assert len(planner.upstream.calls()) == 3
     last = planner.ends()[-1]
     assert (last["status"], last["reason"]) == ("rate_limited", "rate-limited")
+
+
+async def test_of_fifty_calls_at_once_through_four_sidecars_five_pass_a_limit_of_five(tmp_path: Path) -> None:
+    """BL-063: asked and charged in one step, and counted for all together."""
+    rules = "p, nhi:planner, tool:github/get_file, use, -, 5, -, allow\n"
+    with running_valkey() as valkey:
+        async with AsyncExitStack() as stack:
+            settings = f'store: {{url: "{valkey.url}"}}\n'
+            sidecars = [
+                await stack.enter_async_context(world(tmp_path / str(number), rules=rules, settings=settings))
+                for number in range(4)
+            ]
+            for sidecar in sidecars:
+                store: Any = sidecar.app.pipeline.limiter.store
+                store._deadline_s = 2.0  # a test machine has other things to do; no outage is asked for here
+            calls = [sidecars[number % 4].call("get_file", {"path": "a"}, id=number) for number in range(50)]
+            answers = await asyncio.gather(*calls)
+    assert Counter(status for status, _, _ in answers) == {200: 5, 429: 45}
+    assert sum(len(sidecar.upstream.calls()) for sidecar in sidecars) == 5
+
+
+# --- however a call ends ----------------------------------------------------------------------------------------------
+
+ONE_AT_A_TIME = {"policies/budgets.yaml": 'version: 1\nprincipals: {"nhi:planner": {concurrency: 1}}\n'}
+EVERYTHING = "p, nhi:planner, *, use, -, -, -, allow\n"
+ROUTES: dict[str, dict[str, Any]] = {
+    "tools/call": {"name": "get_file", "arguments": {"path": "a"}},
+    "prompts/get": {"name": "greeting"},
+    "resources/read": {"uri": "file:///a"},
+}
+
+
+async def refuses(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -1, "message": "no"}})
+
+
+async def fails(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=500)
+
+
+async def hangs_up(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    assert asked.transport is not None
+    asked.transport.abort()
+    return web.Response()
+
+
+async def breaks_off(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return await streamed(asked, event({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}))
+
+
+async def is_silent(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+ENDS: dict[str, Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]] = {
+    "an error": refuses,
+    "a failure": fails,
+    "a broken connection": hangs_up,
+    "a broken stream": breaks_off,
+    "no answer in time": is_silent,
+}
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once(tmp_path: Path, era: Era) -> None:
+    """BL-059: one slot, and every call needs it."""
+    upstream = Upstream()
+    options: dict[str, Any] = {"rules": EVERYTHING, "files": ONE_AT_A_TIME, "mcp_settings": "timeout_s: 0.4"}
+    async with world(tmp_path, upstream=upstream, **options) as running:
+        talk = Talk(running, era)
+        await talk.ask("tools/list")
+        for method, params in ROUTES.items():
+            for case, respond in ENDS.items():
+                upstream.script[method] = respond
+                answer = await talk.ask(method, params)
+                assert answer[0] != 429 and reason_of(answer) != "too-many-concurrent", (method, case)
+            del upstream.script[method]
+            ill = await talk.ask(method, {**params, "name": "a b", "uri": "a b"})
+            assert reason_of(ill), method
+            assert (await talk.ask(method, params))[0] == 200, method
+            assert len(upstream.calls(method)) == len(ENDS) + 1
+
+
+async def test_a_caller_who_leaves_any_route_leaves_its_slot(tmp_path: Path) -> None:
+    """BL-059, cancelled: the next call finds the slot free."""
+    upstream = Upstream()
+    async with world(tmp_path, upstream=upstream, rules=EVERYTHING, files=ONE_AT_A_TIME) as running:
+        talk = Talk(running, "stateless")
+        await talk.ask("tools/list")
+        for method, params in ROUTES.items():
+            upstream.script[method] = is_silent
+            call = asyncio.create_task(talk.ask(method, params))
+            await until(lambda method=method: upstream.calls(method))
+            assert reason_of(await talk.ask(method, params)) == "too-many-concurrent"
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            del upstream.script[method]
+            await until(lambda: not running.app.pipeline.limiter._held)
+            assert (await talk.ask(method, params))[0] == 200, method
 
 
 async def test_a_page_of_our_own_name_may_call_and_no_other(tmp_path: Path) -> None:

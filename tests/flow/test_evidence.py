@@ -509,6 +509,7 @@ async def test_every_kind_of_request_was_among_them(aftermath: Aftermath) -> Non
 
 
 async def test_every_answered_request_has_exactly_one_terminal_record(aftermath: Aftermath) -> None:
+    """BL-008: whatever became of it, ten times the traffic of the report."""
     ends = Counter(record["run_id"] for record in aftermath.terminal())
     broken = ends.pop(None, 0)
     wrong = {run: ends[run] for run in aftermath.answered() if ends[run] != 1 and not unread(aftermath, run)}
@@ -569,6 +570,7 @@ async def test_every_decision_has_its_outcome_and_a_refusal_has_neither(aftermat
 
 
 async def test_the_metrics_are_the_audit_summed(aftermath: Aftermath) -> None:
+    """BL-008."""
     ends = Counter(record["status"] for record in aftermath.terminal())
     for status in ("success", "permission_denied", "rate_limited", "error"):
         assert aftermath.summed("sidecar_requests_total", status=status) == ends[status], status

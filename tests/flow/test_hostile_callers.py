@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import wire as messages
 from tests.flow.raw import CALL, Wire, answer_in, chunks, request, statuses, wire
+from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
 from tests.flow.world import World, stateless, world
 
 SIZE = len(CALL)
@@ -255,6 +257,43 @@ async def test_who_asks_before_sending_is_told_to_go_on(planner: World) -> None:
         too_large = request(planner, "Expect: 100-continue", "Content-Length: 99999999", body=b"", length=False)
         await connection.send(too_large)
         assert (await connection.response())[0] == 413, "and who would send too much is not"
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_malformed_body_is_400_one_record_and_nothing_else(planner: World, era: Era) -> None:
+    """BL-001, BL-025, BL-027, BL-062, BL-076: the whole corpus in one session, which goes on as if nothing had been."""
+    talk = Talk(planner, era)
+    assert (await talk.call("search_code", {"repo": "acme/first"}))[0] == 200
+    before = len(planner.records())
+    refused = {name: code for name, code in messages.bodies().items() if code != "taken"}
+    for number, (name, code) in enumerate(refused.items(), start=1):
+        answer = await talk.send(messages.body(name))
+        assert (answer[0], error_of(answer)["code"], reason_of(answer)) == (400, int(code), "malformed-call"), name
+        records = planner.records()[before:]
+        told = [(record["event"], record["reason"], record["http_status"]) for record in records]
+        assert told == [("refusal", "malformed-call", 400)] * number, name
+    assert (await talk.call("search_code", {"repo": "acme/last"}))[0] == 200
+    assert [call["params"]["arguments"]["repo"] for call in planner.upstream.calls()] == ["acme/first", "acme/last"]
+
+
+@pytest.mark.parametrize("lines", [[], [CHUNKED]], ids=["a length", "chunks"])
+async def test_a_body_one_byte_too_long_is_not_decided_on_in_part(planner: World, lines: list[str]) -> None:
+    """BL-076: what fits is a call that is allowed; the byte that does not fit belongs to another method."""
+    limit = planner.app.live.current.bounds.max_body_bytes
+    fits = CALL[:-1] + b" " * (limit - len(CALL)) + b"}"
+    tail = b',"method":"tools/delete"}'
+    too_long = CALL[:-1] + b" " * (limit + 1 - len(CALL) + 1 - len(tail)) + tail
+    assert (len(fits), len(too_long)) == (limit, limit + 1)
+    for body, expected in ((fits, 200), (too_long, 413)):
+        async with wire(planner) as connection:
+            sent = chunks(body) if lines else body
+            await connection.send(request(planner, *lines, body=sent, length=not lines))
+            assert (await connection.response())[0] == expected
+    assert len(planner.upstream.calls()) == 1
+    assert [record["event"] for record in planner.records()[-3:]] == ["decision", "outcome", "refusal"]
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

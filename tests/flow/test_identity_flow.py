@@ -22,6 +22,7 @@ from aiohttp import web
 from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, world
+from tests.unit.egress.certificate import self_signed
 
 IDP = Idp()
 ALICE_KEY, PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("user:alice", "nhi:planner", "nhi:researcher"))
@@ -294,6 +295,7 @@ ALL_VERBS = ("POST", "GET", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE"
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
 async def test_no_verb_goes_around_the_question(verb: str, tmp_path: Path) -> None:
+    """BL-052."""
     async with gateway(tmp_path) as running:
         session = Talk(running, "session", bearer(PLANNER_KEY))
         await session.open()
@@ -333,6 +335,7 @@ FORWARDED = {
 
 
 async def test_what_a_proxy_would_say_changes_nothing(tmp_path: Path) -> None:
+    """BL-039, BL-015: whoever is connected is who they prove to be; no header of a proxy adds to that."""
     async with gateway(tmp_path) as running:
         for credential, tool in (
             ({}, "search_code"),
@@ -344,6 +347,26 @@ async def test_what_a_proxy_would_say_changes_nothing(tmp_path: Path) -> None:
                 dressed = await Talk(running, "stateless", credential | {name: value}).call(tool, GOOD)
                 assert without_id(dressed[1]) == without_id(plain[1]) and dressed[0] == plain[0], name
                 assert running.ends()[-1]["peer"] == "127.0.0.1"
+        sent = {name.lower() for headers, _ in running.upstream.seen for name in headers}
+        assert sent.isdisjoint(name.lower() for name in FORWARDED)
+
+
+async def test_over_tls_a_header_is_no_client_certificate(tmp_path: Path) -> None:
+    """BL-015: whoever is not asked for a certificate cannot bring one in a header."""
+    _, trust = self_signed(tmp_path, "127.0.0.1")
+    tls = 'server: {listen: "127.0.0.1:0", tls: {cert_path: certificate.pem, key_path: key.pem}}\n'
+    async with gateway(tmp_path, settings=tls) as running:
+        assert running.url.startswith("https://")
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as http:
+            running.http, plain = http, running.http
+            for name in ("X-Forwarded-Client-Cert", "X-Client-Cert", "SSL-Client-Verify", "X-Remote-User"):
+                dressed = {name: FORWARDED[name]}
+                answer = await Talk(running, "stateless", dressed).call("search_code", GOOD)
+                assert (answer[0], reason_of(answer)) == (401, "unauthenticated"), name
+                alices = bearer(token(running, "user:alice")) | dressed
+                assert (await Talk(running, "stateless", alices).call("get_file", {}))[0] == 200
+                assert running.ends()[-1]["chain"] == ["user:alice"], name
+            running.http = plain
         sent = {name.lower() for headers, _ in running.upstream.seen for name in headers}
         assert sent.isdisjoint(name.lower() for name in FORWARDED)
 
@@ -395,7 +418,7 @@ SPELLINGS = [
 
 
 async def test_no_spelling_of_a_path_is_another_path(tmp_path: Path) -> None:
-    """520 spellings. `open` serves anybody; `github` serves the planner, who is not calling here."""
+    """BL-049: 520 spellings. `open` serves anybody; `github` serves the planner, who is not calling here."""
     rules = TOOLS + "p, anonymous, tool:open/*, use, -, -, -, allow\n"
     open_ = Upstream()
     async with listening(open_.handle) as base:
@@ -460,6 +483,7 @@ async def test_without_a_grant_what_is_there_and_what_is_not_answer_alike(tmp_pa
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_callers_credential_stays_here_and_the_upstreams_own_goes_there(era: Era, tmp_path: Path) -> None:
+    """BL-003: a token and an API key, on every verb of both eras."""
     secret = "the-upstreams-own-credential"
     options = {"upstream_settings": "credential: {bearer_path: github.token}", "files": {"github.token": secret}}
     async with gateway(tmp_path, **options) as running:
@@ -490,6 +514,7 @@ async def test_the_callers_credential_stays_here_and_the_upstreams_own_goes_ther
 async def test_a_rotated_key_is_known_after_one_fetch_however_many_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """BL-048, through the whole way."""
     old, new, fetched = IDP.key, Idp().key, []
     serving = [old]
 

@@ -117,6 +117,7 @@ class Held:
 
 
 async def test_whatever_was_answered_is_on_record_after_a_kill() -> None:
+    """BL-028, kill -9 under load."""
     async with process(Upstream()) as client:
         running = client.running
         for round_ in range(KILLS):
@@ -248,6 +249,7 @@ async def test_a_call_that_outlasts_the_grace_is_cut_and_recorded() -> None:
 
 
 async def test_reloads_under_load_fail_nobody() -> None:
+    """BL-081."""
     async with process(Upstream()) as client:
         running, done = client.running, asyncio.Event()
         loaded = asyncio.create_task(client.load(done))

@@ -56,6 +56,7 @@ def go(worker: Process) -> None:
 
 
 async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> None:
+    """BL-063."""
     async with workers("spend", valkey.url, 4) as started:
         for worker in started:
             go(worker)
@@ -68,6 +69,7 @@ async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> 
 
 
 async def test_after_kill_9_every_slot_returns_within_twice_its_lease(valkey: Valkey) -> None:
+    """BL-059, a call that is killed."""
     store = RedisStore.at(valkey.url, lease_s=LEASE_S, deadline_s=5.0)
 
     async def free_slots() -> int:

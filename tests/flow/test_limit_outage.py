@@ -17,7 +17,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, Plan
-from sidecar.limits.redis import RedisStore
+from sidecar.limits.redis import DEADLINE_S, RedisStore
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey, running_valkey
 
@@ -43,8 +43,8 @@ def killed(valkey: Valkey) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Limiter]:
-    limiter = Limiter(RedisStore.at(url))
+async def opened(url: str, deadline_s: float = DEADLINE_S) -> AsyncIterator[Limiter]:
+    limiter = Limiter(RedisStore.at(url, deadline_s=deadline_s))
     try:
         yield limiter
     finally:
@@ -88,6 +88,7 @@ async def until_it_serves(limiter: Limiter) -> None:
 async def test_an_outage_is_told_at_once_and_ends_by_itself(
     valkey: Valkey, outage: Callable[[Valkey], AbstractContextManager[None]]
 ) -> None:
+    """BL-024."""
     async with opened(valkey.url) as limiter:
         await limiter.store.ping()
         assert await call(limiter, 0) is None
@@ -99,6 +100,7 @@ async def test_an_outage_is_told_at_once_and_ends_by_itself(
 
 
 async def test_callers_in_flight_hear_of_an_outage_together(valkey: Valkey) -> None:
+    """BL-024, under load."""
     async with opened(valkey.url) as limiter:
         await limiter.store.ping()
         with valkey.frozen():
@@ -124,6 +126,7 @@ async def test_what_a_frozen_store_had_already_received_is_given_back(valkey: Va
 
 
 async def test_a_network_that_swallows_everything_costs_no_more_than_the_promise() -> None:
+    """BL-024, a black hole."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)  # nobody accepts: once this queue is full, the kernel drops who knocks
@@ -148,3 +151,34 @@ async def test_a_store_that_is_absent_at_first_is_used_as_soon_as_it_is_there() 
             with running_valkey() as valkey:
                 path.symlink_to(valkey.path)
                 await until_it_serves(limiter)
+
+
+async def test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment(valkey: Valkey) -> None:
+    """BL-041, under load: an outage is told as one, and then everything is as before."""
+    over = asyncio.Event()
+    heard: list[Reason | None] = []
+
+    async def calls(limiter: Limiter, worker: int) -> None:
+        number = 0
+        while not over.is_set():
+            heard.append(await call(limiter, 1_000_000 * worker + number))
+            number += 1
+            await asyncio.sleep(0.002)
+
+    patient_s = 2.0  # a test machine has other things to do; what an outage may cost is asked above
+    async with opened(valkey.url, patient_s) as limiter, asyncio.TaskGroup() as load:
+        await limiter.store.ping()
+        for worker in range(1, 9):
+            load.create_task(calls(limiter, worker))
+        for _ in range(3):
+            with valkey.client() as client:
+                client.flushall()
+                client.script_flush()
+            await asyncio.sleep(0.05)
+        assert set(heard) == {None}, "forgotten scripts cost nothing"
+        await asyncio.to_thread(valkey.restart)
+        await until_it_serves(limiter)
+        heard.clear()
+        await asyncio.sleep(0.1)
+        over.set()
+        assert set(heard) == {None}, "and nobody had to restart us"

@@ -141,6 +141,7 @@ ONLY_STREAMS = ("an unfinished", "no event", "garbage", "not UTF-8")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("case", GOOD)
 async def test_a_list_in_a_stream_shows_what_may_be_used_in_its_order(planner: World, case: str, era: Era) -> None:
+    """BL-021."""
     planner.upstream.script["tools/list"] = answering(GOOD[case], "text/event-stream")
     text, messages = await text_of(planner, Talk(planner, era))
     assert names_in(messages) == PERMITTED and HIDDEN not in text
@@ -152,6 +153,7 @@ async def test_a_list_in_a_stream_shows_what_may_be_used_in_its_order(planner: W
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("case", BAD)
 async def test_a_list_that_cannot_be_read_is_an_error_and_shows_nothing(planner: World, case: str, era: Era) -> None:
+    """BL-021."""
     planner.upstream.script["tools/list"] = answering(BAD[case], "text/event-stream")
     text, messages = await text_of(planner, Talk(planner, era))
     assert HIDDEN not in text and "search_code" not in text

@@ -23,6 +23,7 @@ from tests.flow.guests import (
     BOB,
     GOOD,
     NOTIFICATION,
+    RULES,
     answered,
     deletes,
     emitter,
@@ -36,7 +37,7 @@ from tests.flow.guests import (
 )
 from tests.flow.streams import Emitter, event, streamed
 from tests.flow.talk import Talk, reason_of
-from tests.flow.world import SESSION, STATELESS, Upstream, World, until
+from tests.flow.world import SESSION, STATELESS, Upstream, World, listening, until
 
 SPARE = 12  # connections that are kept for the next request, and what serves them
 
@@ -176,6 +177,7 @@ async def test_a_table_that_is_full_refuses_and_leaves_nothing_at_the_upstream(t
 
 
 async def test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist(house: World) -> None:
+    """BL-101."""
     alice = await opened(house)
     assert (await alice.call("search_code", GOOD))[0] == 200
     no = {"code": -32600, "message": "Received request before initialization was complete"}
@@ -268,3 +270,22 @@ async def abandoned(running: World, number: int) -> None:
             await reader.readuntil(b"text/event-stream")
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+async def test_a_session_goes_on_when_a_second_server_is_added(tmp_path: Path) -> None:
+    """BL-101, BL-014: the new one offers the same tools, and neither gets a call that is the other's."""
+    other = Upstream()
+    rules = RULES + "p, user:alice, tool:gitlab/*, use, -, -, -, allow\n"
+    async with listening(other.handle) as base, gateway(tmp_path, rules=rules) as running:
+        alice = await opened(running)
+        settings = tmp_path / "sidecar.yaml"
+        added = f'upstreams:\n  gitlab: {{mcp: {{url: "{base}/mcp"}}}}\n'
+        settings.write_text(settings.read_text().replace("upstreams:\n", added))
+        await running.app.reload("test")
+        second = await opened(running, server="gitlab")
+        for talk in (alice, second):
+            assert (await talk.call("search_code", GOOD))[1]["result"]["content"]
+            assert (await talk.ask("tools/list"))[1]["result"]["tools"]
+        for upstream in (running.upstream, other):
+            [headers] = [heads for heads, message in upstream.seen if message["method"] == "tools/call"]
+            assert headers["Mcp-Session-Id"] == "upstream-1"

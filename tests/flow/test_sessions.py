@@ -122,6 +122,7 @@ async def test_no_id_no_session_though_there_is_only_one(house: World, lines: li
 
 
 async def test_a_refreshed_token_goes_on_and_another_subject_does_not(house: World) -> None:
+    """BL-097."""
     audience = f"{house.url}/mcp/github"
     talk = await opened(house, bearer(IDP.token("user:alice", audience)))
     talk.headers = bearer(IDP.token("user:alice", audience, claims={"jti": "refreshed"}))
@@ -134,6 +135,7 @@ async def test_a_refreshed_token_goes_on_and_another_subject_does_not(house: Wor
 
 
 async def test_users_who_share_an_upstream_credential_do_not_share_its_session(tmp_path: Path) -> None:
+    """BL-066."""
     counted: Counter[str] = Counter()
 
     async def count(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:

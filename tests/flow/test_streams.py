@@ -65,6 +65,7 @@ ENDS = {
 @pytest.mark.parametrize("era", ["session", "stateless"])
 @pytest.mark.parametrize("case", ENDS)
 async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path, case: str, era: str) -> None:
+    """BL-091."""
     end, reason = ENDS[case]
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
     rules = re.sub(r"(user:alice.*?), -", rf"\1, {soon}", RULES) if case == "expired grant" else RULES

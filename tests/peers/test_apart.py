@@ -48,6 +48,7 @@ def _addresses(on: Stage) -> list[str]:
 
 
 async def test_two_users_of_one_upstream_credential_have_sessions_apart(shared: Stage) -> None:
+    """BL-066, through the official client and server."""
     first, second = _addresses(shared)
     async with client(first, "legacy") as planner, client(second, "legacy") as researcher:
         counts = [text_of(await peer.call_tool("count", {})) for peer in (planner, planner, researcher, planner)]
@@ -60,8 +61,8 @@ async def test_two_users_of_one_upstream_credential_have_sessions_apart(shared: 
 
 
 async def test_each_of_many_clients_hears_what_is_its_own_and_nothing_else(shared: Stage) -> None:
-    """Progress, logs on both streams, questions and results carry the client's own word; ids and progress tokens are
-    the same for all."""
+    """BL-060: progress, logs on both streams, questions and results carry the client's own word; ids and progress
+    tokens are the same for all."""
     names = [f"{mode}-{number}" for number in range(CLIENTS_PER_ERA) for mode in ("legacy", "auto")]
     addresses = _addresses(shared)
     go = asyncio.Event()

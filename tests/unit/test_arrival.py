@@ -52,6 +52,7 @@ def reason_of(work: object, *arguments: object) -> Reason | None:
 
 
 def test_of_two_hundred_spellings_exactly_one_is_served() -> None:
+    """BL-049."""
     assert sum(map(len, PATHS.values())) > 200
     assert PATHS["served"] == ["/mcp/github"]
     route = route_of("/mcp/github", "POST")
@@ -451,6 +452,7 @@ async def test_a_body_comes_as_it_is_without_any_coding(coding: str) -> None:
 @pytest.mark.parametrize("pieces", [1, 7])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_body_is_taken_up_to_its_bound_and_never_in_part(size: int, pieces: int, announced: bool) -> None:
+    """BL-076."""
     raw = bytes(range(256)) * 4
     raw = raw[:size]
     chunks = [raw[at : at + max(1, size // pieces)] for at in range(0, size, max(1, size // pieces))]

@@ -278,6 +278,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("text", [HOSTILE, HOSTILE * 300, "x" * 100_000, "\U0010ffff" * 5_000])
 def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: Path, text: str) -> None:
+    """BL-075."""
     hostile_request(audit, text)
     lines = lines_of(path)
     assert len(lines) == 4
@@ -291,6 +292,7 @@ def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: 
 
 
 def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, path: Path) -> None:
+    """BL-075."""
     text = HOSTILE.rstrip("\ud800")
     recording = audit.recording(protocol="mcp", peer=text, run_id=text)
     recording.caller = Caller((Principal(f"user:{text}"),), (Credential("jwt", text, text),))

@@ -235,6 +235,7 @@ def no_file_may_grow_beyond(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [0, 1, 700])
 def test_what_is_written_in_part_is_taken_back_and_refused(path: Path, room: int) -> None:
+    """BL-028, a full disk."""
     counted = Counted()
     audit = open_audit(path, metrics=counted)
     forward(audit)
@@ -279,6 +280,7 @@ def test_a_refusal_that_cannot_be_written_becomes_503_and_then_ends(path: Path) 
 
 
 def test_best_effort_counts_what_it_loses_and_goes_on(path: Path) -> None:
+    """BL-028: drops are counted."""
     counted = Counted()
     audit = open_audit(path, durability="best_effort", metrics=counted)
     with no_file_may_grow_beyond(0):

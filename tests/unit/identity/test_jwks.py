@@ -51,6 +51,7 @@ def forged(kid: str) -> str:
 
 
 async def test_ten_thousand_unknown_key_ids_cost_one_fetch(world: World) -> None:
+    """BL-048."""
     await world.identity.start()
     world.clock.pass_s(10)
     for number in range(10_000):
@@ -114,6 +115,7 @@ async def test_callers_who_come_together_wait_for_one_fetch() -> None:
 
 
 async def test_a_new_key_is_taken_within_ten_seconds_even_in_a_storm(world: World) -> None:
+    """BL-048."""
     await world.chain(minted())
     world.clock.pass_s(10)
     await world.refused(forged("storm"))
@@ -206,6 +208,20 @@ async def test_a_reload_during_an_outage_goes_on_with_the_keys_that_were_known(w
     await world.identity.close()
     caller = await reloaded.identify(Presented(authorization=(f"Bearer {minted()}",)), ROUTE)
     assert caller.last.name == "user:alice"
+    await reloaded.close()
+
+
+async def test_a_reload_fetches_once_and_strangers_after_it_wait_their_ten_seconds(world: World) -> None:
+    """BL-048: no restart is needed for a new key, and a reload lets nobody make us ask more often."""
+    await world.chain(minted())
+    world.server.serve(IDP, signing_key(), signing_key(NEW))
+    reloaded = Identity([an_issuer()], fetch=world.server.fetch, clock=world.clock.wall, mono=world.clock.monotonic)
+    await reloaded.start(world.identity)
+    after = World(reloaded, world.clock, world.server)
+    assert await after.chain(minted(signing_key(NEW))) == ["user:alice"]
+    for number in range(100):
+        await after.refused(forged(f"k{number}"))
+    assert len(world.server.asked) == 2  # before the reload, and by it
     await reloaded.close()
 
 

@@ -52,6 +52,7 @@ def test_an_hour_refuses_only_what_61_minutes_hold(pauses_us: list[int], most: i
 
 
 def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_across_hour_edges() -> None:
+    """BL-068: three hours at the limit, then a burst."""
     limit = charge("hour", 120)
     moments = admitted_at(Sliding(), limit, [30_000_000 - 7] * 120 * 3 + [1_000_000] * 600)
     assert max(sum(first <= moment < first + HOUR_US for moment in moments) for first in moments) == 120

@@ -86,6 +86,7 @@ async def test_a_call_that_was_not_forwarded_gives_everything_back() -> None:
 async def test_however_a_call_ends_its_slot_is_free_and_its_charges_are_kept_only_if_forwarded(
     error: type[BaseException], forwarded: bool
 ) -> None:
+    """BL-059."""
     limiter = Limiter(memory_stage().store)
     with pytest.raises(error):
         async with limiter.reserve(ALL, "call") as lease:

@@ -54,6 +54,7 @@ def stored(client: redis.Redis) -> dict[str, int]:
 
 
 async def test_every_key_has_an_end(fresh_valkey: Valkey) -> None:
+    """BL-059."""
     async with opened(fresh_valkey.url) as store:
         for number in range(4):
             await store.reserve(ALL, f"call-{number}")
@@ -114,6 +115,7 @@ async def test_a_counter_of_another_type_refuses_the_call(fresh_valkey: Valkey, 
 
 
 async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
+    """BL-041."""
     async with opened(fresh_valkey.url) as store:
 
         async def calls(worker: int) -> None:
@@ -135,6 +137,7 @@ async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
 async def test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies(
     fresh_valkey: Valkey,
 ) -> None:
+    """BL-095."""
     chance, forwarded = random.Random(95), 0
     async with opened(fresh_valkey.url) as store:
         limiter = Limiter(store)
@@ -211,6 +214,7 @@ async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_val
 
 
 def test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers() -> None:
+    """BL-095."""
     assert _verdict([b"call", 1, 10, 4, 0, 30], (HOUR,), "call").standings == ((4, 0, 30),)
     for reply in (
         b"OK",

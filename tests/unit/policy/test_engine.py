@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import casbin
 import pytest
 
 from sidecar.errors import Reason, Refusal
@@ -459,6 +460,20 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
     before = len(docket._memo), len(asked._walks)
     asked.decide(chain("user:a"), tool("s/" + "x" * 5000), NOW)
     assert (len(docket._memo), len(asked._walks)) == before
+
+
+def test_a_question_asked_before_costs_the_same_however_many_rows_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BL-099: ten thousand rows; allowed, denied, and by somebody whom no row knows."""
+    rows = "".join(f"p, nhi:a{number}, tool:s/t{number}, use, -, 120, -, allow\n" for number in range(10_000))
+    asked = engine(tmp_path, {"agent_to_tool": rows})
+    questions = [("nhi:a7", "s/t7", True), ("nhi:a7", "s/t8", False), ("nhi:unknown", "s/t7", False)]
+    for name, called, allowed in questions:
+        assert asked.decide(chain(name), tool(called), NOW).allowed is allowed
+    monkeypatch.setattr(casbin.Enforcer, "enforce", lambda *_: pytest.fail("a row was read again"))
+    for name, called, allowed in questions:
+        assert asked.decide(chain(name), tool(called), NOW + 1).allowed is allowed
 
 
 def test_the_outcomes_that_are_remembered_are_bounded(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, to
     ],
 )
 def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, text: str) -> None:
-    """Reports BL-026."""
+    """BL-026."""
     asked = engine(tmp_path, {"agent_to_tool": text})
     assert asked.revision == engine(tmp_path / "plain", {"agent_to_tool": ROWS}).revision
     assert all(asked.decide(chain(name), tool("s/t"), NOW).allowed for name in ("user:a", "user:b"))
@@ -52,8 +52,28 @@ def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, 
     ],
 )
 def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
+    """BL-026."""
     first = faults(tmp_path, {"agent_to_tool.csv": text})[0]
     assert (first.line, first.column) == (line, column)
+
+
+@pytest.mark.parametrize("pattern", ["*/x", "*/admin/*", "[", "(", "{", "?", "[a-z]*", "(a|b)", "{id}", "^x$", "x.*("])
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ("p, user:a, PATTERN, use, -, -, -, allow", "P113"),
+        ("p, user:a, tool:s/t, PATTERN, -, -, -, allow", "P104"),
+        ("p, PATTERN, tool:s/t, use, -, -, -, allow", "P103"),
+    ],
+    ids=["object", "action", "subject"],
+)
+def test_a_pattern_of_another_language_is_a_fault_at_its_place(
+    tmp_path: Path, row: str, code: str, pattern: str
+) -> None:
+    """BL-022: never allowed by one reader and an error for another."""
+    found = faults(tmp_path, {"agent_to_tool.csv": ROWS + row.replace("PATTERN", pattern) + "\n"})
+    assert (found[0].code, found[0].line, found[0].column) == (code, 3, row.index("PATTERN") + 1)
+    assert pattern.split("|")[0] in str(found[0])
 
 
 def test_bytes_that_are_no_utf8_are_a_fault_at_their_place(tmp_path: Path) -> None:

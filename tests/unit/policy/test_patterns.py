@@ -48,7 +48,7 @@ def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, pre
         ("tool:files/read", "tool:files/read", True),
         ("tool:files/read_all", "tool:files/read", False),  # threats K2, reports BL-034
         ("tool:files/read/x", "tool:files/read", False),
-        ("tool:files/read\n", "tool:files/read", False),  # threats K3
+        ("tool:files/read\n", "tool:files/read", False),  # threats K3, reports BL-034
         ("tool:files/read\n", "tool:files/rea*", True),
         ("tool:filesXread", "tool:files.read", False),  # threats K3: a dot is a dot
         ("srv/x/delete", "srv/*/read", False),  # threats K3: what follows the first * counts

@@ -55,6 +55,7 @@ def envelope(**members: Any) -> bytes:
 
 @pytest.mark.parametrize(("name", "expected"), wire.bodies().items())
 def test_a_body_of_the_corpus_meets_its_verdict(name: str, expected: str) -> None:
+    """BL-001, BL-025, BL-027, BL-062, BL-076: what each report's input becomes stands beside it in the corpus."""
     assert verdict(wire.body(name)) == expected
 
 
@@ -63,6 +64,7 @@ def test_the_corpus_and_its_table_name_the_same_files() -> None:
 
 
 def test_a_malformed_body_is_called_malformed_and_never_denied() -> None:
+    """BL-027."""
     for name, expected in wire.bodies().items():
         refusal = refusal_of(wire.body(name))
         assert (refusal is None) == (expected == "taken")
@@ -83,6 +85,7 @@ def test_what_is_taken_is_read_to_the_last_member() -> None:
 @pytest.mark.parametrize("depth", range(1, 21))
 @pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]"), ('[{"b":1},{"a":', "}]")])
 def test_a_key_twice_is_refused_at_every_depth(depth: int, opening: str, closing: str) -> None:
+    """BL-076."""
     nesting = depth if opening.count("{") + opening.count("[") == 1 else depth // 2
     inner = opening * nesting + '{"name":"read","name":"delete"}' + closing * nesting
     refusal = refusal_of(envelope(params={"arguments": {"x": "@"}}).replace(b'"@"', inner.encode()))
@@ -99,6 +102,7 @@ def variants(key: str) -> set[str]:
 
 @pytest.mark.parametrize("key", sorted(ENVELOPE))
 def test_no_other_spelling_of_an_envelope_key_is_taken(key: str) -> None:
+    """BL-062."""
     message = json.loads(DENIED)
     for variant in variants(key):
         beside = {**message, variant: message.get(key, {})}
@@ -108,6 +112,7 @@ def test_no_other_spelling_of_an_envelope_key_is_taken(key: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(PARAMS))
 def test_no_other_spelling_of_a_parameter_is_taken(key: str) -> None:
+    """BL-062."""
     for variant in variants(key):
         assert verdict(envelope(params={variant: {}})) == str(INVALID_REQUEST)
         assert verdict(envelope(params={key: {}, variant: {}})) == str(INVALID_REQUEST)
@@ -130,6 +135,7 @@ def test_no_two_known_keys_differ_only_in_case() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 10_000])
 @pytest.mark.parametrize("blanks", [b"", b" ", b"\r\n\t "])
 def test_a_batch_is_refused_however_long(count: int, blanks: bytes) -> None:
+    """BL-001."""
     refusal = refusal_of(blanks + b"[" + b",".join([b'{"jsonrpc":"2.0"}'] * count) + b"]")
     assert refusal is not None
     assert refusal.code == INVALID_REQUEST

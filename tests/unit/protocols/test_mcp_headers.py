@@ -67,6 +67,7 @@ def test_an_unsupported_version_is_told_with_those_that_are() -> None:
 
 @pytest.mark.parametrize("row", wire.table("routing"), ids=lambda row: row["case"])
 def test_headers_and_body_meet_the_verdict_of_the_corpus(row: dict[str, Any]) -> None:
+    """BL-050."""
     assert verdict_on(row["headers"], row["method"], row["params"]) == row["verdict"]
 
 
@@ -98,6 +99,7 @@ def test_who_speaks_of_the_stateless_era_is_answered_in_it() -> None:
     "row", [row for row in wire.table("routing") if row["verdict"] == "stateless"], ids=lambda row: row["case"]
 )
 def test_the_headers_that_go_on_are_made_anew_from_the_body(row: dict[str, Any]) -> None:
+    """BL-050."""
     made = mcp.routing_headers(Request(1, row["method"], row["params"]))
     name = row["params"].get("name", row["params"].get("uri"))
     assert made == [("Mcp-Method", row["method"]), *([("Mcp-Name", name)] if name else [])]

@@ -205,6 +205,7 @@ def alive() -> int:
 
 
 def test_fifty_thousand_of_each_cycle_leave_nothing() -> None:
+    """BL-043."""
     before, clock = alive(), Clock()
     sessions, full = a_table(clock, idle_s=30), a_table(max_sessions=1)
     kept = opened(full)

@@ -1,0 +1,194 @@
+"""Which test answers which report from people who run such systems?
+
+Public bug reports about gateways, proxies, SDKs and policy engines, each turned into an input for us and what is right
+there. A report stands here as soon as what it is about exists; the tests of it name it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+REPORTS = """
+BL-001
+  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
+  unit/protocols/test_jsonrpc.py test_a_batch_is_refused_however_long
+BL-003
+  flow/test_identity_flow.py test_the_callers_credential_stays_here_and_the_upstreams_own_goes_there
+BL-005
+  flow/test_evidence.py test_whatever_stage_a_call_ended_at_its_record_has_what_was_known
+BL-008
+  flow/test_evidence.py test_every_answered_request_has_exactly_one_terminal_record
+  flow/test_evidence.py test_the_metrics_are_the_audit_summed
+BL-010
+  flow/test_listed_and_called.py test_a_tool_without_a_usable_schema_is_not_listed_and_ten_good_ones_are
+  unit/upstreams/test_catalogue.py test_one_bad_schema_quarantines_its_tool_alone
+BL-014
+  flow/test_listed_and_called.py test_two_servers_with_the_same_tool_never_meet
+  flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
+BL-015
+  flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
+  flow/test_identity_flow.py test_over_tls_a_header_is_no_client_certificate
+BL-018
+  flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
+BL-019
+  unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
+BL-021
+  flow/test_lists.py test_a_list_in_a_stream_shows_what_may_be_used_in_its_order
+  flow/test_lists.py test_a_list_that_cannot_be_read_is_an_error_and_shows_nothing
+BL-022
+  flow/test_admin.py test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones
+  unit/policy/test_files.py test_a_pattern_of_another_language_is_a_fault_at_its_place
+BL-024
+  flow/test_limit_outage.py test_an_outage_is_told_at_once_and_ends_by_itself
+  flow/test_limit_outage.py test_callers_in_flight_hear_of_an_outage_together
+  flow/test_limit_outage.py test_a_network_that_swallows_everything_costs_no_more_than_the_promise
+BL-025
+  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
+BL-026
+  unit/policy/test_files.py test_the_same_grants_load_the_same_however_they_are_written
+  unit/policy/test_files.py test_what_is_not_understood_is_a_fault_at_its_place
+BL-027
+  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
+  unit/protocols/test_jsonrpc.py test_a_malformed_body_is_called_malformed_and_never_denied
+BL-028
+  flow/test_kill.py test_whatever_was_answered_is_on_record_after_a_kill
+  unit/audit/test_writer.py test_what_is_written_in_part_is_taken_back_and_refused
+  unit/audit/test_writer.py test_best_effort_counts_what_it_loses_and_goes_on
+BL-032
+  flow/test_listed_and_called.py test_the_most_permissive_policy_lists_everything
+BL-034
+  unit/policy/test_patterns.py test_only_the_star_is_special
+BL-035
+  flow/test_listed_and_called.py test_what_is_listed_is_what_can_be_called
+  unit/policy/test_against_plain_casbin.py test_what_is_listed_is_what_some_call_may_do
+BL-036
+  flow/test_upstream_trouble.py test_an_upstream_that_is_not_there_harms_no_other
+BL-037
+  flow/test_streams.py test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client
+BL-038
+  flow/test_upstream_trouble.py test_progress_is_passed_on_at_once
+BL-039
+  flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
+BL-041
+  flow/test_limit_outage.py test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment
+  unit/limits/test_redis.py test_forgotten_scripts_cost_no_call
+BL-043
+  flow/test_session_ends.py test_three_hundred_cycles_of_every_kind_leave_nothing
+  unit/upstreams/test_sessions.py test_fifty_thousand_of_each_cycle_leave_nothing
+BL-048
+  flow/test_identity_flow.py test_a_rotated_key_is_known_after_one_fetch_however_many_ask
+  unit/identity/test_jwks.py test_ten_thousand_unknown_key_ids_cost_one_fetch
+  unit/identity/test_jwks.py test_a_new_key_is_taken_within_ten_seconds_even_in_a_storm
+  unit/identity/test_jwks.py test_a_reload_fetches_once_and_strangers_after_it_wait_their_ten_seconds
+BL-049
+  flow/test_identity_flow.py test_no_spelling_of_a_path_is_another_path
+  unit/test_arrival.py test_of_two_hundred_spellings_exactly_one_is_served
+BL-050
+  unit/protocols/test_mcp_headers.py test_headers_and_body_meet_the_verdict_of_the_corpus
+  unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
+BL-052
+  flow/test_identity_flow.py test_no_verb_goes_around_the_question
+BL-059
+  flow/test_call.py test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once
+  flow/test_call.py test_a_caller_who_leaves_any_route_leaves_its_slot
+  flow/test_limit_exactness.py test_after_kill_9_every_slot_returns_within_twice_its_lease
+  unit/limits/test_limiter.py test_however_a_call_ends_its_slot_is_free_and_its_charges_are_kept_only_if_forwarded
+  unit/limits/test_redis.py test_every_key_has_an_end
+BL-060
+  flow/test_sessions.py test_what_a_server_sends_reaches_only_its_own_client
+  peers/test_apart.py test_each_of_many_clients_hears_what_is_its_own_and_nothing_else
+BL-062
+  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
+  unit/protocols/test_jsonrpc.py test_no_other_spelling_of_an_envelope_key_is_taken
+  unit/protocols/test_jsonrpc.py test_no_other_spelling_of_a_parameter_is_taken
+BL-063
+  flow/test_call.py test_of_fifty_calls_at_once_through_four_sidecars_five_pass_a_limit_of_five
+  flow/test_limit_exactness.py test_four_processes_of_64_tasks_admit_exactly_1000
+BL-064
+  flow/test_listed_and_called.py test_denied_unknown_and_hidden_look_alike_and_are_told_apart_in_the_audit
+BL-065
+  unit/test_metrics.py test_a_scrape_stays_quick_however_much_happened
+BL-066
+  flow/test_sessions.py test_users_who_share_an_upstream_credential_do_not_share_its_session
+  peers/test_apart.py test_two_users_of_one_upstream_credential_have_sessions_apart
+BL-068
+  unit/limits/test_counters.py test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_across_hour_edges
+  unit/limits/test_store_twins.py test_redis_says_what_memory_says
+BL-069
+  unit/test_arguments.py test_references_are_never_fetched
+BL-075
+  unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
+  unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
+BL-076
+  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_body_one_byte_too_long_is_not_decided_on_in_part
+  unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
+  unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
+  unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
+BL-081
+  flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
+  flow/test_kill.py test_reloads_under_load_fail_nobody
+BL-086
+  flow/test_upstream_trouble.py test_a_restarted_upstream_is_called_again_at_once
+BL-087
+  unit/policy/test_roles.py test_another_callers_roles_change_nothing
+BL-091
+  flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
+BL-095
+  unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
+  unit/limits/test_redis.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers
+BL-097
+  flow/test_sessions.py test_a_refreshed_token_goes_on_and_another_subject_does_not
+BL-099
+  unit/policy/test_engine.py test_a_question_asked_before_costs_the_same_however_many_rows_there_are
+BL-101
+  flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist
+  flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
+BL-102
+  unit/policy/test_golden.py test_the_shipped_policy_decides_as_pinned
+"""
+
+
+def answers() -> Iterator[tuple[str, str, str]]:
+    """Report, file under tests/, name of the test."""
+    report = ""
+    for line in REPORTS.split("\n"):
+        if line.startswith(" "):
+            file, test = line.split()
+            yield report, file, test
+        else:
+            report = line
+
+
+@cache
+def sources_in(file: str) -> dict[str, str]:
+    """The source of each test of a file, what decorates it included."""
+    text = (TESTS / file).read_text(encoding="utf-8")
+    lines, found = text.splitlines(), {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return found
+
+
+@pytest.mark.parametrize(("report", "file", "test"), [*answers()], ids=lambda part: part)
+def test_a_report_is_answered_by_a_test_that_names_it(report: str, file: str, test: str) -> None:
+    assert test in sources_in(file), f"{file} has no such test; was it renamed?"
+    assert report in sources_in(file)[test]
+
+
+def test_no_report_stands_without_an_answer() -> None:
+    named = [line for line in REPORTS.split() if line.startswith("BL-")]
+    assert sorted(set(named)) == named
+    assert {report for report, _, _ in answers()} == set(named)
