@@ -181,3 +181,22 @@ async def test_a_session_takes_any_revision_of_its_era_in_the_header(planner: Wo
     for version, expected in {"2025-03-26": 200, SESSION: 200, "2099-01-01": 400}.items():
         sent = session | {"MCP-Protocol-Version": version}
         assert (await planner.post(request("tools/list"), headers=sent))[0] == expected, version
+
+
+async def test_calls_beyond_an_upstreams_connections_wait_for_them_and_it_counts_as_up(tmp_path: Path) -> None:
+    inside = most = 0
+
+    async def slow(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        await asyncio.sleep(0.02)
+        inside -= 1
+        return upstream.answer(message)
+
+    upstream = Upstream(script={"tools/call": slow})
+    async with world(tmp_path, upstream=upstream, mcp_settings="max_connections: 4") as running:
+        answers = await asyncio.gather(*(running.call("search_code", {"repo": "acme/a"}, id=n) for n in range(12)))
+        assert [(status, body["id"]) for status, body, _ in answers] == [(200, n) for n in range(12)]
+        assert most == 4
+        async with running.http.get(f"{running.admin_url}/metrics") as metrics:
+            assert 'sidecar_upstream_up{upstream="github"} 1.0' in await metrics.text()
