@@ -123,6 +123,9 @@ def message_from(envelope: object) -> Message:
 def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
     _refuse_excess(raw, max_depth, MAX_KEYS, MAX_VALUES)
+    value = _same_again(raw)
+    if value is not None:
+        return value
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -134,6 +137,21 @@ def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     if "\\u" in text:
         _refuse_escapes(raw, text, value)
     return value
+
+
+def _same_again(raw: bytes) -> Any:
+    """The value, if our own serialisation of it is these very bytes; else None.
+
+    Then no reader can take them for anything else: no key is there twice, no number is rounded, nothing is spelt in
+    two ways. Most clients write what we would write, and are read at a fifth of the price. Escapes take the long way.
+    """
+    if b"\\u" in raw:
+        return None
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None  # the strict reader will say what is wrong
+    return value if orjson.dumps(value) == raw else None
 
 
 def parse_answer(raw: bytes) -> Any:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.errors import Refusal
+from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import ENVELOPE, PARAMS, Notification, Request, encode_message, parse_json, parse_message
 from tests import wire
 
@@ -177,3 +178,52 @@ def test_javascript_sees_the_corpus_as_we_do(node: Node, name: str) -> None:
         id_, method, params = node.sees(encode_message(parsed))
         assert (id_, method) == (parsed.id, parsed.method)
         assert params == json.loads(json.dumps(parsed.params), parse_int=float)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda of: st.lists(of) | st.dictionaries(st.text(), of),
+        max_leaves=12,
+    )
+)
+def test_what_is_written_as_we_write_it_is_read_as_strictly(value: object) -> None:
+    """The short way of `parse_json` gives what the strict decoder gives, or leaves it to that one."""
+    raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    short = jsonrpc._same_again(raw)
+    if short is not None:
+        assert _alike(short, jsonrpc._DECODER.decode(raw.decode()))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":{"b":1,"b":2}}',
+        b'[{"a":1,"a":1}]',
+        b'{"a": 1}',
+        b"18446744073709551616",
+        b"1e400",
+        b"NaN",
+        b"-0",
+        b"1.10",
+        b'"\\u0061"',
+        b'"\\/"',
+        b'"\xed\xa0\x80"',
+        b"\xef\xbb\xbf1",
+        b"1 ",
+        b"1 1",
+        b"",
+    ],
+)
+def test_whatever_could_be_read_in_two_ways_takes_the_long_way(raw: bytes) -> None:
+    assert jsonrpc._same_again(raw) is None
+
+
+def _alike(one: object, other: object) -> bool:
+    """Equal, and of the same types all the way down: to Python 1, 1.0 and True are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return type(one) is type(other) and one == other
