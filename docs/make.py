@@ -19,7 +19,7 @@ from sidecar.audit.record import FIELDS
 from sidecar.errors import ANSWERS, Reason
 from sidecar.metrics import Metrics
 from sidecar.protocols import mcp
-from sidecar.protocols.mcp import Era
+from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
 from sidecar.settings.schema import json_schema
 

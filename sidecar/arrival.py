@@ -19,8 +19,8 @@ from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
+from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import malformed
-from sidecar.protocols.mcp import Head
 
 Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import JSON, Ask, Intent, Leave, Listen, Reply, Tell
-from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Id, Notification, Request
-from sidecar.protocols.mcp import Era
 from sidecar.relay import Passage, Relay
 from sidecar.snapshot import Live, Service
 from sidecar.turn import Exchange, Turn
@@ -80,7 +80,7 @@ class Exchanges:
         message = Request(intent.message.id, intent.message.method, mcp.forwarded_params(intent.message))
         if message.method == "subscriptions/listen":
             exchange.has_no_end()
-        routing = mcp.routing_headers(message) + exchange.turn.parameter_headers if intent.era is Era.STATELESS else []
+        routing = eras.routing_headers(message) + exchange.turn.parameter_headers if intent.era is Era.STATELESS else []
         with await exchange.post(jsonrpc.encode_request(message), routing) as answer:
             if message.method == "initialize":
                 return await self._begin(exchange, message, answer)

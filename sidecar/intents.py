@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from sidecar.arrival import Headers, check_accept
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols.eras import Era, Head
 from sidecar.protocols.jsonrpc import Notification, Request, Response, malformed
-from sidecar.protocols.mcp import Era, Head
 from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller
 
@@ -78,11 +78,11 @@ class Understanding:
         """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
         if isinstance(message, Response):
             return self._reply(message)
-        era, version = mcp.version_of(self.head, message)
+        era, version = eras.version_of(self.head, message)
         if isinstance(message, Request):
             check_accept(self.headers, JSON, EVENT_STREAM)
         if era is Era.STATELESS:
-            mcp.check_routing(self.head, message)
+            eras.check_routing(self.head, message)
             return self._ask(message, era, version, None)
         if message.method == "initialize":
             return self._ask(message, era, version, None)
@@ -93,7 +93,7 @@ class Understanding:
 
     def of_verb(self, verb: str) -> Listen | Leave:
         """The intent of a GET or a DELETE, which only the session era has."""
-        if any(version in mcp.STATELESS_VERSIONS for version in self.head.protocol_version):
+        if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self._session()
         if verb == "DELETE":
@@ -122,7 +122,7 @@ class Understanding:
             raise malformed("Mcp-Session-Id must be there, once")
         session = self.sessions.find(lines[0], self.caller, self.server)
         versions = self.head.protocol_version
-        if len(versions) > 1 or not mcp.SESSION_VERSIONS_SET.issuperset(versions):
+        if len(versions) > 1 or not eras.SESSION_VERSIONS_SET.issuperset(versions):
             raise malformed("MCP-Protocol-Version is not one that a session has")
         return session
 

@@ -33,8 +33,8 @@ from sidecar.intents import Ask, Intent, Understanding
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
-from sidecar.protocols import jsonrpc, mcp
-from sidecar.protocols.mcp import Era
+from sidecar.protocols import eras, jsonrpc
+from sidecar.protocols.eras import Era
 from sidecar.snapshot import Live, Service
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Sessions
@@ -185,7 +185,7 @@ class Pipeline:
             raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
         if intent.era is Era.STATELESS and tool.param_headers:
             head = arrival.head_of(turn.headers)
-            turn.parameter_headers = mcp.check_parameter_headers(head, tool.param_headers, question.arguments)
+            turn.parameter_headers = eras.check_parameter_headers(head, tool.param_headers, question.arguments)
         turn.record.mark("arguments")
 
     def _turn(self, request: web.BaseRequest) -> Turn:

@@ -22,7 +22,7 @@ from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
-from sidecar.protocols import jsonrpc, mcp, sse
+from sidecar.protocols import eras, jsonrpc, mcp, sse
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange
 from sidecar.upstreams import Answer
@@ -378,7 +378,7 @@ def read_answer(raw: bytes | str) -> jsonrpc.Message:
 def agreed_version(result: dict[str, Any]) -> str:
     """The revision that an `initialize` result agrees on; one that we do not know is no agreement."""
     version = result.get("protocolVersion")
-    if version not in mcp.SESSION_VERSIONS:
+    if version not in eras.SESSION_VERSIONS:
         raise refused("it agrees on a revision that is not known here")
     return str(version)
 

@@ -20,9 +20,9 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.limits import Plan
-from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc
+from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import Id, Request
-from sidecar.protocols.mcp import Head
 from sidecar.snapshot import Service, Snapshot
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session
@@ -77,7 +77,7 @@ class Turn:
             self.shape = Shape.SESSION
             return
         self.method = self.record.method = message.method
-        if not mcp.names_stateless(head, message):
+        if not eras.names_stateless(head, message):
             self.shape = Shape.SESSION
 
     def ended(self, status: int, bytes_out: int) -> None:

@@ -1,24 +1,18 @@
-"""What does this MCP message ask for, in which revision, and what may come back?
+"""What does this MCP message ask for, and what may come back?
 
-MCP has two eras on one address. The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an
-`Mcp-Session-Id`; the *stateless* era (2026-07-28) names its revision in every body and mirrors method and name in
-headers. The era is chosen once, from header and body together; the decision is always on the body.
-
-The table `METHODS` is CONTRACT 1.4: what each method is asked as. What is not in it does not pass.
+The table `METHODS` is CONTRACT 1.4: what each method is asked as. What is not in it does not pass. `eras.py` says in
+which revision a message speaks.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import (
     INVALID_PARAMS,
     Notification,
@@ -31,114 +25,8 @@ from sidecar.protocols.jsonrpc import (
 from sidecar.protocols.uris import fault_in_uri
 from sidecar.vocabulary import Call, Question
 
-STATELESS_VERSIONS = ("2026-07-28",)
-SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-STATELESS_SET = frozenset(STATELESS_VERSIONS)
-SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
-
-META_VERSION = "io.modelcontextprotocol/protocolVersion"
-META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
-UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
-
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
-_DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
-_SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
-_MAX_HEADER_CHARS = 8 * 1024
 MAX_SUBSCRIBED_URIS = 100
-
-
-class Era(StrEnum):
-    SESSION = "session"
-    STATELESS = "stateless"
-
-
-class Head(NamedTuple):
-    """The routing headers of one request, every line of each, values as they came.
-
-    `params` maps the lower-case rest of `Mcp-Param-<rest>` to its lines.
-    """
-
-    protocol_version: tuple[str, ...] = ()
-    method: tuple[str, ...] = ()
-    name: tuple[str, ...] = ()
-    session_id: tuple[str, ...] = ()
-    last_event_id: tuple[str, ...] = ()
-    params: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-
-
-def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
-    """The era and revision of one message. Raises Refusal when header and body disagree, or neither is known.
-
-    `("session", "")` means that the session itself must say which revision was agreed on.
-    """
-    header = _only(head.protocol_version, "MCP-Protocol-Version")
-    meta = message.params.get("_meta", {})
-    body = meta.get(META_VERSION)
-    if META_VERSION not in meta and header not in STATELESS_SET:
-        if header is not None and header not in SESSION_VERSIONS:
-            raise _unsupported(header)
-        return Era.SESSION, header or ""
-    if header is None or body != header:
-        raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
-    if header not in STATELESS_SET:
-        raise _unsupported(header)
-    return Era.STATELESS, header
-
-
-def names_stateless(head: Head, message: Request | Notification) -> bool:
-    """Whether header or body speak of the stateless era, right or wrong: a refusal is told in its form."""
-    return META_VERSION in message.params.get("_meta", {}) or not STATELESS_SET.isdisjoint(head.protocol_version)
-
-
-def check_routing(head: Head, message: Request | Notification) -> None:
-    """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
-    if _only(head.method, "Mcp-Method") != message.method:
-        raise _mismatch("Mcp-Method does not match the body's method")
-    key = _NAMED_BY.get(message.method)
-    if key is None:
-        return
-    given = _only(head.name, "Mcp-Name")
-    if given is None or _decoded(given, "Mcp-Name") != message.params.get(key):
-        raise _mismatch(f"Mcp-Name does not match the body's {key}")
-
-
-def routing_headers(message: Request) -> list[tuple[str, str]]:
-    """Stateless era: the mirrored headers, made anew from what was decided."""
-    headers = [("Mcp-Method", message.method)]
-    key = _NAMED_BY.get(message.method)
-    if key is not None:
-        headers.append(("Mcp-Name", encoded_header(message.params[key])))
-    return headers
-
-
-def check_parameter_headers(
-    head: Head, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
-) -> list[tuple[str, str]]:
-    """`Mcp-Param-*` against the arguments they mirror; returns the headers to send on, made anew.
-
-    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
-    """
-    headers = []
-    for name, path in declared.items():
-        value = _at(arguments, path)
-        lines = head.params.get(name.lower(), ())
-        if len(lines) > 1:
-            raise _mismatch(f"Mcp-Param-{name} is there more than once")
-        given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None
-        if not _mirrors(given, value):
-            raise _mismatch(f"Mcp-Param-{name} does not match the body's argument")
-        if value is not None:
-            headers.append((f"Mcp-Param-{name}", encoded_header(_text(value))))
-    return headers
-
-
-def encoded_header(value: str) -> str:
-    """A value as a header may carry it: plain where that is safe, else the base64 form of MCP 2026-07-28."""
-    plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
-    if plain and not _is_sentinel(value):
-        return value
-    return _SENTINEL_HEAD + base64.b64encode(value.encode()).decode() + _SENTINEL_TAIL
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
@@ -348,7 +236,6 @@ NOTIFICATIONS: Mapping[str, Method] = {
         "notifications/roots/list_changed",
     )
 }
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
 # --- reading parameters ---------------------------------------------------------------------------------------------
@@ -436,64 +323,3 @@ def _names_tasks(capabilities: object) -> bool:
 def _extensions(capabilities: object) -> Mapping[str, Any]:
     extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
     return extensions if isinstance(extensions, dict) else {}
-
-
-# --- reading headers ------------------------------------------------------------------------------------------------
-
-
-def _only(lines: tuple[str, ...], name: str) -> str | None:
-    # Two copies of a routing header: one reader takes the first, another the last.
-    if len(lines) > 1:
-        raise _mismatch(f"{name} is there more than once")
-    return lines[0] if lines else None
-
-
-def _is_sentinel(value: str) -> bool:
-    # The two marks may not share their question mark.
-    marks = len(_SENTINEL_HEAD) + len(_SENTINEL_TAIL)
-    return len(value) >= marks and value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)
-
-
-def _decoded(value: str, name: str) -> str:
-    if len(value) > _MAX_HEADER_CHARS:
-        raise _mismatch(f"{name} is too long")
-    if not _is_sentinel(value):
-        return value
-    coded = value[len(_SENTINEL_HEAD) : -len(_SENTINEL_TAIL)]
-    try:
-        raw = base64.b64decode(coded, validate=True)
-        if base64.b64encode(raw).decode() != coded:
-            raise _mismatch(f"{name} is not canonical base64")
-        return raw.decode()
-    except (binascii.Error, UnicodeDecodeError):
-        raise _mismatch(f"{name} is not base64 of UTF-8") from None
-
-
-def _at(arguments: Mapping[str, Any], path: Sequence[str]) -> Any:
-    value: Any = arguments
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _mirrors(given: str | None, value: object) -> bool:
-    if value is None or given is None:
-        return value is None and given is None
-    if isinstance(value, str | bool):
-        return given == _text(value)
-    match = _DECIMAL.match(given)
-    return isinstance(value, int | float) and match is not None and int(match[1]) == value
-
-
-def _mismatch(detail: str) -> Refusal:
-    return Refusal(Reason.HEADER_MISMATCH, detail)
-
-
-def _unsupported(requested: str) -> Refusal:
-    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": list(STATELESS_VERSIONS), "requested": requested})

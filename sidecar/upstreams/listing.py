@@ -16,7 +16,7 @@ import orjson
 
 from sidecar import __version__
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.mcp import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
+from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.exchange import EVENT_STREAM, JSON, Answer, Upstream
 

@@ -32,7 +32,7 @@ from sidecar.arrival import (
 )
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
-from sidecar.protocols.mcp import Head
+from sidecar.protocols.eras import Head
 from tests import wire
 
 PATHS = wire.table("paths")

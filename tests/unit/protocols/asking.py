@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.protocols import mcp
+from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, Era
 from sidecar.protocols.jsonrpc import Notification, Request
-from sidecar.protocols.mcp import META_CAPABILITIES, META_VERSION, Era
 from sidecar.vocabulary import Call
 
 STATELESS, SESSION = Era.STATELESS, Era.SESSION

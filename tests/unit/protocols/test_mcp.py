@@ -7,15 +7,9 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import mcp
+from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import META, Request
-from sidecar.protocols.mcp import (
-    META_CAPABILITIES,
-    META_VERSION,
-    METHODS,
-    NOTIFICATIONS,
-    TASKS_EXTENSION,
-    Era,
-)
+from sidecar.protocols.mcp import METHODS, NOTIFICATIONS
 from sidecar.vocabulary import Call, Question
 from tests.unit.protocols.asking import NO_NAMES, NO_OBJECTS, NO_STRINGS, SESSION, STATELESS, call_of
 

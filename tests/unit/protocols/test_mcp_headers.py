@@ -10,9 +10,9 @@ from mcp.shared import inbound as sdk
 
 from sidecar.arrival import head_of
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import mcp
+from sidecar.protocols import eras
+from sidecar.protocols.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, Head
 from sidecar.protocols.jsonrpc import Request
-from sidecar.protocols.mcp import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, Head
 from tests import wire
 from tests.unit.protocols.asking import ENVELOPE_META, STATELESS
 
@@ -42,7 +42,7 @@ def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:
 
 def era_of(headers: tuple[str, ...], params: dict[str, Any]) -> tuple[str, str]:
     try:
-        era, version = mcp.version_of(Head(protocol_version=headers), Request(1, "tools/list", params))
+        era, version = eras.version_of(Head(protocol_version=headers), Request(1, "tools/list", params))
     except Refusal as refusal:
         return "refused", str(refusal.code)
     return era.value, version
@@ -61,7 +61,7 @@ def test_the_era_follows_from_header_and_body_together(body: object) -> None:
 
 def test_an_unsupported_version_is_told_with_those_that_are() -> None:
     with pytest.raises(Refusal) as caught:
-        mcp.version_of(Head(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
+        eras.version_of(Head(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
     assert caught.value.data == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
 
 
@@ -77,9 +77,9 @@ def verdict_on(headers: list[list[str]], method: str, params: dict[str, Any]) ->
         lines.setdefault(name.lower(), []).append(value)
     head, message = head_of(lines), Request(1, method, params)
     try:
-        era, _ = mcp.version_of(head, message)
+        era, _ = eras.version_of(head, message)
         if era is STATELESS:
-            mcp.check_routing(head, message)
+            eras.check_routing(head, message)
     except Refusal as refusal:
         return str(refusal.code)
     return era.value
@@ -90,7 +90,7 @@ def test_who_speaks_of_the_stateless_era_is_answered_in_it() -> None:
         lines: dict[str, list[str]] = {}
         for name, value in row["headers"]:
             lines.setdefault(name.lower(), []).append(value)
-        named = mcp.names_stateless(head_of(lines), Request(1, row["method"], row["params"]))
+        named = eras.names_stateless(head_of(lines), Request(1, row["method"], row["params"]))
         if row["verdict"] in ("session", "stateless"):
             assert named == (row["verdict"] == "stateless")
 
@@ -100,7 +100,7 @@ def test_who_speaks_of_the_stateless_era_is_answered_in_it() -> None:
 )
 def test_the_headers_that_go_on_are_made_anew_from_the_body(row: dict[str, Any]) -> None:
     """BL-050."""
-    made = mcp.routing_headers(Request(1, row["method"], row["params"]))
+    made = eras.routing_headers(Request(1, row["method"], row["params"]))
     name = row["params"].get("name", row["params"].get("uri"))
     assert made == [("Mcp-Method", row["method"]), *([("Mcp-Name", name)] if name else [])]
 
@@ -155,7 +155,7 @@ DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")
 
 def mirrored(headers: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     try:
-        return mcp.check_parameter_headers(Head(params=headers), DECLARED, arguments)
+        return eras.check_parameter_headers(Head(params=headers), DECLARED, arguments)
     except Refusal as refusal:
         assert refusal.reason is Reason.HEADER_MISMATCH
         return None
@@ -247,6 +247,6 @@ def test_we_agree_with_the_official_sdk_on_parameter_headers(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(["=?base64??=", "=?base64?=", ""])
 )
 def test_an_encoded_header_is_safe_and_means_the_value_to_the_sdk(value: str) -> None:
-    encoded = mcp.encoded_header(value)
+    encoded = eras.encoded_header(value)
     assert sdk.decode_header_value(encoded) == value
     assert encoded.isascii() and encoded.isprintable() and encoded == encoded.strip() != ""

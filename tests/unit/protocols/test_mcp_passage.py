@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import mcp
+from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION
 from sidecar.protocols.jsonrpc import Request
-from sidecar.protocols.mcp import META_CAPABILITIES, META_VERSION, METHODS, TASKS_EXTENSION
+from sidecar.protocols.mcp import METHODS
 from tests.unit.protocols.asking import NO_NAMES, NO_STRINGS, call_of
 
 # --- what goes on ---------------------------------------------------------------------------------------------------
