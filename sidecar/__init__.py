@@ -4,7 +4,7 @@ A call's way, and where each question is answered:
 
     caller ──▶ listeners ──▶ pipeline ──▶ exchanges ──▶ upstream
                                │              │
-        at which address?      arrival        relay      what of the answer may the caller have?
+        at which address?      arrival        passage, relay   what of the answer may the caller have?
         who?                   identity/
         what?                  intents, protocols/
         may they?              policy/

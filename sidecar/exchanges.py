@@ -17,10 +17,11 @@ from aiohttp import web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import JSON, Ask, Intent, Leave, Listen, Reply, Tell
+from sidecar.passage import Passage
 from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Id, Notification, Request
-from sidecar.relay import Passage, Relay
+from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer

@@ -10,7 +10,7 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
     arguments   well formed          a tool's error     arguments.py
     limits      how often            429 503            limits/
     audit       evidence first       503                audit/
-    exchange    then the call        502 504            exchanges.py, relay.py, upstreams/
+    exchange    then the call        502 504            exchanges.py, relay.py, passage.py, upstreams/
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""What of the upstream's answer may the caller have?
+"""How does the upstream's answer reach the caller?
 
-The answer's way, as `pipeline.py` is the call's. Every message is parsed, judged and written anew, whether it comes
-as one JSON body or as an event among others: what cannot be read does not pass (threats L1), what a list names is
-what its caller may use (I9), and what a server asks of its client needs a row like any call (CONTRACT 1.4).
-
-    Passage    judges one message; no I/O
-    Relay      moves bytes: one body, or a stream event by event
+The answer's way, as `pipeline.py` is the call's: one body, or a stream event by event, and on record before it is
+complete. What passes is `passage.py`'s to judge.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -22,11 +17,10 @@ from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
-from sidecar.protocols import eras, jsonrpc, mcp, sse
-from sidecar.protocols.jsonrpc import Id
+from sidecar.passage import Passage, Passed, read_answer, refused
+from sidecar.protocols import jsonrpc, sse
 from sidecar.turn import Exchange
 from sidecar.upstreams import Answer
-from sidecar.vocabulary import Decision
 from sidecar.whole import NO_HEADERS, Whole
 
 STREAM_HEADERS = {
@@ -40,123 +34,6 @@ MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
 SLICE_BYTES = 16 * 1024
 # What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
 PROTOCOL_STATUSES = frozenset({400, 404})
-
-
-class Passed(NamedTuple):
-    """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
-    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on."""
-
-    out: bytes | None = None
-    reply: bytes | None = None
-    final: bool = False
-    version: str = ""
-
-
-@dataclass(slots=True)
-class Passage:
-    """The judge of one answer. `expected` are the ids that may be answered here. Rules are those of the exchange's own
-    revision (`judged_by`), which for a stream without end is the newest."""
-
-    exchange: Exchange
-    expected: Container[Id]
-    now_s: Callable[[], float]
-
-    def judge(self, raw: bytes | str) -> Passed:
-        """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
-        message = read_answer(raw)
-        if isinstance(message, jsonrpc.Response):
-            return self._response(message)
-        if isinstance(message, jsonrpc.Request):
-            return self._request(message)
-        return self._notification(message)
-
-    def _response(self, response: jsonrpc.Response) -> Passed:
-        if response.id is None or response.id not in self.expected:
-            raise refused("it answers another request")
-        if response.error is not None:
-            return Passed(jsonrpc.encode_response(response), final=True)
-        if not isinstance(response.result, dict):
-            raise refused("its result is not an object")
-        version = agreed_version(response.result) if self._beginning else ""
-        out = jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result)))
-        return Passed(out, final=True, version=version)
-
-    @property
-    def _beginning(self) -> bool:
-        """Whether this answers an `initialize`."""
-        return self.exchange.call.method == "initialize"
-
-    def _result(self, result: dict[str, Any]) -> dict[str, Any]:
-        if mcp.evades(result):
-            raise refused("its result has a member in another spelling")
-        for member in mcp.LISTS:
-            if member in result:
-                result[member] = self._entries(member, result[member])
-        if result.get("resultType", "complete") not in mcp.RESULT_TYPES:
-            raise refused("its resultType is not one that was asked for")
-        for method in mcp.asked_of_client(result):
-            self._ask(method).or_refuse()
-        if isinstance(result.get("capabilities"), dict):
-            result["capabilities"] = mcp.without_tasks(result["capabilities"])
-        if "cacheScope" in result:
-            # It passed a policy for one caller; no shared cache may serve it to another.
-            result["cacheScope"] = "private"
-        return result
-
-    def _entries(self, member: str, entries: object) -> list[Any]:
-        if not isinstance(entries, list):
-            raise refused(f"its {member} are not a list")
-        now_s = self.now_s()
-        return [entry for entry in entries if self._listed(member, entry, now_s)]
-
-    def _listed(self, member: str, entry: object, now_s: float) -> bool:
-        exchange = self.exchange
-        question = mcp.entry_question(member, exchange.turn.server, entry)
-        if question is None or not exchange.judged_by.engine.may_list(exchange.caller.chain, question, now_s):
-            return False
-        return member != "tools" or exchange.service.catalogue.usable(question.name)
-
-    def _request(self, request: jsonrpc.Request) -> Passed:
-        session = self.exchange.session
-        if self._beginning:
-            return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
-        if session is None:
-            raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
-        if request.method == "ping":
-            session.expect(request.id, request.method)
-            return Passed(jsonrpc.encode_request(request))
-        if request.method not in mcp.SERVER_REQUESTS:
-            return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
-        if not self._ask(request.method).allowed:
-            return Passed(reply=_no(request.id, _NOT_PERMITTED))
-        session.expect(request.id, request.method)
-        return Passed(jsonrpc.encode_request(request))
-
-    def _ask(self, method: str) -> Decision:
-        exchange = self.exchange
-        question = mcp.server_question(exchange.turn.server, method)
-        decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, self.now_s())
-        exchange.turn.record.server_asked(question, decision)
-        return decision
-
-    def _notification(self, notification: jsonrpc.Notification) -> Passed:
-        if notification.method not in mcp.SERVER_NOTIFICATIONS:
-            return Passed()  # unknown means no
-        if notification.method == "notifications/tools/list_changed":
-            self.exchange.service.catalogue.stale()
-        if notification.method == "notifications/resources/updated" and not self._listed(
-            "resources", notification.params, self.now_s()
-        ):
-            return Passed()
-        return Passed(jsonrpc.encode_notification(notification))
-
-
-_UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
-_NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
-
-
-def _no(request_id: Id, error: dict[str, Any]) -> bytes:
-    return jsonrpc.encode_response(jsonrpc.Response(request_id, error=error))
 
 
 @dataclass(slots=True)
@@ -365,23 +242,3 @@ class _Sent:
             await self.stream.write_eof()
         except ConnectionError:
             raise Refusal(Reason.CALLER_GONE) from None
-
-
-def read_answer(raw: bytes | str) -> jsonrpc.Message:
-    """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
-    try:
-        return jsonrpc.message_from(jsonrpc.parse_answer(raw.encode() if isinstance(raw, str) else raw))
-    except Refusal as refusal:
-        raise refused(refusal.detail) from None
-
-
-def agreed_version(result: dict[str, Any]) -> str:
-    """The revision that an `initialize` result agrees on; one that we do not know is no agreement."""
-    version = result.get("protocolVersion")
-    if version not in eras.SESSION_VERSIONS:
-        raise refused("it agrees on a revision that is not known here")
-    return str(version)
-
-
-def refused(detail: str) -> Refusal:
-    return Refusal(Reason.RESPONSE_REFUSED, detail)

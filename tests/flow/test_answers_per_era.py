@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.errors import ANSWERS, Reason
-from sidecar.relay import Passage, Passed
+from sidecar.passage import Passage, Passed
 from tests.flow.causes import CAUSES, Cause
 from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series_moved
 from tests.flow.world import Upstream, World, world
