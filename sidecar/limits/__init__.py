@@ -3,7 +3,8 @@
     budgets.py     budgets.yaml → entries
     plan.py        an allowed call → its charges: which counters it moves
     __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
-    store.py       where the counters live: memory.py or redis.py (admit.lua, settle.lua, wire.py)
+    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua, wire.py)
+    places.py      a URL → its store
     counters.py    the arithmetic of hours, days, rates and slots
     sessions.py    the bound on lists and pings
 
@@ -19,9 +20,10 @@ from types import TracebackType
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.counters import SECOND_US
+from sidecar.limits.places import open_store
 from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges, rule_label
 from sidecar.limits.sessions import SessionCalls
-from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict, open_store
+from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict
 
 __all__ = [
     "NOTHING",

@@ -5,11 +5,8 @@ In this process, or in Redis or Valkey; the two answer alike, and one contract t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
 
-from sidecar.errors import SettingsError, fault_in
 from sidecar.limits.counters import Standing
 from sidecar.limits.plan import Charge
 
@@ -72,22 +69,3 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish what was begun, within a second, and let go."""
-
-
-def open_store(url: str, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> Store:
-    """The store of `store.url`: `memory://`, `redis://`, `rediss://` or `unix://`. `clock` gives seconds since the
-    epoch; Redis has its own. Nothing is connected yet. Raises SettingsError for any other URL.
-    """
-    scheme = urlsplit(url).scheme
-    if scheme == "memory":
-        from sidecar.limits.memory import MemoryStore
-
-        return MemoryStore(clock, lease_s=lease_s)
-    if scheme in {"redis", "rediss", "unix"}:
-        from sidecar.limits.redis import RedisStore  # half a second of imports that `memory://` need not pay
-
-        return RedisStore.at(url, lease_s=lease_s)
-    hint = "Sentinel and Cluster come with a later version" if scheme.startswith("redis+") else ""
-    raise SettingsError(
-        [fault_in("store.url", "must be memory://, redis://, rediss:// or unix://", code="S201", hint=hint)]
-    )
