@@ -14,6 +14,7 @@ A call's way, and where each question is answered:
         how many, how long?    measures, metrics
 
     app        builds every object once, and owns their beginnings and ends
+    loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to
     snapshot   what one request reads, frozen; swapped whole on reload
     turn       what is known of one request while it is on its way
     answers    how a no is told, in the caller's protocol

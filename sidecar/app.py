@@ -14,9 +14,9 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,22 +27,20 @@ from aiohttp import web
 from sidecar import __version__
 from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
-from sidecar.arrival import Entrance, hosts_for
+from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
-from sidecar.egress import fetch
+from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
-from sidecar.identity import Identity
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
-from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, open_listener, tls_context
+from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
+from sidecar.loading import first_snapshot, next_snapshot
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
-from sidecar.policy import Engine
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.secrets import read_secret
-from sidecar.snapshot import Live, Service, Snapshot, snapshot_from
-from sidecar.upstreams import Catalogue, upstream_from
+from sidecar.snapshot import Live, Snapshot
 from sidecar.upstreams.sessions import Sessions
 from sidecar.whole import Whole
 
@@ -82,17 +80,14 @@ class App:
         check_fast_parser()
         settings = load_settings(path, environ)
         async with AsyncExitStack() as undo:
-            data = _take(settings.server.listen, undo)
+            data = take(settings.server.listen, undo)
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             metrics = Metrics(upstreams=tuple(settings.upstreams))
             audit = _open_audit(settings, metrics)
             undo.callback(audit.close)
-            identity = Identity.from_settings(settings, time.time, fetch)
-            services = services_from(settings, {})
-            base_url = _base_url(settings, data)
-            first = snapshot_from(settings, identity=identity, services=services, base_url=base_url)
-            await identity.start()
-            undo.push_async_callback(identity.close)
+            first = first_snapshot(settings, base_url_of(settings, data))
+            await first.identity.start()
+            undo.push_async_callback(first.identity.close)
             app = cls._assemble(path, environ, settings, audit, metrics, first)
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
@@ -114,7 +109,7 @@ class App:
             max_sessions=settings.sessions.max,
             max_per_principal=settings.sessions.max_per_principal,
         )
-        live = Live(first, time.time, partial(_next_snapshot, path, environ))
+        live = Live(first, time.time, partial(next_snapshot, path, environ))
         pipeline = Pipeline(
             live=live,
             sessions=sessions,
@@ -251,10 +246,10 @@ class App:
         tls = None
         if server.tls is not None and server.tls != "external":
             tls = tls_context(server.tls.cert_path, server.tls.key_path)
-        open_: list[tuple[Listener, Handle]] = [(data, self._data_handle(_entrance(settings, data)))]
+        open_: list[tuple[Listener, Handle]] = [(data, self._data_handle(data_entrance(settings, data)))]
         for local in settings.local:
-            listener = _take(local.listen, undo)
-            open_.append((listener, self._data_handle(_local_entrance(listener, local.principal))))
+            listener = take(local.listen, undo)
+            open_.append((listener, self._data_handle(local_entrance(listener, local.principal))))
         for listener, handle in open_:
             await listener.serve(handle, self._broken, patience, tls if listener is data else None)
             self.listeners.append(listener)
@@ -268,14 +263,14 @@ class App:
             read_secret(credential.secret_path, "ours").encode(): credential.role
             for credential in settings.admin.credentials
         }
-        admin = _take(settings.admin.listen, undo)
-        control = _take(UnixAddress(settings.data / CONTROL_SOCKET), undo)
+        admin = take(settings.admin.listen, undo)
+        control = take(UnixAddress(settings.data / CONTROL_SOCKET), undo)
         found = [
-            (admin, Admin(self, self.metrics, Entrance(_hosts(admin)), secrets_)),
-            (control, Admin(self, self.metrics, Entrance(_hosts(control)), {}, trusted=True)),
+            (admin, Admin(self, self.metrics, local_entrance(admin), secrets_)),
+            (control, Admin(self, self.metrics, local_entrance(control), {}, trusted=True)),
         ]
         if settings.metrics is not None:
-            scraped = _take(settings.metrics.listen, undo)
+            scraped = take(settings.metrics.listen, undo)
             found.append((scraped, Admin(self, self.metrics, Entrance(None), {}, health_only=True)))
         return [(listener, handler.handle) for listener, handler in found]
 
@@ -332,50 +327,6 @@ def _broken_at_admin(peer: str, status: int) -> web.Response:
     return web.Response(status=status, headers={"Server": "sidecar"})
 
 
-def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
-    """Everything that a start would check, without taking an address or writing a file. Raises ConfigError."""
-    settings = load_settings(path, environ)
-    identity = Identity.from_settings(settings, time.time, fetch)
-    open_store(settings.store.url, time.time)
-    services = services_from(settings, {})
-    return snapshot_from(settings, identity=identity, services=services, base_url="").engine
-
-
-def services_from(settings: Settings, known: Mapping[str, Service]) -> Mapping[str, Service]:
-    """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
-    services = {}
-    for name, definition in settings.upstreams.items():
-        old, new = known.get(name), _service(settings, name)
-        same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
-        services[name] = old if old is not None and same else new
-    return services
-
-
-def _service(settings: Settings, name: str) -> Service:
-    definition = settings.upstreams[name]
-    assert definition.mcp is not None
-    upstream = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes)
-    catalogue = Catalogue(upstream)
-    return Service(
-        name, definition, upstream, catalogue, definition.mcp.timeout_s, definition.anonymous, definition.scopes
-    )
-
-
-async def _next_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
-    """Built aside, off the loop; nothing of the old one changes until all of the new one is good."""
-    new = await asyncio.to_thread(_read_snapshot, path, environ, old)
-    await new.identity.start(old.identity)
-    return new
-
-
-def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
-    settings = load_settings(path, environ)
-    identity = Identity.from_settings(settings, time.time, fetch)
-    services = services_from(settings, old.services)
-    new = snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
-    return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
-
-
 def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
     """What was changed and is not in force: told, never half applied (CONTRACT 2.4)."""
     changed = [name for name in NEEDS_RESTART if getattr(running, name) != getattr(new, name)]
@@ -403,46 +354,6 @@ async def _greet(store: Store) -> None:
         await store.ping()
     except StoreUnavailable as error:
         log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
-
-
-def _take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
-    try:
-        listener = open_listener(address)
-    except OSError as error:
-        message = f"{address} cannot be listened on: {error.strerror or error}"
-        hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
-        raise SettingsError([fault_in("sidecar.yaml", message, code="S130", hint=hint)]) from None
-    undo.push_async_callback(listener.close, 0.0)
-    return listener
-
-
-def _base_url(settings: Settings, data: Listener) -> str:
-    if settings.server.public_url is not None:
-        return str(settings.server.public_url).rstrip("/")
-    if isinstance(data.address, UnixAddress):
-        return "http://localhost"
-    scheme = "http" if settings.server.tls is None else "https"
-    return f"{scheme}://{replace(data.address, port=data.port)}"
-
-
-def _entrance(settings: Settings, listener: Listener) -> Entrance:
-    server = settings.server
-    hosts = _hosts(listener, str(server.public_url or ""), server.allowed_hosts)
-    # A page of our own name is none of another's making; the names are those of `hosts`, so rebinding finds no way in.
-    own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts if host.endswith(f":{listener.port}")}
-    if server.public_url:
-        own.add(str(server.public_url).lower().rstrip("/"))
-    return Entrance(hosts=hosts, origins=frozenset({origin.lower() for origin in server.allowed_origins} | own))
-
-
-def _local_entrance(listener: Listener, principal: str) -> Entrance:
-    return Entrance(hosts=_hosts(listener), principal=principal)
-
-
-def _hosts(listener: Listener, public_url: str = "", allowed: Sequence[str] = ()) -> frozenset[str]:
-    if isinstance(listener.address, UnixAddress):
-        return hosts_for("localhost", 80, public_url, allowed)
-    return hosts_for(listener.address.host, listener.port, public_url, allowed)
 
 
 def _rfc3339(epoch_s: float) -> str:

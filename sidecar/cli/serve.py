@@ -153,7 +153,7 @@ def _announce(app: App) -> None:
 
 
 def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...], str, dict[str, int]]:
-    from sidecar.app import check_files
+    from sidecar.loading import check_files
 
     engine = check_files(path, environ)
     return engine.warnings, engine.revision, dict(engine.rule_counts)
