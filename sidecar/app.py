@@ -80,7 +80,7 @@ class App:
         check_fast_parser()
         settings = load_settings(path, environ)
         async with AsyncExitStack() as undo:
-            data = take(settings.server.listen, undo)
+            data = take(settings.server.listen, undo, path)
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             metrics = Metrics(upstreams=tuple(settings.upstreams))
             audit = _open_audit(settings, metrics)
@@ -248,7 +248,7 @@ class App:
             tls = tls_context(server.tls.cert_path, server.tls.key_path)
         open_: list[tuple[Listener, Handle]] = [(data, self._data_handle(data_entrance(settings, data)))]
         for local in settings.local:
-            listener = take(local.listen, undo)
+            listener = take(local.listen, undo, self.path)
             open_.append((listener, self._data_handle(local_entrance(listener, local.principal))))
         for listener, handle in open_:
             await listener.serve(handle, self._broken, patience, tls if listener is data else None)
@@ -263,14 +263,14 @@ class App:
             read_secret(credential.secret_path, "ours").encode(): credential.role
             for credential in settings.admin.credentials
         }
-        admin = take(settings.admin.listen, undo)
-        control = take(UnixAddress(settings.data / CONTROL_SOCKET), undo)
+        admin = take(settings.admin.listen, undo, self.path)
+        control = take(UnixAddress(settings.data / CONTROL_SOCKET), undo, self.path)
         found = [
             (admin, Admin(self, self.metrics, local_entrance(admin), secrets_)),
             (control, Admin(self, self.metrics, local_entrance(control), {}, trusted=True)),
         ]
         if settings.metrics is not None:
-            scraped = take(settings.metrics.listen, undo)
+            scraped = take(settings.metrics.listen, undo, self.path)
             found.append((scraped, Admin(self, self.metrics, Entrance(None), {}, health_only=True)))
         return [(listener, handler.handle) for listener, handler in found]
 

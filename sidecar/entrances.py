@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from sidecar.arrival import Entrance, hosts_for
 from sidecar.errors import SettingsError, fault_in
@@ -13,14 +14,14 @@ from sidecar.settings import Settings
 from sidecar.settings.addresses import Address, UnixAddress
 
 
-def take(address: Address | UnixAddress, undo: AsyncExitStack) -> Listener:
-    """Take an address, to be let go if the start fails. Raises SettingsError if it cannot be had."""
+def take(address: Address | UnixAddress, undo: AsyncExitStack, config: Path) -> Listener:
+    """Take an address, to be let go if the start fails. Raises SettingsError, naming `config`, if it cannot be had."""
     try:
         listener = open_listener(address)
     except OSError as error:
         message = f"{address} cannot be listened on: {error.strerror or error}"
         hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
-        raise SettingsError([fault_in("sidecar.yaml", message, code="S130", hint=hint)]) from None
+        raise SettingsError([fault_in(config, message, code="S130", hint=hint)]) from None
     undo.push_async_callback(listener.close, 0.0)
     return listener
 

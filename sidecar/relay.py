@@ -151,6 +151,7 @@ class Relay:
                 raise
             if until_answer or ANSWERS[cut].status == "permission_denied":
                 raise Refusal(cut) from None
+            await sent.write(sse.encode_farewell(cut.value))
             return False  # a stream that was cut off because it was not needed any more has ended well
 
     async def _pass_events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:

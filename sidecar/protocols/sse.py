@@ -144,3 +144,8 @@ def encode_hint(*, id: str | None, retry_ms: int | None, data: bool) -> bytes:
 
 
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def encode_farewell(why: str) -> bytes:
+    """The last words of a stream that has no message to end with: a comment, which every reader passes over."""
+    return f": closed, {why}\n\n".encode()

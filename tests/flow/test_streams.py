@@ -154,6 +154,7 @@ async def test_draining_ends_streams_and_lets_calls_finish(tmp_path: Path) -> No
             call = asyncio.create_task(alice.call("search_code", GOOD))
             await until(lambda: upstream.methods().count("tools/call") == 1)
             draining = asyncio.create_task(running.app.pipeline.drain(5.0))
+            assert await ear.block() == b": closed, draining\n\n"  # CONTRACT 9: streams get a closing event
             assert await ear.rest() == []
             released.set()
             assert (await call)[0] == 200
