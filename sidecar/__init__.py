@@ -11,7 +11,7 @@ A call's way, and where each question is answered:
         well formed?           arguments
         how often?             limits/
         who remembers?         audit/
-        how many, how long?    measures, metrics
+        how many, how long?    measures, metrics, tables
 
     app        builds every object once, and owns their beginnings and ends
     loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to

@@ -6,25 +6,17 @@ Every series of CONTRACT 8 whose part exists, declared once. The stages say what
 Labels come from configuration or from closed sets; anything else becomes `other`, so that no caller can make a series
 (threats O7). A hard cap stands behind that, and what it folds away is counted.
 
-The numbers are plain ones in plain tables, turned into prometheus-client's families at the scrape: an observation costs
-a tenth of that library's own children, and a request makes twenty. Labels are looked up as they come, and judged only
-where that finds nothing. One event loop writes, any thread may render: a table only grows, and every number in it is
-replaced in one step.
+The numbers themselves are kept in `tables.py`.
 """
 
 from __future__ import annotations
 
 import platform
-from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from itertools import accumulate, product
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -34,11 +26,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from sidecar import __version__
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import METHODS, NOTIFICATIONS, SERVER_REQUESTS
+from sidecar.tables import AS_GIVEN, OTHER, Table
 from sidecar.vocabulary import PermissionKind
 
-OTHER = "other"
 NONE = "none"  # the reason of what was allowed
-MAX_SERIES = 5_000  # of one metric; its label sets multiply to fewer unless the configuration is very large
 
 # OpenTelemetry's buckets for MCP operations, and below them where a call to a server beside us ends.
 REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -72,98 +63,6 @@ AUTH_REASONS = (
     Reason.CLIENT_UNKNOWN,
     Reason.INSUFFICIENT_SCOPE,
 )
-
-Labels = tuple[str, ...]
-Row = list[float]
-Kind = Literal["counter", "gauge", "histogram"]
-Choices = Mapping[str, Container[str]]  # by the label's name, what may stand there
-_NO_LABELS: Choices = {}
-_AS_GIVEN = ()  # of a label that only `Table.only` sets
-
-
-class Table:
-    """The numbers of one metric, a row for each set of labels; never more than MAX_SERIES, and one for the rest.
-
-    Whatever is given for a label and is not among its choices becomes `other`. Choices may change: `chosen_anew`.
-    A row is one number; of a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
-    """
-
-    __slots__ = ("_choices", "_found", "bounds", "folded", "help", "kind", "labels", "name", "rows")
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        help_: str,
-        labels: Choices = _NO_LABELS,
-        bounds: tuple[float, ...] = (),
-    ) -> None:
-        self.kind, self.name, self.help, self.bounds = kind, f"sidecar_{name}", help_, bounds
-        self.labels, self._choices = tuple(labels), tuple(labels.values())
-        self.rows: dict[Labels, Row] = {}
-        self.folded = 0
-        self._found: dict[Labels, Row] = {}  # rows by labels that are all among the choices; so it has their bound
-
-    def declare(self, *choices: Iterable[str]) -> None:
-        """Rows at nought for every combination, so that `rate()` sees the first event."""
-        for labels in product(*choices):
-            self._row(labels)
-
-    def add(self, labels: Labels, amount: float = 1) -> None:
-        """Count."""
-        row = self._found.get(labels) or self._find(labels)
-        row[0] += amount
-
-    def set(self, labels: Labels, value: float) -> None:
-        """The value now."""
-        row = self._found.get(labels) or self._find(labels)
-        row[0] = value
-
-    def only(self, labels: Labels) -> None:
-        """Of all rows this one is 1 and the others are gone: what describes a state (`policy_info`)."""
-        self.rows = {labels: [1.0]}
-
-    def observe(self, labels: Labels, value: float) -> None:
-        """One measurement of a histogram."""
-        row = self._found.get(labels) or self._find(labels)
-        row[bisect_left(self.bounds, value)] += 1
-        row[-1] += value
-
-    def chosen_anew(self) -> None:
-        """The choices are other ones than before. Rows stay: a counter must not go back."""
-        self._found.clear()
-
-    def family(self) -> Metric:
-        """As prometheus-client knows it."""
-        rows = list(self.rows.items())
-        if self.kind == "histogram":
-            return self._histogram(rows)
-        of_kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = of_kind(self.name, self.help, labels=self.labels)
-        for labels, row in rows:
-            family.add_metric(labels, row[0])
-        return family
-
-    def _histogram(self, rows: list[tuple[Labels, Row]]) -> Metric:
-        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-        edges = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        for labels, row in rows:
-            *counts, total = tuple(row)
-            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
-        return family
-
-    def _find(self, labels: Labels) -> Row:
-        known = tuple([label if label in of else OTHER for label, of in zip(labels, self._choices, strict=True)])
-        row = self._row(known)
-        if known == labels and labels in self.rows:
-            self._found[labels] = row
-        return row
-
-    def _row(self, labels: Labels) -> Row:
-        if len(self.rows) >= MAX_SERIES and labels not in self.rows:
-            self.folded += 1
-            labels = (OTHER,) * len(self.labels)
-        return self.rows.setdefault(labels, [0.0] * (len(self.bounds) + 2 if self.bounds else 1))
 
 
 class Metrics:
@@ -232,16 +131,14 @@ class Metrics:
         self._streams = Table("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
         self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
-        self._policy_info = Table(
-            "gauge", "policy_info", "The revision of the serving policy.", {"revision": _AS_GIVEN}
-        )
+        self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", {"revision": AS_GIVEN})
         self._reloads = Table("counter", "policy_reloads_total", "Reloads of the policy.", {"result": RELOADS})
         self._reloaded_at = Table(
             "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
         )
         self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
         self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
-        self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": _AS_GIVEN})
+        self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": AS_GIVEN})
         self._store_s = Table(
             "histogram",
             "store_duration_seconds",
@@ -257,7 +154,7 @@ class Metrics:
         self._loop_lag_s = Table(
             "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
         )
-        self._build = Table("gauge", "build_info", "What runs here.", {"version": _AS_GIVEN, "python": _AS_GIVEN})
+        self._build = Table("gauge", "build_info", "What runs here.", {"version": AS_GIVEN, "python": AS_GIVEN})
         self._tables = [table for table in vars(self).values() if isinstance(table, Table)]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

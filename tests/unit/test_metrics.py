@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sidecar import __version__, metrics
+from sidecar import __version__, metrics, tables
 from sidecar.errors import Reason
 from sidecar.metrics import Metrics
 
@@ -180,7 +180,7 @@ def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
 
 
 def test_beyond_the_cap_observations_are_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MAX_SERIES", 50)
+    monkeypatch.setattr(tables, "MAX_SERIES", 50)
     measured = Metrics(upstreams=[f"up-{number}" for number in range(100)])
     for number in range(100):
         finish(measured, f"up-{number}", "prompts/get")
