@@ -106,6 +106,7 @@ class Passage:
         if not self._ask(request.method).allowed:
             return Passed(reply=_no(request.id, _NOT_PERMITTED))
         session.expect(request.id, request.method)
+        self.exchange.wait_for_caller()
         return Passed(jsonrpc.encode_request(request))
 
     def _ask(self, method: str) -> Decision:

@@ -165,7 +165,7 @@ class Relay:
         """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
         once, others have their turn in between."""
         parser = sse.SseParser(self._max_bytes)
-        async with aclosing(_slices(answer.chunks(idle_s=None, total_s=self.exchange.left_s))) as slices:
+        async with aclosing(_slices(answer.chunks(deadline=self.exchange.clock()))) as slices:
             async for piece in slices:
                 last = None
                 for event in parser.feed(piece):

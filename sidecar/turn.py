@@ -16,6 +16,7 @@ from aiohttp import web
 from sidecar.answers import Shape
 from sidecar.arrival import Headers, trace_headers
 from sidecar.audit import Recording
+from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
 from sidecar.intents import EVENT_STREAM, JSON
@@ -125,17 +126,33 @@ class Exchange:
     endless: bool = False
     cut: Reason | None = None
     answer: Answer | None = None
+    deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     def has_no_end(self) -> None:
         """This is a stream that goes on until somebody ends it."""
         self.endless, self.timeout_s = True, None
 
     @property
+    def _ends_at(self) -> float | None:
+        return None if self.timeout_s is None else self.turn.started_s + self.timeout_s
+
+    @property
     def left_s(self) -> float | None:
         """What is left of the deadline, in seconds."""
-        if self.timeout_s is None:
-            return None
-        return max(0.0, self.timeout_s - (asyncio.get_running_loop().time() - self.turn.started_s))
+        ends_at = self._ends_at
+        return None if ends_at is None else max(0.0, ends_at - asyncio.get_running_loop().time())
+
+    def clock(self) -> Deadline:
+        """The deadline, running, for who reads the answer."""
+        self.deadline.at = self._ends_at
+        return self.deadline
+
+    def wait_for_caller(self) -> None:
+        """The server asked the caller something: a person may have to think, and the call's clock stands still for as
+        long as `sessions.question_timeout_s` says."""
+        if self.deadline.at is not None:
+            patience_s = self.turn.now.settings.sessions.question_timeout_s
+            self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     @contextmanager
     def streaming(self, answer: Answer) -> Iterator[None]:

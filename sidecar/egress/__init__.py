@@ -12,7 +12,7 @@ A lean client of our own, because aiohttp's costs several times as much per call
 and inflates bodies unless told otherwise. Here these do not exist.
 """
 
-from sidecar.egress.connection import Response
+from sidecar.egress.connection import ENDLESS, Deadline, Response
 from sidecar.egress.failures import (
     Broken,
     ConnectFailed,
@@ -29,10 +29,12 @@ from sidecar.egress.pool import Client
 from sidecar.egress.wire import RequestForm
 
 __all__ = [
+    "ENDLESS",
     "Broken",
     "Client",
     "ConnectFailed",
     "Crowded",
+    "Deadline",
     "EgressError",
     "InvalidRequest",
     "Origin",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, cast
 
@@ -188,6 +189,21 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
 
+@dataclass(slots=True)
+class Deadline:
+    """A moment in loop time; None is never. It may be moved while somebody waits for it: they look before each wait."""
+
+    at: float | None
+
+    @classmethod
+    def within(cls, seconds: float | None) -> Deadline:
+        """So many seconds from now; None is never."""
+        return cls(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+
+
+ENDLESS: Final = Deadline(None)
+
+
 class Response:
     """A response whose head has arrived. Read it to the end or close it; `with` closes it either way."""
 
@@ -224,11 +240,10 @@ class Response:
                 return b"".join(pieces)
             await self._more(self._until)
 
-    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole, from now; None is
-        no end. Chunks are where TCP put them and mean nothing. Raises EgressError."""
+    async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives. `idle_s` is the longest silence, None is no end; `deadline` bounds the whole, and may
+        be moved meanwhile. Chunks are where TCP put them and mean nothing. Raises EgressError."""
         loop = asyncio.get_running_loop()
-        end = None if total_s is None else loop.time() + total_s
         try:
             while True:
                 complete, piece = self._reader.complete, self._reader.take()
@@ -236,6 +251,7 @@ class Response:
                     yield piece
                 if complete:
                     return
+                end = deadline.at
                 if end is not None and loop.time() >= end:  # a peer that never pauses would never be waited for
                     raise TimedOut("the peer did not come to an end in time")
                 if self._reader.buffered or self._reader.complete != complete:

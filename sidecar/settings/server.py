@@ -146,6 +146,8 @@ class SessionSettings(Section):
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0
     """A session that is still for so long ends."""
+    question_timeout_s: Seconds = 300.0
+    """How long a call waits for its caller to answer what the server asks (sampling, elicitation, roots)."""
     max_per_principal: Count = 64
     """Sessions of one chain at once; the oldest gives way."""
     max: Count = 10_000

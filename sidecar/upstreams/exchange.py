@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Final
 
 from sidecar.egress import (
+    ENDLESS,
     Broken,
     Client,
     ConnectFailed,
     Crowded,
+    Deadline,
     EgressError,
     InvalidRequest,
     RequestForm,
@@ -72,11 +74,10 @@ class Answer:
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
-    async def chunks(self, *, idle_s: float | None, total_s: float | None = None) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. `idle_s` is the longest silence, `total_s` the longest whole from now, in seconds;
-        None is no end. Raises Refusal."""
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, up to a deadline that may be moved meanwhile. Raises Refusal."""
         try:
-            async with aclosing(self._response.chunks(idle_s=idle_s, total_s=total_s)) as chunks:
+            async with aclosing(self._response.chunks(idle_s=None, deadline=deadline)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except EgressError as failure:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from sidecar import __version__
+from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
 from sidecar.protocols.sse import SseParser
@@ -93,7 +94,7 @@ class Enquiry:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 raise _failed("it offers no stream")
             parser = SseParser(max_event_bytes=MAX_NOTICE_BYTES)
-            async for chunk in answer.chunks(idle_s=None, total_s=LISTEN_S):
+            async for chunk in answer.chunks(deadline=Deadline.within(LISTEN_S)):
                 for event in parser.feed(chunk):
                     if event.data and _tells_of_change(event.data):
                         yield
@@ -213,7 +214,7 @@ class Enquiry:
 
     async def _event(self, answer: Answer, request_id: int) -> Mapping[str, Any]:
         parser = SseParser()
-        async for chunk in answer.chunks(idle_s=None, total_s=self.upstream.timeout_s):
+        async for chunk in answer.chunks(deadline=Deadline.within(self.upstream.timeout_s)):
             self._spend(len(chunk))
             for event in parser.feed(chunk):
                 message = await _parsed((event.data or "").encode(), request_id)

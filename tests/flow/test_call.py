@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from tests.flow.streams import event, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import SESSION, Upstream, World, request, until, world
+from tests.flow.world import RULES, SESSION, Upstream, World, request, until, world
 from tests.valkey import running_valkey
 
 ANYBODY = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
@@ -200,3 +201,40 @@ async def test_calls_beyond_an_upstreams_connections_wait_for_them_and_it_counts
         assert most == 4
         async with running.http.get(f"{running.admin_url}/metrics") as metrics:
             assert 'sidecar_upstream_up{upstream="github"} 1.0' in await metrics.text()
+
+
+async def test_a_call_waits_for_its_caller_longer_than_for_its_server(tmp_path: Path) -> None:
+    """A person who is asked may think; a server that asks nothing has the upstream's time-out."""
+    asks = RULES + "p, nhi:planner, nhi:github, elicitation/create, -, -, -, allow\n"
+    answered = asyncio.Event()
+
+    async def tool(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        if message["params"]["name"] == "search_code":
+            question = {"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": {"message": "sure?"}}
+            await stream.write(b"data: " + json.dumps(question).encode() + b"\n\n")
+        await answered.wait()
+        result = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}}
+        await stream.write(b"data: " + json.dumps(result).encode() + b"\n\n")
+        return stream
+
+    async def reply(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        answered.set()
+        return web.Response(status=202)
+
+    upstream = Upstream(script={"tools/call": tool, "response": reply})
+    async with world(tmp_path, rules=asks, upstream=upstream, mcp_settings="timeout_s: 0.4") as running:
+        hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        session = {"Mcp-Session-Id": (await running.post(request("initialize", hello)))[2]["Mcp-Session-Id"]}
+
+        def call(tool: str, **arguments: str) -> dict[str, Any]:
+            return request("tools/call", {"name": tool, "arguments": arguments}, id=2)
+
+        _, silent, _ = await running.post(call("get_file", path="a"), headers=session)
+        assert b"upstream-timeout" in silent
+        asked = asyncio.create_task(running.post(call("search_code", repo="acme/a"), headers=session))
+        await asyncio.sleep(0.8)
+        answer = {"jsonrpc": "2.0", "id": 7, "result": {"action": "accept"}}
+        assert (await running.post(answer, headers=session))[0] == 202
+        assert b'"result":{"content":[]}' in (await asked)[1]

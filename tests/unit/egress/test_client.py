@@ -15,6 +15,7 @@ from sidecar.egress import (
     Broken,
     Client,
     ConnectFailed,
+    Deadline,
     EgressError,
     InvalidRequest,
     Response,
@@ -267,12 +268,12 @@ async def test_a_stream_arrives_as_it_is_sent_and_has_no_deadline_of_its_request
         await server.all_gone()
 
 
-@pytest.mark.parametrize("bounds", [{"idle_s": 0.1}, {"idle_s": None, "total_s": 0.2}])
-async def test_a_stream_ends_by_its_own_bounds(bounds: dict[str, float | None]) -> None:
+@pytest.mark.parametrize(("idle_s", "whole_s"), [(0.1, None), (None, 0.2)])
+async def test_a_stream_ends_by_its_own_bounds(idle_s: float | None, whole_s: float | None) -> None:
     async with meeting(stream) as (server, client):
         got = b""
         with pytest.raises(TimedOut), await post(client) as answer:
-            async for chunk in answer.chunks(**bounds):
+            async for chunk in answer.chunks(idle_s=idle_s, deadline=Deadline.within(whole_s)):
                 got += chunk
         assert got == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
         await server.all_gone()
