@@ -246,10 +246,12 @@ class App:
         tls = None
         if server.tls is not None and server.tls != "external":
             tls = tls_context(server.tls.cert_path, server.tls.key_path)
-        open_: list[tuple[Listener, Handle]] = [(data, self._data_handle(data_entrance(settings, data)))]
+        open_: list[tuple[Listener, Handle]] = [
+            (data, partial(self.pipeline.handle, entrance=data_entrance(settings, data)))
+        ]
         for local in settings.local:
             listener = take(local.listen, undo, self.path)
-            open_.append((listener, self._data_handle(local_entrance(listener, local.principal))))
+            open_.append((listener, partial(self.pipeline.handle, entrance=local_entrance(listener, local.principal))))
         for listener, handle in open_:
             await listener.serve(handle, self._broken, patience, tls if listener is data else None)
             self.listeners.append(listener)
@@ -273,12 +275,6 @@ class App:
             scraped = take(settings.metrics.listen, undo, self.path)
             found.append((scraped, Admin(self, self.metrics, Entrance(None), {}, health_only=True)))
         return [(listener, handler.handle) for listener, handler in found]
-
-    def _data_handle(self, entrance: Entrance) -> Handle:
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self.pipeline.handle(request, entrance)
-
-        return handle
 
     def _broken(self, peer: str, status: int) -> web.StreamResponse:
         """Bytes that were no HTTP request are refused, and recorded, like everything else."""

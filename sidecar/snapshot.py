@@ -69,18 +69,16 @@ class Snapshot:
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
-        answers = [
-            self.engine.enter(chain, asked, now_s)
-            if call.session and asked is call.question
-            else self.engine.decide(chain, asked, now_s)
-            for asked in call.questions
-        ]
-        decision = next((answer for answer in answers if not answer.allowed), answers[0])
-        if len(answers) > 1:
-            ends = [answer.until for answer in answers if answer.until is not None]
-            links = tuple(link for answer in answers for link in answer.links)
-            decision = decision._replace(links=links, until=min(ends, default=None))
-        return decision
+        first = call.question
+        asked = self.engine.enter if call.session else self.engine.decide
+        decision = asked(chain, first, now_s)
+        if len(call.questions) == 1:
+            return decision
+        answers = [decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])]
+        ends = [answer.until for answer in answers if answer.until is not None]
+        links = tuple(link for answer in answers for link in answer.links)
+        decisive = next((answer for answer in answers if not answer.allowed), decision)
+        return decisive._replace(links=links, until=min(ends, default=None))
 
     def audience(self, server: str) -> Audience:
         """What a token must be meant for, to be used at this server's address."""
