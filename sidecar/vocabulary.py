@@ -139,8 +139,7 @@ class Call(NamedTuple):
         return self.questions[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row of policy. `expires_at` in seconds since the epoch; `max_calls_per_hour` None is no limit."""
 
     id: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
 import click
 
 from sidecar import __version__
+from sidecar.cli.lazy import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("sidecar.cli.demo", "A minute with everything: a real server, a real client, four outcomes."),
@@ -15,6 +15,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("sidecar.cli.serve", "Check everything, then serve."),
     "check": ("sidecar.cli.serve", "Check configuration, models, rules, budgets and keys."),
     "healthcheck": ("sidecar.cli.serve", "Ask a running sidecar whether it is ready."),
+    "policy": (
+        "sidecar.cli.policy",
+        "Policy as code: check, test, explain, diff, replay, suggest, convert …",
+    ),
     "audit": ("sidecar.cli.audit", "Verify the evidence, or read it."),
     "token": ("sidecar.cli.token", "Keys and tokens: API keys, and signing keys and tokens for development."),
     "config": ("sidecar.cli.config", "Look at the configuration."),
@@ -22,25 +26,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class _Lazy(click.Group):
-    """Imports a command's file when the command is used, so that `--help` and completion stay quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+@click.group(
+    cls=LazyGroup,
+    commands_in=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
+)
 @click.version_option(__version__, prog_name="sidecar")
 def main() -> None:
     """Authorization for AI agents: who may call which tool, how often, with which arguments, and who remembers.

@@ -1,0 +1,50 @@
+"""Where do the models and rows lie that a command speaks about?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sidecar.errors import SettingsError, fault_in
+from sidecar.policy import PolicySource, load_policy
+from sidecar.policy.scopes import ScopeLike
+from sidecar.settings import load_settings
+from sidecar.settings.shipped import shipped
+
+POLICIES: Literal["policies"] = "policies"
+MODELS: Literal["models"] = "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them."""
+
+    models: Path
+    policies: Path
+    scopes: Sequence[ScopeLike] = ()
+    names: frozenset[str] | None = None
+
+    def load(self) -> PolicySource:
+        """Read and check it. Raises PolicyError with every fault."""
+        return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names)
+
+
+def configured(path: Path, environ: Mapping[str, str]) -> Place:
+    """What sidecar.yaml names; without that file, what lies beside where it would be. Raises SettingsError."""
+    if not path.exists() and (path.parent / POLICIES).is_dir():
+        return in_folder(path.parent)
+    settings = load_settings(path, environ, check_files=False)
+    policy = settings.policy
+    return Place(policy.models, policy.path, policy.scopes, frozenset(settings.upstreams))
+
+
+def in_folder(folder: Path) -> Place:
+    """A folder that holds `policies/` (and perhaps `models/`), or is such a folder of rows itself. Models that are
+    not there are the shipped ones. Raises SettingsError."""
+    if not folder.is_dir():
+        raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
+    policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
+    models = policies.parent / MODELS
+    return Place(models if models.is_dir() else shipped(MODELS), policies)
