@@ -3,10 +3,11 @@
 load_policy  two folders → PolicySource, or PolicyError with every fault
 Engine       one revision: decide, may_list, enter
 
-files → rows → grammar → source           what do the files say
-model, conditions (syntax), roles         what do their parts mean
-judge                                     what does Casbin say: the only module that runs it
-cases → walks → engine                    one link; the whole chain; what is asked of it
+files → rows → grammar → draft (bulk) → source   what do the files say
+model (expression), conditions (syntax), roles   what do their parts mean
+table, pattern_index, compiler → matching        which rows match: looked up, whatever their number
+casbin_part                                      what is not compiled: the only module that runs Casbin
+askers, links → engine                           one link; the whole chain
 """
 
 from sidecar.policy.engine import Engine

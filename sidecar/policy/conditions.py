@@ -157,6 +157,11 @@ class Condition:
     per_char: float
     per_square: float
 
+    @property
+    def trusts_meta(self) -> bool:
+        """Whether it reads `call.meta`, which the caller writes."""
+        return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
+
     def run(self, scene: Scene, purse: Purse) -> tuple[Ran, Mapping[str, Any]]:
         """How it comes out, and what it read, by path; what was not there is left out, and `now` is in seconds.
         Never raises for what a caller can send."""

@@ -1,159 +1,143 @@
 """May they?
 
 The chain is asked link by link (CONTRACT 1.3): each principal but the last whether it may lend the next one its
-authority, the last one the question itself; then the guardrails are asked of everybody. The same walk decides calls
+authority, the last one the question itself; then the guardrails are asked of everybody. The same way decides calls
 and filters lists, so that what is listed is what can be called (threats I9).
 
-An engine is one revision. It remembers, but nothing that it answers depends on what it was asked before.
+An engine is one revision. It remembers who has which roles, but nothing of what was asked and answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from sidecar.policy.cases import MAX_REMEMBERED_CHARS, Asker, Docket, Roles, window
-from sidecar.policy.judge import Subject
-from sidecar.policy.memo import Memo
-from sidecar.policy.patterns import glob, meets_prefix
+from sidecar.errors import Reason
+from sidecar.policy.askers import Asker, Askers
+from sidecar.policy.conditions import Purse
+from sidecar.policy.links import Answer, Docket, Turn
+from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
-from sidecar.policy.walks import Opening, Step, Walk
-from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, Rule
+from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, Rule
 
-MEMO_SIZE = 2048
-MAX_OPENING_RULES = 8  # enough evidence that somebody has a grant on a server
-
+# CONTRACT 6: of several reasons, the first of these is told.
+_PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 _ON_SERVERS = ("tool:", "prompt:", "resource:")
 
 
 class Engine:
-    """Answers under one policy. Pure but for what it remembers; safe to use from several threads."""
+    """Answers under one policy. Pure but for the roles it remembers; safe to use from several threads."""
 
     def __init__(self, source: PolicySource) -> None:
         self.revision = source.revision
         self.warnings = source.warnings
-        self._roles = Roles(source.roles)
-        self._sets = source.sets.contents()
-        rows = list(zip(source.rules, source.columns, strict=True))
+        roles = Ways({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))
+        ways = {"g": roles, "g2": Ways({"": source.sets})}
+        self._askers = Askers(roles)
         self._dockets = {
-            kind: Docket(
-                model,
-                [(rule, columns) for rule, columns in rows if rule.kind is kind],
-                source.conditions,
-                self._roles,
-                source.sets,
-            )
+            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
-        self.rule_counts: Mapping[str, int] = {kind.value: len(docket.rows) for kind, docket in self._dockets.items()}
-        self._known_grants: Memo[tuple[str, frozenset[str], str], tuple[Rule, ...]] = Memo(1024)
-        self._walks: Memo[tuple[object, ...], Walk] = Memo(MEMO_SIZE)
+        self._guarded = bool(len(self._guardrails.table))
+        self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may do this at `now_s` (seconds since the epoch), link by link. Never raises for no."""
-        return self._walk(chain, question, now_s).decision(chain, question, now_s)
+        turn = Turn(chain, question, now_s, self._askers, Purse())
+        return self._decision(chain, list(self._answers(turn)), limited=True)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry that asks this question may be shown: false only if every call of it would be denied.
 
         Conditions on what the caller will write (`args`, `call.meta`) count for the caller; limits are not asked.
         """
-        return self._walk(chain, question, now_s).may_list(chain, question, now_s)
+        turn = Turn(chain, question, now_s, self._askers, Purse(), listing=True)
+        return bool(chain) and all(answer.link.allowed for answer in self._answers(turn))
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may have a session call on an MCP server (CONTRACT 1.4): any live allow row of the last
         principal on that server opens it, whatever its actions and conditions; a deny row on it closes it. No row's
         limit is charged: `session_calls_per_minute` bounds these calls."""
-        return self._walk(chain, question, now_s, entering=True).decision(chain, question, now_s)
+        turn = Turn(chain, question, now_s, self._askers, Purse())
+        answers = list(self._answers(turn))
+        if chain and question.server:
+            docket, asker = self._dockets[PermissionKind.AGENT_TO_TOOL], self._askers.asker(chain[-1])
+            last = len(chain) - 1
+            answers[last] = docket.opened(answers[last], asker, question.server, now_s)
+        return self._decision(chain, answers, limited=False)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Every role of a principal, from its token and from `g` rows."""
-        return self._roles.asker(principal).roles
+        return self._askers.roles_of(principal)
 
-    # --- the walk -----------------------------------------------------------------------------------------------------
+    # --- the way ------------------------------------------------------------------------------------------------------
 
-    def _walk(self, chain: Chain, question: Question, now_s: float, *, entering: bool = False) -> Walk:
-        """The walk as it stands now. All that it depends on is in its key, but for what conditions read."""
-        key: list[object] = [question.object, question.action, question.server, entering]
-        for principal in chain:
-            key += (principal.name, principal.roles)
-        remembered = tuple(key)
-        walk = self._walks.get(remembered)
-        if walk is None or not walk.since <= now_s < walk.until:
-            walk = self._new_walk(chain, question, now_s, entering=entering)
-            if len(question.object) <= MAX_REMEMBERED_CHARS:
-                self._walks.put(remembered, walk)
-        return walk
-
-    def _new_walk(self, chain: Chain, question: Question, now_s: float, *, entering: bool) -> Walk:
-        steps = list(self._steps(chain, question, now_s))
-        grants = self._grants(chain[-1], question.server) if entering and chain and question.server else ()
-        since, until = window([rule.expires_at for rule in grants], now_s)
-        return Walk(
-            revision=self.revision,
-            names=tuple(principal.name for principal in chain),
-            steps=tuple(step for at, step in enumerate(steps) if at < len(chain) or step.case.tells),
-            since=max([since, *(step.case.since for step in steps)]),
-            until=min([until, *(step.case.until for step in steps)]),
-            limited=not entering,
-            opening=self._opening(chain[-1], grants, now_s) if grants else None,
-            roles_of=self.roles_of,
-        )
-
-    def _steps(self, chain: Chain, question: Question, now_s: float) -> Iterator[Step]:
-        """The links in order, the last one being the question itself; then whatever guardrails are asked."""
-        askers = [self._roles.asker(principal) for principal in chain]
+    def _answers(self, turn: Turn) -> Iterator[Answer]:
+        """The links in order, the last one being the question itself; then what guardrails have to say."""
+        chain, question = turn.chain, turn.question
+        askers = [self._askers.asker(principal) for principal in chain]
         last = len(chain) - 1
         for place in range(last):
             docket = self._dockets[_nhi_kind(chain[place])]
-            yield Step(docket.case(askers[place], chain[place + 1].name, DELEGATE, now_s), place, lends=True)
+            yield docket.answer(askers[place], chain[place + 1].name, DELEGATE, turn, place, lends=True)
         if chain:
             docket = self._dockets[_last_kind(chain[last], question)]
-            yield Step(docket.case(askers[last], question.object, question.action, now_s), last, lends=False)
-        if self._guardrails.rows:
-            yield from self._guarded(chain, askers, question, now_s)
+            yield docket.answer(askers[last], question.object, question.action, turn, last, lends=False)
+        if self._guarded:
+            for answer in self._guardrail_answers(askers, turn):
+                if not answer.link.allowed or answer.link.facts or answer.would_deny:
+                    yield answer
 
-    def _guarded(self, chain: Chain, askers: list[Asker], question: Question, now_s: float) -> Iterator[Step]:
+    def _guardrail_answers(self, askers: list[Asker], turn: Turn) -> Iterator[Answer]:
         """Each principal on the final object, and on every NHI after it."""
-        ask = self._guardrails.case
+        ask, question = self._guardrails.answer, turn.question
         for place, asker in enumerate(askers):
-            yield Step(ask(asker, question.object, question.action, now_s), place, lends=False)
-            for later in chain[place + 1 :]:
+            yield ask(asker, question.object, question.action, turn, place, lends=False)
+            for later in turn.chain[place + 1 :]:
                 if later.kind == "nhi":
-                    yield Step(ask(asker, later.name, DELEGATE, now_s), place, lends=True)
+                    yield ask(asker, later.name, DELEGATE, turn, place, lends=True)
 
-    # --- sessions -----------------------------------------------------------------------------------------------------
+    def _decision(self, chain: Chain, answers: list[Answer], *, limited: bool) -> Decision:
+        if not chain:  # nobody asks: denied
+            return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
+        reason = _first([answer.link.reason for answer in answers if not answer.link.allowed])
+        allowed = reason is None
+        last = answers[len(chain) - 1]
+        asker = self._askers.asker(chain[-1])
+        ends = [answer.until for answer in answers if answer.until is not None] if allowed else ()
+        return Decision(
+            allowed,
+            self.revision,
+            tuple(answer.link for answer in answers),
+            reason,
+            _limits(chain, last.limited) if limited and allowed and last.limited else (),
+            min(ends, default=None),
+            self._dockets[last.link.kind].roles_behind(asker, last.link),
+            _names(answer.would_deny for answer in answers),
+            _names(answer.would_allow for answer in answers),
+        )
 
-    def _opening(self, principal: Principal, grants: tuple[Rule, ...], now_s: float) -> Opening:
-        live = [rule for rule in grants if rule.expires_at is None or now_s < rule.expires_at]
-        ends = [rule.expires_at for rule in live if rule.expires_at is not None]
-        shown = tuple(live[:MAX_OPENING_RULES])
-        # Any one of them opens it, so it stays open until the last one ends.
-        until = max(ends) if ends and len(ends) == len(live) else None
-        return Opening(shown, until, self._roles.behind(self._roles.asker(principal), shown))
 
-    def _grants(self, principal: Principal, server: str) -> tuple[Rule, ...]:
-        """The allow rows of this principal that say anything about the server, live or expired."""
-        asker = self._roles.asker(principal)
-        key = (asker.name, asker.granted, server)
-        known = self._known_grants.get(key)
-        if known is None:
-            docket = self._dockets[PermissionKind.AGENT_TO_TOOL]
-            rows = [docket.rows[i] for i in docket.judge.rows_of(Subject.of(asker.name, asker.roles))]
-            known = tuple(
-                row.rule
-                for row in rows
-                if row.rule.effect == "allow" and not row.rule.shadow and self._is_on(row.rule.object, server)
-            )
-            self._known_grants.put(key, known)
-        return known
+def _limits(chain: Chain, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
+    """What the call is charged: a rule of several rows once."""
+    counted = {"subject": chain[-1].name, "origin": chain[0].name, "rule": ""}
+    found = {
+        rule.id: RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
+        for rule in rules
+        if rule.max_calls_per_hour is not None
+    }
+    return tuple(found.values())
 
-    def _is_on(self, pattern: str, server: str) -> bool:
-        """Whether a rule's object can be the server itself or something on it."""
-        if pattern.startswith("set:"):
-            return any(self._is_on(element, server) for element in self._sets.get(pattern, ()))
-        prefixes = (f"{word}{server}/" for word in _ON_SERVERS)
-        return glob(f"nhi:{server}", pattern) or any(meets_prefix(pattern, prefix) for prefix in prefixes)
+
+def _first(reasons: list[Reason | None]) -> Reason | None:
+    """The reason that is told; None if there is nothing to tell."""
+    if not reasons:
+        return None
+    return next((reason for reason in _PRECEDENCE if reason in reasons), Reason.NO_MATCHING_RULE)
+
+
+def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in found for name in names))
 
 
 def _nhi_kind(principal: Principal) -> PermissionKind:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sidecar.policy.faults import Faults, meant
+from sidecar.policy.faults import Faults, Line, meant
 from sidecar.policy.rows import MAX_FILE_BYTES, decoded
 from sidecar.vocabulary import PermissionKind
 
@@ -21,9 +22,10 @@ KINDS = tuple(kind for kind in PermissionKind if kind is not PermissionKind.GUAR
 STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
 MAX_FILES = 4096
 
-_OTHERS = frozenset({"budgets.yaml"})  # known, and somebody else's
-_LATER = {"disabled.yaml": "disabled principals", "pins.yaml": "pins"}
+_OTHERS = frozenset({"budgets.yaml", "disabled.yaml"})  # known, and somebody else's
+_LATER = {"pins.yaml": "pins"}
 _OTHER_FOLDER = "tests"
+_LEFT_BY_EDITORS = ("*~", "*.swp", "*.swo", "*.swx", "*.tmp", "#*#", "4913")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,10 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         relative = path.relative_to(folder).as_posix()
         if relative in _OTHERS:
             continue
-        if relative in _LATER:  # a kill switch that nobody reads must not look as if it worked
+        if left_by_an_editor(path.name):
+            faults.warn("P007", "not read: an editor left it", Line(str(path), 0, ""), hint="remove it")
+            continue
+        if relative in _LATER:  # a pin that nobody checks must not look as if it worked
             faults.whole("P006", f"{_LATER[relative]} come with a later version", str(path), "remove the file")
             continue
         if len(found) == MAX_FILES:
@@ -62,6 +67,11 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         if stem:
             found.append(PolicyFile(path, relative, stem))
     return found
+
+
+def left_by_an_editor(name: str) -> bool:
+    """Whether a file of this name is a backup, a swap file or a probe: nobody means it as policy."""
+    return any(fnmatchcase(name, pattern) for pattern in _LEFT_BY_EDITORS)
 
 
 def read_text(path: Path, faults: Faults) -> str | None:

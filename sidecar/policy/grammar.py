@@ -81,6 +81,7 @@ _SERVER_PATTERN = re.compile(r"[a-z0-9*\-]+")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-/*]{1,128}")
 _URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")
 _RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}")
+_DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,127}")
 _LIMIT = re.compile(r"[1-9][0-9]{0,8}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -162,6 +163,13 @@ def expires_at(text: str) -> float | None:
     raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", "write 2027-03-31T00:00:00Z, or -")
 
 
+def domain(text: str) -> str:
+    """The namespace of an issuer, exactly: a pattern here has granted across tenants (threats K13)."""
+    if text == NONE or _DOMAIN.fullmatch(text):
+        return text
+    raise Wrong("P116", f"{shown(text)} is no domain", "write the issuer's namespace, or - for principals without one")
+
+
 def limit(text: str, effect: str) -> int | None:
     """Calls per hour; None for `-`. 0 would be a deny in disguise."""
     if text == NONE:
@@ -238,6 +246,8 @@ def _check_exact(text: str) -> None:
 
 def _check_ascii(text: str) -> None:
     """Refuse what may look like something else, such as a Cyrillic letter among Latin ones."""
+    if text.isascii():
+        return
     for offset, character in enumerate(text):
         if not character.isascii():
             message = f"U+{ord(character):04X} in {shown(text)} looks like something else"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 8  # CONTRACT 2.1
+_NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,10 @@ class Links:
 
     def closure(self, start: Iterable[str]) -> frozenset[str]:
         """Everything that any of `start` is in, directly or not; without `start` itself."""
-        seen: set[str] = set()
         todo = [container for name in start for container in self.parents.get(name, ())]
+        if not todo:
+            return _NOTHING
+        seen: set[str] = set()
         while todo:
             name = todo.pop()
             if name not in seen:
@@ -94,6 +97,45 @@ class Links:
         return chains
 
 
+class Ways:
+    """What `g` or `g2` answers, by domain. Without domains, everything is in the domain "".
+
+    `holding` is for sets: which of them hold something on a server.
+    """
+
+    def __init__(self, links: Mapping[str, Links], *, by_domain: bool = False) -> None:
+        self._links = links
+        self._by_domain = by_domain
+        self._on_server: Mapping[str, frozenset[str]] | None = None
+
+    def within(self, domain: str) -> Links:
+        """The links of one domain."""
+        return self._links.get(domain if self._by_domain else "", _NO_LINKS)
+
+    def containers(self, name: str, domain: str) -> frozenset[str]:
+        """Everything that a name is in, directly or not."""
+        return self.within(domain).closure((name,))
+
+    def holds(self, name: str, container: str, domain: str) -> bool:
+        """Whether a name is the container, or in it."""
+        return name == container or container in self.containers(name, domain)
+
+    def holding(self, server: str) -> frozenset[str]:
+        """The containers that hold the server or something on it."""
+        if self._on_server is None:
+            found: dict[str, set[str]] = {}
+            for links in self._links.values():
+                for container, names in links.contents().items():
+                    for name in names:
+                        found.setdefault(_server_of(name), set()).add(container)
+            self._on_server = {server: frozenset(containers) for server, containers in found.items()}
+        return self._on_server.get(server, _NOTHING)
+
+
+def _server_of(name: str) -> str:
+    return name.partition(":")[2].partition("/")[0]
+
+
 def _walked(name: str, came_from: Mapping[str, str]) -> tuple[str, ...]:
     way = [name]
     while name in came_from:
@@ -120,3 +162,6 @@ def _peeled(parents: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
             if above[child] == 0:
                 free.append(child)
     return frozenset(name for name, count in above.items() if count > 0)
+
+
+_NO_LINKS = Links()

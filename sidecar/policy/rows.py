@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.policy.faults import Faults, Line, meant, shown
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as they are written by programs
 MAX_LINE_CHARS = 8 * 1024
 ROW_TYPES = ("p", "g", "g2")
-NOTES = ("id", "owner", "reason", "shadow", "per", "created_at")
+NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of")
+
+Plain = Callable[[str, int], bool]
 
 _BLANKS = " \t"
 _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
@@ -61,11 +63,15 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
         return None
 
 
-def parse_rows(file: str, text: str, faults: Faults) -> list[Row]:
-    """Every well-formed row, in order; every other line that says something is a fault."""
-    rows: list[Row] = []
+def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[Row]:
+    """Every well-formed row, in order; every other line that says something is a fault.
+
+    `plain` is offered each line that nothing was said about above; what it takes needs no more looking at.
+    """
     notes: tuple[Line, dict[str, Field]] | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
+        if plain is not None and notes is None and plain(raw, number):
+            continue
         line = Line(file, number, raw.removesuffix("\r")[:MAX_LINE_CHARS])
         content = line.text.strip(_BLANKS)
         described, notes = notes, None
@@ -76,13 +82,14 @@ def parse_rows(file: str, text: str, faults: Faults) -> list[Row]:
         elif content.startswith("#:"):
             notes = (line, _notes(line, faults))
         elif content and not content.startswith("#"):
-            _read_row(line, described, rows, faults)
+            row = _read_row(line, described, faults)
+            if row is not None:
+                yield row
             described = None
         if described is not None:
             _stray_notes(described[0], faults)
     if notes is not None:
         _stray_notes(notes[0], faults)
-    return rows
 
 
 def _stray_notes(line: Line, faults: Faults) -> None:
@@ -101,19 +108,19 @@ def _hidden_character(line: Line, faults: Faults) -> bool:
     return False
 
 
-def _read_row(line: Line, described: tuple[Line, dict[str, Field]] | None, rows: list[Row], faults: Faults) -> None:
+def _read_row(line: Line, described: tuple[Line, dict[str, Field]] | None, faults: Faults) -> Row | None:
     fields = _fields(line, faults)
     if fields is None:
-        return
+        return None
     head, *rest = fields
     if head.text not in ROW_TYPES:
         hint = meant(head.text.lower(), ROW_TYPES) or "a row begins with p, g or g2"
         if len(fields) == 1:
             hint = "fields are separated by commas"
         faults.error("P101", f"row type {shown(head.text)} is unknown", line, head.column, max(1, head.width), hint)
-        return
+        return None
     above, notes = described or (None, {})
-    rows.append(Row(head.text, tuple(rest), line, notes, above))
+    return Row(head.text, tuple(rest), line, notes, above)
 
 
 def _fields(line: Line, faults: Faults) -> list[Field] | None:

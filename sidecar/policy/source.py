@@ -6,60 +6,93 @@ every fault at once. Reading files is all that it does outside: no clock, no net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import overload
 
 from sidecar.errors import Fault, PolicyError
-from sidecar.policy import grammar
-from sidecar.policy.conditions import Condition, Language
-from sidecar.policy.faults import Faults, Line, meant, shown
+from sidecar.policy.bulk import BulkLinkReader, BulkReader
+from sidecar.policy.compiler import plan_of
+from sidecar.policy.conditions import Condition
+from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, line_at, read_link
+from sidecar.policy.expression import written
+from sidecar.policy.faults import Line, meant, shown
 from sidecar.policy.files import KINDS, PolicyFile, policy_files, read_text
-from sidecar.policy.grammar import NONE, Wrong
-from sidecar.policy.model import MAX_MODEL_CHARS, Model, guardrail_model, parse_model
+from sidecar.policy.matching import Index, index_of
+from sidecar.policy.model import MAX_MODEL_CHARS, PRIORITY, Model, guardrail_model, parse_model
 from sidecar.policy.roles import MAX_DEPTH, Links
-from sidecar.policy.rows import Field, Row, parse_rows
-from sidecar.policy.scopes import ScopeLike, inside, scopes_of
+from sidecar.policy.rows import Plain, Row, parse_rows
+from sidecar.policy.scopes import ScopeLike, scopes_of
+from sidecar.policy.table import LIMITED, Table
 from sidecar.vocabulary import PermissionKind, Rule
 
-MAX_ROWS = 200_000
-T = TypeVar("T")
+SLOW_ROWS = 500  # from here on, a part that is asked of every row is worth a warning
+_CHECK_US, _CASBIN_US = 0.5, 20.0  # what one row costs there, measured
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """A checked policy. `columns` has, rule by rule, the texts that Casbin is given, in the order of the model's
-    columns; `conditions` the compiled `when` by its text.
+    """A checked policy. `tables` are its rows, `indexes` how they are found, `conditions` the compiled `when` by its
+    text; `domains` are the roles by domain, where a model has domains, and then `roles` are all of them together.
 
     `revision` is the SHA-256 (hex) of what is decided: models, rules with their ids and notes, roles and sets. It does
-    not change with the names of files, the order of rows, or comments.
+    not change with the names of files, the order of rows (but under the effect `priority`), or comments.
     """
 
     models: Mapping[PermissionKind, Model]
-    rules: tuple[Rule, ...]
-    columns: tuple[tuple[str, ...], ...]
+    tables: Mapping[PermissionKind, Table]
+    indexes: Mapping[PermissionKind, Index]
     roles: Links
     sets: Links
+    domains: Mapping[str, Links]
     conditions: Mapping[str, Condition]
     revision: str
     warnings: tuple[Fault, ...] = ()
 
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """All of them, kind by kind, in the order of their files; each is made when it is looked at."""
+        return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
-@dataclass(slots=True)
-class _Draft:
-    """What was read so far."""
+    def limited_ids(self, most: int) -> list[str]:
+        """The ids of up to `most` rules that have a limit."""
+        found: dict[str, None] = {}
+        for table in self.tables.values():
+            for row, bits in enumerate(table.flags):
+                if bits & LIMITED and len(found) < most:
+                    found[table.id_of(row)] = None
+        return list(found)
 
-    models: dict[PermissionKind, Model]
-    scopes: Sequence[ScopeLike]
-    names: frozenset[str] | None
-    faults: Faults = field(default_factory=Faults)
-    language: Language = field(default_factory=Language)
-    conditions: dict[str, Condition] = field(default_factory=dict)
-    rules: dict[str, tuple[Rule, tuple[str, ...]]] = field(default_factory=dict)
-    links: dict[str, dict[tuple[str, str], Line]] = field(default_factory=lambda: {"g": {}, "g2": {}})
-    rows: int = 0
+
+class _Rules(Sequence[Rule]):
+    """Several tables as one sequence."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self._tables = tables
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tables))
+
+    def __iter__(self) -> Iterator[Rule]:
+        for table in self._tables:
+            yield from table
+
+    @overload
+    def __getitem__(self, at: int) -> Rule: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Rule]: ...
+    def __getitem__(self, at: int | slice) -> Rule | Sequence[Rule]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        at = range(len(self))[at]
+        for table in self._tables:
+            if at < len(table):
+                return table[at]
+            at -= len(table)
+        raise IndexError(at)
 
 
 def load_policy(
@@ -69,52 +102,74 @@ def load_policy(
 
     Raises PolicyError with every fault; what is merely suspicious is in `warnings`.
     """
-    draft = _Draft({}, scopes, names)
+    draft = Draft(scopes, names)
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
         _read_file(file, draft)
-    if not draft.rules and not draft.faults.errors:
+    if not draft.rows_of_rules and not draft.faults.errors:
         # Threats K1, K14: an empty policy is a broken mount or a truncated file far more often than a wish.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
-    roles = _links("g", draft)
-    sets = _links("g2", draft)
-    _warn_empty_sets(sets, draft)
+    links = {group: _links(group, draft) for group in ("g", "g2")}
+    _check_doubles(draft)
+    _warn_empty_sets(links["g2"][""], draft)
+    _warn_slow_parts(draft, models)
     if draft.faults.errors:
         raise PolicyError(sorted(draft.faults.errors, key=lambda fault: (fault.file, fault.line, fault.column)))
-    return _source(draft, roles, sets)
+    return _source(draft, links)
 
 
-def _source(draft: _Draft, roles: Links, sets: Links) -> PolicySource:
-    ordered = [draft.rules[name] for name in sorted(draft.rules)]
+def _source(draft: Draft, links: Mapping[str, Mapping[str, Links]]) -> PolicySource:
+    for kind, table in draft.tables.items():
+        for facet in plan_of(draft.models[kind]).index:
+            table.column(facet.column)  # its texts have to be there before all are put in order
+    moved = draft.texts.sort()
+    for table in draft.tables.values():
+        table.move(moved)
+    indexes = {kind: index_of(draft.models[kind], table) for kind, table in draft.tables.items()}
     return PolicySource(
         models=draft.models,
-        rules=tuple(rule for rule, _ in ordered),
-        columns=tuple(columns for _, columns in ordered),
-        roles=roles,
-        sets=sets,
+        tables=draft.tables,
+        indexes=indexes,
+        roles=links["g"][""],
+        sets=links["g2"][""],
+        domains={domain: found for domain, found in links["g"].items() if domain},
         conditions=draft.conditions,
-        revision=_revision(draft, roles, sets),
+        revision=_revision(draft, indexes),
         warnings=tuple(draft.faults.warnings),
     )
 
 
-def _revision(draft: _Draft, roles: Links, sets: Links) -> str:
+def _revision(draft: Draft, indexes: Mapping[PermissionKind, Index]) -> str:
     digest = sha256()
     for kind, model in sorted(draft.models.items()):
-        digest.update(repr((kind.value, model.columns, model.groups, model.effect, model.matcher)).encode())
-    for name, (rule, columns) in sorted(draft.rules.items()):
-        notes = (rule.kind.value, rule.per, rule.shadow, rule.owner, rule.reason)
-        digest.update(repr((name, columns, notes)).encode())
-    for links in (roles, sets):
-        digest.update(repr(sorted(links.parents.items())).encode())
+        parts = (kind.value, model.request, model.columns, model.groups, model.by_domain, model.effect, model.matcher)
+        digest.update(repr(parts).encode())
+        for said in _said(draft.tables[kind], indexes[kind], in_order=model.effect == PRIORITY):
+            digest.update(said.encode())
+    for group in ("g", "g2"):
+        digest.update(repr(sorted(draft.links[group])).encode())
     return digest.hexdigest()
+
+
+def _said(table: Table, index: Index, *, in_order: bool) -> Iterator[str]:
+    """What the rows say, with their ids and notes: in the order of their files, or in one that is the same whatever
+    that order is."""
+    rows = index.rows if not in_order else range(len(table))
+    for _, same in groupby(rows, lambda row: (table.sub[row], table.obj[row])):
+        told = [f"{table.content(row)}\x1e{_noted(table, row)}\n" for row in same]
+        yield "".join(told if in_order else sorted(told))
+
+
+def _noted(table: Table, row: int) -> str:
+    notes = table.notes.get(row)
+    return "" if notes is None else repr(notes[:5])
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
-def _read_models(folder: Path, draft: _Draft) -> None:
-    draft.models[PermissionKind.GUARDRAIL] = guardrail_model()
+def _read_models(folder: Path, draft: Draft) -> None:
+    draft.add_model(guardrail_model())
     known = {f"{kind.value}.conf": kind for kind in KINDS}
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
@@ -128,239 +183,113 @@ def _read_models(folder: Path, draft: _Draft) -> None:
         elif text is not None:
             model = parse_model(kind, str(path), text, draft.faults)
             if model is not None:
-                draft.models[kind] = model
+                draft.add_model(model)
+
+
+def _warn_slow_parts(draft: Draft, folder: Path) -> None:
+    """Say which part of a matcher is asked of every row, and what that costs."""
+    for kind, model in draft.models.items():
+        plan, rows = plan_of(model), len(draft.tables[kind])
+        if plan.index and not plan.foreign:
+            continue
+        file = str(folder / f"{kind.value}.conf")
+        for part in plan.foreign:
+            what = "each row that the rest leaves" if plan.index else f"each of {rows} rows"
+            message = f"not compiled, so pycasbin is asked about {what}, {_CASBIN_US:.0f} µs a row: {written(part)}"
+            draft.faults.warn(
+                "P207", message, Line(file, 0, ""), hint="== != in && || ! and our functions are compiled"
+            )
+        if not plan.index and rows >= SLOW_ROWS:
+            spent_us = rows * (_CHECK_US if plan.checks else _CASBIN_US)
+            message = f"no part can be looked up: each question walks {rows} rows, some {spent_us / 1000:.1f} ms"
+            hint = "compare one field of the request with one column, as in the shipped models"
+            draft.faults.warn("P206", message, Line(file, 0, ""), hint=hint)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _read_file(file: PolicyFile, draft: _Draft) -> None:
+def _read_file(file: PolicyFile, draft: Draft) -> None:
     text = read_text(file.path, draft.faults)
     if text is None:
         return
-    scopes = scopes_of(file.relative, draft.scopes)
-    for row in parse_rows(str(file.path), text, draft.faults):
+    name, scopes = str(file.path), scopes_of(file.relative, draft.scopes)
+    model = draft.models.get(file.kind) if file.kind is not None else None
+    plain: Plain | None = BulkReader(model, scopes, draft, name).take if model is not None else None
+    if file.kind is None:
+        plain = BulkLinkReader(scopes, draft, name).take
+    reader = RuleReader(model, scopes, draft) if model is not None else None
+    for row in parse_rows(name, text, draft.faults, plain):
         draft.rows += 1
         if draft.rows > MAX_ROWS:
             draft.faults.error("P001", f"more than {MAX_ROWS} rows in all", row.line)
             return
         if file.kind is None:
-            _read_link(row, scopes, draft)
+            _read_role(row, scopes, draft)
         elif row.type != "p":
             draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line)
-        elif file.kind in draft.models:  # else the model itself is the fault
-            _RuleReader(row, draft.models[file.kind], scopes, draft).read()
+        elif reader is not None:  # else the model itself is the fault
+            reader.read(row)
 
 
-def _take(row: Row, field: Field, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
-    """What a reader makes of a field, or None after a fault at its place."""
-    try:
-        return read(field.text, *more)
-    except Wrong as wrong:
-        line = row.notes_line if field in row.notes.values() and row.notes_line else row.line
-        column = field.column_of(wrong.offset) if wrong.width else field.column
-        faults.error(wrong.code, wrong.message, line, column, max(1, wrong.width or field.width), wrong.hint)
-        return None
+def _read_role(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
+    if row.type == "p":
+        draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint="p rows go into <kind>.csv")
+    else:
+        read_link(row, scopes, draft)
 
 
-class _RuleReader:
-    """One `p` row to one Rule."""
-
-    def __init__(self, row: Row, model: Model, scopes: Sequence[ScopeLike], draft: _Draft) -> None:
-        self._row, self._model, self._scopes, self._draft = row, model, scopes, draft
-        self._faults = draft.faults
-
-    def read(self) -> None:
-        row, model = self._row, self._model
-        if len(row.fields) != len(model.columns):
-            message = f"{len(row.fields) + 1} fields, but {len(model.columns) + 1} are needed"
-            hint = "p, " + ", ".join(model.columns) + " (write - for none; quote a field that holds a comma)"
-            self._faults.error("P102", message, row.line, 1, len(row.line.text), hint)
-            return
-        before = len(self._faults.errors)
-        fields = dict(zip(model.columns, row.fields, strict=True))
-        effect = self._take(fields["eft"], grammar.effect)
-        subject = self._take(fields["sub"], grammar.subject, model.kind)
-        obj = self._take(fields["obj"], grammar.object_, model.kind)
-        actions = self._actions(fields["act"])
-        expires_at = self._take(fields["expires_at"], grammar.expires_at)
-        limit = self._take(fields["max_calls_per_hour"], grammar.limit, effect or "allow")
-        when = self._when(fields["when"], effect or "allow")
-        notes = self._notes(effect or "allow")
-        if len(self._faults.errors) > before or effect is None or subject is None or obj is None:
-            return
-        self._check_scope(fields, subject, obj)
-        texts = {column: field.text for column, field in fields.items()} | {"act": "|".join(actions)}
-        columns = tuple(texts[column] for column in model.columns)
-        rule = Rule(
-            id=notes.get("id") or _content_id(model.kind, texts),
-            kind=model.kind,
-            subject=subject,
-            object=obj,
-            actions=actions,
-            effect=effect,
-            expires_at=expires_at,
-            max_calls_per_hour=limit,
-            when=when,
-            per=_per(notes),
-            shadow=notes.get("shadow") == "true",
-            owner=notes.get("owner", ""),
-            reason=notes.get("reason", ""),
-            file=row.line.file,
-            line=row.line.number,
-        )
-        self._keep(rule, columns)
-        self._warn(rule, fields)
-
-    def _take(self, field: Field, read: Callable[..., T], *more: object) -> T | None:
-        return _take(self._row, field, self._faults, read, *more)
-
-    def _actions(self, field: Field) -> tuple[str, ...]:
-        """The `|` list, `use` written out, each once."""
-        words: dict[str, None] = {}
-        at = field.column_of(0)
-        for raw in field.text.split("|"):
-            text = raw.strip()
-            part = Field(text, at + len(raw) - len(raw.lstrip()), max(1, len(text)))
-            word = self._take(part, grammar.action)
-            words.update(dict.fromkeys(grammar.USED if word == grammar.USE else (word or "",)))
-            at += len(raw) + 1
-        return tuple(words)
-
-    def _when(self, field: Field, effect: str) -> str:
-        if field.text == NONE:
-            return ""
-        condition = self._draft.conditions.get(field.text) or self._take(field, self._draft.language.compile)
-        if condition is None:
-            return ""
-        self._draft.conditions[field.text] = condition
-        if effect == "allow" and any(path[:2] in (("call",), ("call", "meta")) for path in condition.paths):
-            message = "an allow row that trusts call.meta, which the caller writes"
-            self._faults.warn("P405", message, self._row.line, field.column, field.width)
-        return field.text
-
-    def _notes(self, effect: str) -> dict[str, str]:
-        notes = {key: field.text for key, field in self._row.notes.items()}
-        readers: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]] = {
-            "id": (grammar.rule_id, ()),
-            "shadow": (grammar.word, (("true", "false"),)),
-            "per": (grammar.word, (("subject", "origin", "rule"),)),
-            "created_at": (grammar.expires_at, ()),
-        }
-        for key, (read, more) in readers.items():
-            if key in self._row.notes:
-                self._take(self._row.notes[key], read, *more)
-        return notes
-
-    def _check_scope(self, fields: Mapping[str, Field], subject: str, obj: str) -> None:
-        for scope in self._scopes:
-            for name, column, patterns in ((subject, "sub", scope.subjects), (obj, "obj", scope.objects)):
-                if not inside(name, patterns):
-                    _outside(self._row, fields[column], scope, patterns, self._faults)
-
-    def _keep(self, rule: Rule, columns: tuple[str, ...]) -> None:
-        other = self._draft.rules.setdefault(rule.id, (rule, columns))[0]
-        if other is not rule:
-            what = f"id {shown(rule.id)}" if "id" in self._row.notes else "the same rule"
-            where = self._row.notes_line if "id" in self._row.notes and self._row.notes_line else self._row.line
-            self._faults.error("P108", f"{what} stands at {other.file}:{other.line} already", where)
-
-    def _warn(self, rule: Rule, fields: Mapping[str, Field]) -> None:
-        if rule.effect == "deny" and rule.expires_at is not None:
-            field = fields["expires_at"]
-            message = "a deny row that ends: what it forbids will be allowed then"
-            self._faults.warn("P120", message, self._row.line, field.column, field.width)
-        server = _server(rule.object)
-        if self._draft.names is not None and server and server not in self._draft.names:
-            field = fields["obj"]
-            hint = meant(server, self._draft.names)
-            self._faults.warn("P121", f"no upstream {shown(server)}", self._row.line, field.column, field.width, hint)
+def _check_doubles(draft: Draft) -> None:
+    """Rules without an id are named by their content, so there can be only one of each."""
+    for table in draft.tables.values():
+        first: dict[tuple[int, int, int], int] = {}
+        for row, said in enumerate(zip(table.sub, table.obj, table.shape, strict=True)):
+            if first.setdefault(said, row) != row and not (_named(table, row) or _named(table, first[said])):
+                file, number = _place_of(table, first[said])
+                message = f"the same rule stands at {file}:{number} already"
+                draft.faults.error("P108", message, line_at(_place_of(table, row)))
 
 
-def _per(notes: Mapping[str, str]) -> grammar.Per:
-    value = notes.get("per")
-    return "origin" if value == "origin" else "rule" if value == "rule" else "subject"
+def _named(table: Table, row: int) -> bool:
+    return row in table.notes and bool(table.notes[row].id)
 
 
-def _content_id(kind: PermissionKind, texts: Mapping[str, str]) -> str:
-    """A name for a rule without one: from what it says, whatever the order of columns, never from where it stands."""
-    return sha256(repr((kind.value, sorted(texts.items()))).encode()).hexdigest()[:16]
-
-
-def _server(obj: str) -> str:
-    """The server that an object names exactly, or ""."""
-    word, _, rest = obj.partition(":")
-    server = rest.partition("/")[0]
-    return server if word in ("tool", "prompt", "resource") and "*" not in server else ""
-
-
-def _outside(row: Row, field: Field, scope: ScopeLike, patterns: Sequence[str], faults: Faults) -> None:
-    hint = f"{scope.files} may name " + (", ".join(patterns) if patterns else "nothing of this kind")
-    message = f"{shown(field.text)} is outside the scope of this folder"
-    faults.error("P112", message, row.line, field.column, field.width, hint)
+def _place_of(table: Table, row: int) -> Place:
+    return table.files[table.file[row]], table.line[row]
 
 
 # --- roles and sets -------------------------------------------------------------------------------------------------
 
-_LINK_READERS: Mapping[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
-    "g": (grammar.member, grammar.role),
-    "g2": (grammar.element, grammar.set_),
-}
 
-
-def _read_link(row: Row, scopes: Sequence[ScopeLike], draft: _Draft) -> None:
-    if row.type == "p":
-        draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint="p rows go into <kind>.csv")
-        return
-    if len(row.fields) != 2:
-        hint = f"{row.type}, " + ("member, role" if row.type == "g" else "object, set")
-        message = f"{len(row.fields) + 1} fields, but 3 are needed"
-        draft.faults.error("P102", message, row.line, 1, len(row.line.text), hint)
-        return
-    for key in row.notes.keys() - {"owner", "reason", "created_at"}:
-        line = row.notes_line or row.line
-        draft.faults.error("P109", f"{key} means nothing for a {row.type} row", line, row.notes[key].column)
-    readers = _LINK_READERS[row.type]
-    member = _take(row, row.fields[0], draft.faults, readers[0])
-    container = _take(row, row.fields[1], draft.faults, readers[1])
-    if member is None or container is None:
-        return
-    for scope in scopes:
-        _check_link_scope(row, member, container, scope, draft.faults)
-    first = draft.links[row.type].setdefault((member, container), row.line)
-    if first is not row.line:
-        draft.faults.warn("P304", f"the same row stands at {first.file}:{first.number} already", row.line)
-
-
-def _check_link_scope(row: Row, member: str, container: str, scope: ScopeLike, faults: Faults) -> None:
-    """A team may put anybody into its own roles, and its own objects into its own sets."""
-    patterns = scope.roles if row.type == "g" else scope.objects
-    if not inside(container, patterns):
-        _outside(row, row.fields[1], scope, patterns, faults)
-    if row.type == "g2" and not inside(member, scope.objects):
-        _outside(row, row.fields[0], scope, scope.objects, faults)
-
-
-def _links(kind: str, draft: _Draft) -> Links:
-    """The links of all files; cycles and chains that are too long are faults."""
-    found = draft.links[kind]
-    links = Links.of(found)
+def _links(group: str, draft: Draft) -> Mapping[str, Links]:
+    """The links of all files, by domain; "" is all of them together. Cycles and chains that are too long are faults."""
+    found = draft.links[group]
+    links = Links.of((member, container) for member, container, _ in found)
     cycle = links.cycle()
     if cycle:
-        line = found[cycle[0], cycle[1]]
-        draft.faults.error("P301", "a cycle: " + " in ".join(cycle), line, hint="take one of these rows away")
-        return Links()
+        place = next(at for pair, at in found.items() if pair[:2] == cycle[:2])
+        message = "a cycle: " + " in ".join(cycle)
+        draft.faults.error("P301", message, line_at(place), hint="take one of these rows away")
+        return {"": Links()}
     chains = links.chains()
-    for (member, container), line in found.items():
+    for (member, container, _), place in found.items():
         if chains[member] == MAX_DEPTH + 1 and chains[container] == MAX_DEPTH:
             message = f"{shown(member)} is at the bottom of more than {MAX_DEPTH} levels"
-            draft.faults.error("P302", message, line, hint="Casbin would silently not follow them all")
-    return links
+            draft.faults.error("P302", message, line_at(place), hint="Casbin would silently not follow them all")
+    by_domain: dict[str, list[tuple[str, str]]] = {}
+    for member, container, domain in found:
+        if domain:
+            by_domain.setdefault(domain, []).append((member, container))
+    return {"": links} | {domain: Links.of(pairs) for domain, pairs in by_domain.items()}
 
 
-def _warn_empty_sets(sets: Links, draft: _Draft) -> None:
+def _warn_empty_sets(sets: Links, draft: Draft) -> None:
     filled = {container for containers in sets.parents.values() for container in containers}
-    for rule, _ in draft.rules.values():
-        if rule.object.startswith("set:") and rule.object not in filled:
-            hint = meant(rule.object, filled)
-            draft.faults.warn("P305", f"nothing is in {shown(rule.object)}", Line(rule.file, rule.line, ""), hint=hint)
+    texts = draft.texts.texts
+    empty = {number for number, text in enumerate(texts) if text.startswith("set:") and text not in filled}
+    for table in draft.tables.values():
+        for row, number in enumerate(table.obj):
+            if number in empty:
+                hint = meant(texts[number], filled)
+                line = Line(*_place_of(table, row), "")
+                draft.faults.warn("P305", f"nothing is in {shown(texts[number])}", line, hint=hint)

@@ -1,0 +1,66 @@
+"""Who asks, with which roles?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sidecar.policy.grammar import NONE
+from sidecar.policy.memo import Memo
+from sidecar.policy.roles import Links, Ways
+from sidecar.vocabulary import Principal
+
+MEMO_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A principal as rows see it. `granted` are the roles of its token, `roles` all that it has; `domain` is its
+    namespace, `-` without one."""
+
+    name: str
+    granted: frozenset[str]
+    roles: frozenset[str]
+    domain: str
+
+
+class Askers:
+    """All roles of a principal, remembered."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
+        self._memo: Memo[tuple[str, frozenset[str]], Asker] = Memo(MEMO_SIZE)
+
+    def asker(self, principal: Principal) -> Asker:
+        key = (principal.name, principal.roles)
+        known = self._memo.get(key)
+        if known is None:
+            domain = _domain_of(principal.name)
+            held = self._ways.within(domain).closure((principal.name, *principal.roles))
+            known = Asker(principal.name, principal.roles, principal.roles | held, domain)
+            self._memo.put(key, known)
+        return known
+
+    def roles_of(self, principal: Principal) -> frozenset[str]:
+        """All roles of a principal."""
+        return self.asker(principal).roles
+
+    def behind(self, asker: Asker, subjects: Iterable[str]) -> tuple[str, ...]:
+        """The roles on the ways by which these subjects of rules mean the principal, each once."""
+        found: dict[str, None] = {}
+        for subject in subjects:
+            if subject in asker.roles:
+                found.update(dict.fromkeys(self._way(asker, subject)))
+        return tuple(found)
+
+    def _way(self, asker: Asker, role: str) -> tuple[str, ...]:
+        links: Links = self._ways.within(asker.domain)
+        if role in asker.granted or role in links.parents.get(asker.name, ()):
+            return (role,)
+        return links.way((asker.name, *asker.granted), role)
+
+
+def _domain_of(name: str) -> str:
+    """The namespace in `user:<namespace>/<id>`."""
+    space, slash, _ = name.partition(":")[2].partition("/")
+    return space if slash else NONE

@@ -1,0 +1,171 @@
+"""Which parts of a matcher can be looked up, and which must be asked row by row?
+
+A matcher is a conjunction. A part that only compares one field of the request with one column, by `==`, `who`,
+`glob`, `g` or `g2` or by some of them joined with `||`, is a `Facet`: the texts that a row may have there, for it to
+match, can be found without looking at rows. Up to two facets make an index; every other part is compiled into a
+closure that is asked of the rows that the index leaves. What is not compiled at all is left to pycasbin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from sidecar.policy.expression import And, Call, Foreign, Literal, Name, Node, Not, Or, Same, disjuncts
+from sidecar.policy.model import DOMAIN, Model
+from sidecar.policy.patterns import glob, globs, who
+from sidecar.policy.roles import Ways
+from sidecar.policy.table import Table
+
+_INDEXED = ("sub", "obj", "act", DOMAIN)  # the order in which facets are taken into the index
+
+
+class Asked(NamedTuple):
+    """One request as a matcher sees it. `roles` are all that `sub` has in its own domain, from rows and token."""
+
+    sub: str
+    obj: str
+    act: str
+    dom: str
+    roles: frozenset[str]
+
+
+Check = Callable[[Asked, int], bool]
+_Term = Callable[[Asked, int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """One field of the request against one column. `groups` are the role definitions asked; `globs` if patterns are
+    matched; `strict` if `anonymous` needs the part asked again, because `who` means it only by that word."""
+
+    node: Node
+    field: str
+    column: str
+    groups: tuple[str, ...]
+    globs: bool
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a matcher is answered: `index`, then `checks`, then `foreign`, each on what the former leaves."""
+
+    index: tuple[Facet, ...]
+    checks: tuple[Node, ...]
+    foreign: tuple[Node, ...]
+
+
+def plan_of(model: Model) -> Plan:
+    """The plan for a model's matcher."""
+    facets = {part: facet for part in model.asks if (facet := _facet(part)) is not None}
+    ranked = sorted(facets.values(), key=lambda facet: _INDEXED.index(facet.field))
+    index: list[Facet] = []
+    for facet in ranked:
+        if len(index) < 2 and all(facet.field != other.field and facet.column != other.column for other in index):
+            index.append(facet)
+    rest = [part for part in model.asks if part not in [facet.node for facet in index]]
+    foreign = tuple(part for part in rest if _is_foreign(part))
+    return Plan(tuple(index), tuple(part for part in rest if part not in foreign), foreign)
+
+
+def _facet(part: Node) -> Facet | None:
+    atoms = disjuncts(part)
+    read = [_atom(atom) for atom in atoms]
+    if None in read or len(set(read)) != 1 or read[0] is None:
+        return None
+    names = [atom.function if isinstance(atom, Call) else "" for atom in atoms]
+    groups = tuple(name for name in names if name in ("g", "g2"))
+    return Facet(part, *read[0], groups, globs=bool({"glob", "who"} & set(names)), strict="who" in names)
+
+
+def _atom(atom: Node) -> tuple[str, str] | None:
+    """The field and the column that an atom compares; None if it is more than that."""
+    match atom:
+        case Same(Name("r", field), Name("p", column)) | Same(Name("p", column), Name("r", field)):
+            return field, column
+        case Call("glob" | "g" | "g2", (Name("r", field), Name("p", column))):
+            return field, column
+        case Call("g", (Name("r", field), Name("p", column), Name("r", "dom"))):
+            return field, column
+        case Call("who", (Name("r", field), Name("p", column), Name("p", "eft"))):
+            return field, column
+    return None
+
+
+def _is_foreign(node: Node) -> bool:
+    match node:
+        case Foreign():
+            return True
+        case Not(part):
+            return _is_foreign(part)
+        case And(parts) | Or(parts):
+            return any(map(_is_foreign, parts))
+    return False
+
+
+# --- closures -------------------------------------------------------------------------------------------------------
+
+
+def compiled(node: Node, table: Table, ways: Mapping[str, Ways]) -> Check:
+    """The part as a function of a request and a row's number."""
+    match node:
+        case Same(left, right):
+            one, other = _term(left, table), _term(right, table)
+            return lambda asked, row: one(asked, row) == other(asked, row)
+        case Call():
+            return _call(node, table, ways)
+        case Not(part):
+            inner = compiled(part, table, ways)
+            return lambda asked, row: not inner(asked, row)
+        case And(parts):
+            wanted = [compiled(part, table, ways) for part in parts]
+            return lambda asked, row: all(part(asked, row) for part in wanted)
+        case Or(parts):
+            enough = [compiled(part, table, ways) for part in parts]
+            return lambda asked, row: any(part(asked, row) for part in enough)
+    raise TypeError(node)
+
+
+def _term(term: Name | Literal, table: Table) -> _Term:
+    if isinstance(term, Literal):
+        text = term.text
+        return lambda asked, row: text
+    if term.side == "r":
+        value: Callable[[Asked], str] = attrgetter(term.field)
+        return lambda asked, row: value(asked)
+    column = term.field
+    return lambda asked, row: table.text(column, row)
+
+
+def _call(call: Call, table: Table, ways: Mapping[str, Ways]) -> Check:
+    if call.function in ("g", "g2"):
+        return _linked(call, table, ways)
+    functions: Mapping[str, Callable[..., bool]] = {"who": who, "glob": glob, "globs": globs}
+    function = functions[call.function]
+    terms = [_term(argument, table) for argument in call.arguments]
+    if len(terms) == 2:
+        one, other = terms
+        return lambda asked, row: function(one(asked, row), other(asked, row))
+    return lambda asked, row: function(*(term(asked, row) for term in terms))
+
+
+def _linked(call: Call, table: Table, ways: Mapping[str, Ways]) -> Check:
+    """`g` and `g2`: the same name, or linked. The roles of the caller in its own domain are known already."""
+    linked = ways[call.function]
+    member, container = (_term(argument, table) for argument in call.arguments[:2])
+    domain = _term(call.arguments[2], table) if len(call.arguments) == 3 else None
+    is_caller = call.function == "g" and call.arguments[0] == Name("r", "sub")
+
+    def check(asked: Asked, row: int) -> bool:
+        name, wanted = member(asked, row), container(asked, row)
+        if name == wanted:
+            return True
+        where = "" if domain is None else domain(asked, row)
+        if is_caller and where in ("", asked.dom):
+            return wanted in asked.roles
+        return linked.holds(name, wanted, where)
+
+    return check

@@ -1,0 +1,309 @@
+"""What was read so far, and what does this row add to it?
+
+A `Draft` grows while files are read; `RuleReader` turns one `p` row into a row of a table, or into faults with their
+places. Everything that a row says is checked here; what only the whole policy can tell is checked in `source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sidecar.policy import grammar
+from sidecar.policy.conditions import Condition, Language
+from sidecar.policy.faults import Faults, Line, meant, shown
+from sidecar.policy.grammar import NONE, Wrong
+from sidecar.policy.model import ALLOW_OVERRIDE, DOMAIN, Model
+from sidecar.policy.rows import Field, Row
+from sidecar.policy.scopes import ScopeLike, inside
+from sidecar.policy.table import Notes, Shape, Table, Texts
+from sidecar.vocabulary import PermissionKind
+
+MAX_ROWS = 2_000_000
+T = TypeVar("T")
+Place = tuple[str, int]  # a file and a line
+
+
+@dataclass(slots=True)
+class Draft:
+    """What was read so far. `names` maps each id that somebody wrote to the place of its rule; `links` the `g` and `g2`
+    rows, as (member, container, domain), to their places; `shapes` are those of each table, by their number."""
+
+    scopes: Sequence[ScopeLike]
+    upstreams: frozenset[str] | None
+    models: dict[PermissionKind, Model] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    language: Language = field(default_factory=Language)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    texts: Texts = field(default_factory=Texts)
+    files: list[str] = field(default_factory=list)
+    tables: dict[PermissionKind, Table] = field(default_factory=dict)
+    shapes: dict[PermissionKind, dict[Shape, int]] = field(default_factory=dict)
+    names: dict[str, Place] = field(default_factory=dict)
+    links: dict[str, dict[tuple[str, ...], Place]] = field(default_factory=lambda: {"g": {}, "g2": {}})
+    rows: int = 0
+
+    def add_model(self, model: Model) -> None:
+        self.models[model.kind] = model
+        self.tables[model.kind] = Table(model.kind, self.texts, self.files)
+        self.shapes[model.kind] = {}
+
+    @property
+    def rows_of_rules(self) -> int:
+        """How many rows of tables there are."""
+        return sum(map(len, self.tables.values()))
+
+    def shape(self, kind: PermissionKind, shape: Shape) -> int:
+        """The number of a shape in its table."""
+        known = self.shapes[kind]
+        number = known.get(shape)
+        if number is None:
+            number = known[shape] = self.tables[kind].add_shape(shape)
+        return number
+
+    def file_number(self, file: str) -> int:
+        """The number of the file that is being read."""
+        if not self.files or self.files[-1] != file:
+            self.files.append(file)
+        return len(self.files) - 1
+
+
+def take(row: Row, field: Field, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
+    """What a reader makes of a field, or None after a fault at its place."""
+    try:
+        return read(field.text, *more)
+    except Wrong as wrong:
+        line = row.notes_line if field in row.notes.values() and row.notes_line else row.line
+        column = field.column_of(wrong.offset) if wrong.width else field.column
+        faults.error(wrong.code, wrong.message, line, column, max(1, wrong.width or field.width), wrong.hint)
+        return None
+
+
+def outside(row: Row, field: Field, scope: ScopeLike, patterns: Sequence[str], faults: Faults) -> None:
+    """Say that a folder may not speak about this."""
+    hint = f"{scope.files} may name " + (", ".join(patterns) if patterns else "nothing of this kind")
+    message = f"{shown(field.text)} is outside the scope of this folder"
+    faults.error("P112", message, row.line, field.column, field.width, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The rule that rows with `part_of` may belong to: the one of the row above."""
+
+    file: str
+    id: str
+    said: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+class RuleReader:
+    """The `p` rows of one file and kind."""
+
+    def __init__(self, model: Model, scopes: Sequence[ScopeLike], draft: Draft) -> None:
+        self._model, self._scopes, self._draft = model, scopes, draft
+        self._faults = draft.faults
+        self._above: _Whole | None = None
+
+    def read(self, row: Row) -> None:
+        """Take one row, or say what is wrong with it."""
+        model = self._model
+        if len(row.fields) != len(model.columns):
+            message = f"{len(row.fields) + 1} fields, but {len(model.columns) + 1} are needed"
+            hint = "p, " + ", ".join(model.columns) + " (write - for none; quote a field that holds a comma)"
+            self._faults.error("P102", message, row.line, 1, len(row.line.text), hint)
+            return
+        before = len(self._faults.errors)
+        fields = dict(zip(model.columns, row.fields, strict=True))
+        texts = self._texts(row, fields)
+        notes = self._notes(row)
+        if len(self._faults.errors) == before:
+            self._check_scope(row, fields)
+            notes = self._part(row, texts, notes) if "part_of" in row.notes else notes
+        if len(self._faults.errors) == before:
+            self._keep(row, texts, notes)
+            self._warn(row, fields)
+
+    def _texts(self, row: Row, fields: Mapping[str, Field]) -> dict[str, str]:
+        """What each column says, with its list of actions written out; a fault for each that may not say it."""
+        model, faults = self._model, self._faults
+        effect = take(row, fields["eft"], faults, grammar.effect) or "allow"
+        take(row, fields["sub"], faults, grammar.subject, model.kind)
+        take(row, fields["obj"], faults, grammar.object_, model.kind)
+        take(row, fields["expires_at"], faults, grammar.expires_at)
+        take(row, fields["max_calls_per_hour"], faults, grammar.limit, effect)
+        if DOMAIN in fields:
+            take(row, fields[DOMAIN], faults, grammar.domain)
+        if effect == "deny" and model.effect == ALLOW_OVERRIDE:
+            field = fields["eft"]
+            hint = "with this effect a deny row would do nothing"
+            faults.error("P115", "the model knows no deny", row.line, field.column, field.width, hint)
+        actions = self._actions(row, fields["act"])
+        self._check_condition(row, fields["when"], effect)
+        return {column: field.text for column, field in fields.items()} | {"act": "|".join(actions)}
+
+    def _actions(self, row: Row, field: Field) -> tuple[str, ...]:
+        """The `|` list, `use` written out, each once."""
+        words: dict[str, None] = {}
+        at = field.column_of(0)
+        for raw in field.text.split("|"):
+            text = raw.strip()
+            part = Field(text, at + len(raw) - len(raw.lstrip()), max(1, len(text)))
+            word = take(row, part, self._faults, grammar.action)
+            words.update(dict.fromkeys(grammar.USED if word == grammar.USE else (word or "",)))
+            at += len(raw) + 1
+        return tuple(words)
+
+    def _check_condition(self, row: Row, field: Field, effect: str) -> None:
+        if field.text == NONE:
+            return
+        known = self._draft.conditions
+        condition = known.get(field.text) or take(row, field, self._faults, self._draft.language.compile)
+        if condition is None:
+            return
+        known[field.text] = condition
+        if effect == "allow" and condition.trusts_meta:
+            message = "an allow row that trusts call.meta, which the caller writes"
+            self._faults.warn("P405", message, row.line, field.column, field.width)
+
+    def _notes(self, row: Row) -> dict[str, str]:
+        readers: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]] = {
+            "id": (grammar.rule_id, ()),
+            "part_of": (grammar.rule_id, ()),
+            "shadow": (grammar.word, (("true", "false"),)),
+            "per": (grammar.word, (("subject", "origin", "rule"),)),
+            "created_at": (grammar.expires_at, ()),
+        }
+        for key, (read, more) in readers.items():
+            if key in row.notes:
+                take(row, row.notes[key], self._faults, read, *more)
+        return {key: field.text for key, field in row.notes.items()}
+
+    def _part(self, row: Row, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
+        """The notes of the rule that this row is a further part of."""
+        whole, line, field = self._above, row.notes_line or row.line, row.notes["part_of"]
+        hint = "it stands below another row of that rule, and differs in nothing but subject and object"
+        if whole is None or whole.file != row.line.file or whole.id != field.text:
+            message = f"the row above is no part of {shown(field.text)}"
+            self._faults.error("P114", message, line, field.column, field.width, hint)
+            return {}
+        for key in notes.keys() - {"part_of"}:
+            message = f"{key} is said where the rule begins"
+            self._faults.error("P114", message, line, row.notes[key].column, row.notes[key].width, hint)
+        unlike = [column for column in texts if column not in ("sub", "obj") and texts[column] != whole.said[column]]
+        if unlike:
+            self._faults.error("P114", f"another {unlike[0]} than the rule has", row.line, 1, 1, hint)
+        return {**whole.notes, "id": whole.id, "part_of": whole.id}
+
+    def _check_scope(self, row: Row, fields: Mapping[str, Field]) -> None:
+        for scope in self._scopes:
+            for column, patterns in (("sub", scope.subjects), ("obj", scope.objects)):
+                if not inside(fields[column].text, patterns):
+                    outside(row, fields[column], scope, patterns, self._faults)
+
+    def _keep(self, row: Row, texts: Mapping[str, str], notes: Mapping[str, str]) -> None:
+        draft, kind = self._draft, self._model.kind
+        if "part_of" not in notes and "id" in notes:
+            self._claim(row, notes["id"])
+        shape = Shape(*(texts[column] for column in Shape._fields if column in texts))
+        said = Notes(
+            id=notes.get("id", ""),
+            owner=notes.get("owner", ""),
+            reason=notes.get("reason", ""),
+            per=_per(notes),
+            shadow=notes.get("shadow") == "true",
+            created_at=notes.get("created_at", ""),
+        )
+        table, sub, obj = draft.tables[kind], draft.texts.id(texts["sub"]), draft.texts.id(texts["obj"])
+        if notes:
+            table.notes[len(table)] = said
+        file = draft.file_number(row.line.file)
+        table.add(sub, obj, draft.shape(kind, shape), shape.flags | said.flags, file, row.line.number)
+        if "part_of" not in notes:
+            name = said.id or table.id_of(len(table) - 1)
+            self._above = _Whole(row.line.file, name, texts, notes)
+
+    def _claim(self, row: Row, name: str) -> None:
+        """An id is one rule's."""
+        place = (row.line.file, row.line.number)
+        other = self._draft.names.setdefault(name, place)
+        if other is not place:
+            where, at = row.notes_line or row.line, row.notes["id"]
+            message = f"id {shown(name)} stands at {other[0]}:{other[1]} already"
+            self._faults.error("P108", message, where, at.column, at.width)
+
+    def _warn(self, row: Row, fields: Mapping[str, Field]) -> None:
+        if fields["eft"].text == "deny" and fields["expires_at"].text != NONE:
+            field = fields["expires_at"]
+            message = "a deny row that ends: what it forbids will be allowed then"
+            self._faults.warn("P120", message, row.line, field.column, field.width)
+        field, names = fields["obj"], self._draft.upstreams
+        server = server_of(field.text)
+        if names is not None and server and server not in names:
+            hint = meant(server, names)
+            self._faults.warn("P121", f"no upstream {shown(server)}", row.line, field.column, field.width, hint)
+
+
+def server_of(obj: str) -> str:
+    """The server that an object names exactly, or ""."""
+    word, _, rest = obj.partition(":")
+    server = rest.partition("/")[0]
+    return server if word in ("tool", "prompt", "resource") and "*" not in server else ""
+
+
+def _per(notes: Mapping[str, str]) -> grammar.Per:
+    value = notes.get("per")
+    return "origin" if value == "origin" else "rule" if value == "rule" else "subject"
+
+
+# --- roles and sets -------------------------------------------------------------------------------------------------
+
+LINK_READERS: Mapping[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
+    "g": (grammar.member, grammar.role),
+    "g2": (grammar.element, grammar.set_),
+}
+
+
+def read_link(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
+    """Take one `g` or `g2` row."""
+    by_domain = row.type == "g" and any(model.by_domain for model in draft.models.values())
+    if len(row.fields) != 2 + by_domain:
+        hint = f"{row.type}, " + ("object, set" if row.type == "g2" else "member, role" + ", domain" * by_domain)
+        message = f"{len(row.fields) + 1} fields, but {3 + by_domain} are needed"
+        draft.faults.error("P102", message, row.line, 1, len(row.line.text), hint)
+        return
+    for key in row.notes.keys() - {"owner", "reason", "created_at"}:
+        line = row.notes_line or row.line
+        draft.faults.error("P109", f"{key} means nothing for a {row.type} row", line, row.notes[key].column)
+    readers = LINK_READERS[row.type]
+    member = take(row, row.fields[0], draft.faults, readers[0])
+    container = take(row, row.fields[1], draft.faults, readers[1])
+    domain = take(row, row.fields[2], draft.faults, grammar.domain) if by_domain else ""
+    if member is None or container is None or domain is None:
+        return
+    for scope in scopes:
+        _check_link_scope(row, member, container, scope, draft.faults)
+    place = (row.line.file, row.line.number)
+    first = draft.links[row.type].setdefault((member, container, domain), place)
+    if first is not place:
+        draft.faults.warn("P304", f"the same row stands at {first[0]}:{first[1]} already", row.line)
+
+
+def _check_link_scope(row: Row, member: str, container: str, scope: ScopeLike, faults: Faults) -> None:
+    """A team may put anybody into its own roles, and its own objects into its own sets."""
+    patterns = scope.roles if row.type == "g" else scope.objects
+    if not inside(container, patterns):
+        outside(row, row.fields[1], scope, patterns, faults)
+    if row.type == "g2" and not inside(member, scope.objects):
+        outside(row, row.fields[0], scope, scope.objects, faults)
+
+
+def line_at(place: Place) -> Line:
+    """The line at a place, read once more: positions are kept, lines are not."""
+    file, number = place
+    try:
+        with open(file, encoding="utf-8-sig", errors="replace") as text:  # noqa: PTH123
+            found = next((line for at, line in enumerate(text, start=1) if at == number), "")
+    except OSError:
+        found = ""
+    return Line(file, number, found.rstrip("\r\n"))

@@ -1,0 +1,268 @@
+"""What does a matcher say, as a tree?
+
+A matcher is read once, as Casbin reads it (`&&`, `||` and `!` become Python's, `r.sub` becomes a name), and turned
+into nodes of our own. An allow-list decides what may stand in it, so that nothing new slips through (threats K2, K3,
+K8, K9). What Casbin could evaluate but we do not compile is a `Foreign` node: pycasbin answers it, slowly.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Our functions and how many arguments each takes; `g` may take a domain.
+FUNCTIONS: Mapping[str, tuple[int, ...]] = {
+    "who": (3,),
+    "glob": (2,),
+    "globs": (2,),
+    "live": (2,),
+    "holds": (3,),
+    "g": (2, 3),
+    "g2": (2,),
+}
+# Threats K9: Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside of literals too; in these characters there are none.
+_LITERAL = re.compile(r"[A-Za-z0-9_:/*@-]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """`r.sub` is Name("r", "sub")."""
+
+    side: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """`left == right`, both texts."""
+
+    left: Name | Literal
+    right: Name | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    arguments: tuple[Name | Literal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An expression in Casbin's form that is not compiled, and the names in it."""
+
+    text: str
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    part: Node
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    parts: tuple[Node, ...]
+
+
+Node = Same | Call | Foreign | Not | And | Or
+
+
+class Bad(NamedTuple):
+    """One thing that may not stand in a matcher. `token` is the text to point at, where there is one."""
+
+    message: str
+    hint: str = ""
+    token: str = ""
+
+
+def read_matcher(matcher: str) -> tuple[Node | None, list[Bad]]:
+    """The tree, as far as there is one, and everything that may not stand in a matcher."""
+    if "#" in matcher or ";" in matcher or not matcher.isascii():
+        return None, [Bad("a matcher holds no comments and only ASCII")]
+    try:
+        reader = _Reader([_bad_literal(text) for text in _literals(matcher) if not _LITERAL.fullmatch(text)])
+        return reader.node(ast.parse(_as_python(matcher), mode="eval").body), reader.bad
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None, [Bad("this is no expression", "check the brackets and operators")]
+
+
+def conjuncts(node: Node) -> tuple[Node, ...]:
+    """What must all be true, `&&` taken apart."""
+    if isinstance(node, And):
+        return tuple(inner for part in node.parts for inner in conjuncts(part))
+    return (node,)
+
+
+def disjuncts(node: Node) -> tuple[Node, ...]:
+    """Of what one must be true, `||` taken apart."""
+    if isinstance(node, Or):
+        return tuple(inner for part in node.parts for inner in disjuncts(part))
+    return (node,)
+
+
+def names_in(node: Node) -> Iterator[Name]:
+    """Every name, as often as it stands there."""
+    match node:
+        case Same(left, right):
+            yield from (term for term in (left, right) if isinstance(term, Name))
+        case Call(_, arguments):
+            yield from (term for term in arguments if isinstance(term, Name))
+        case Foreign(_, names):
+            yield from names
+        case Not(part):
+            yield from names_in(part)
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from names_in(part)
+
+
+def calls_in(node: Node) -> Iterator[Call]:
+    """Every call of one of our functions that is compiled."""
+    match node:
+        case Call():
+            yield node
+        case Not(part):
+            yield from calls_in(part)
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from calls_in(part)
+
+
+def written(node: Node) -> str:
+    """In Casbin's form, with Casbin's inner names (`r_sub`), as its evaluator takes it."""
+    match node:
+        case Same(left, right):
+            return f"{_term(left)} == {_term(right)}"
+        case Call(function, arguments):
+            return f"{function}({', '.join(map(_term, arguments))})"
+        case Foreign(text, _):
+            return f"({text})"
+        case Not(part):
+            return f"not ({written(part)})"
+        case And(parts):
+            return " and ".join(f"({written(part)})" for part in parts)
+        case Or(parts):
+            return " or ".join(f"({written(part)})" for part in parts)
+
+
+def _term(term: Name | Literal) -> str:
+    return f"{term.side}_{term.field}" if isinstance(term, Name) else f"'{term.text}'"
+
+
+# --- from Python's tree to ours -------------------------------------------------------------------------------------
+
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+
+
+def _literals(matcher: str) -> list[str]:
+    """The literals as written: what comes after this is rewritten, and they with it."""
+    return [one or other for one, other in _QUOTED.findall(matcher)]
+
+
+def _bad_literal(text: str) -> Bad:
+    hint = "Casbin does not keep such literals as they are: texts of letters, digits and _ : / * @ - only"
+    return Bad("a literal is refused", hint, text)
+
+
+def _as_python(matcher: str) -> str:
+    """What Casbin makes of a matcher (CoreEnforcer._get_expression, util.escape_assertion)."""
+    text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
+    return re.sub(r"!(?!=)", " not ", text).strip()
+
+
+_OPERATORS = (ast.Compare, ast.BinOp, ast.Add, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+_LEAVES = (ast.Name, ast.Constant, ast.Tuple, ast.Load)
+_NOTHING = Literal("")
+
+
+class _Reader:
+    """Turns Python's tree into ours, and collects what may not stand in it."""
+
+    def __init__(self, bad: list[Bad]) -> None:
+        self.bad = bad
+
+    def node(self, tree: ast.expr) -> Node:
+        match tree:
+            case ast.BoolOp(op=ast.And(), values=values):
+                return And(tuple(map(self.node, values)))
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return Or(tuple(map(self.node, values)))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Not(self.node(operand))
+            case ast.Call():
+                return self._call(tree)
+            case ast.Compare(left=left, ops=[operator], comparators=[right]) if self._is_term(left):
+                return self._compared(tree, left, operator, right)
+            case ast.Compare():
+                return self._foreign(tree)
+        self._refuse(tree)
+        return Same(_NOTHING, _NOTHING)
+
+    def _compared(self, tree: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
+        match operator, right:
+            case ast.Eq(), ast.Name() | ast.Constant():
+                return Same(self._term(left), self._term(right))
+            case ast.NotEq(), ast.Name() | ast.Constant():
+                return Not(Same(self._term(left), self._term(right)))
+            case ast.In(), ast.Tuple(elts=[_, _, *_] as choices) if all(map(self._is_term, choices)):
+                return Or(tuple(Same(self._term(left), self._term(choice)) for choice in choices))
+        return self._foreign(tree)
+
+    def _is_term(self, tree: ast.expr) -> bool:
+        return isinstance(tree, ast.Name | ast.Constant)
+
+    def _term(self, tree: ast.expr) -> Name | Literal:
+        if isinstance(tree, ast.Name):
+            side, _, field = tree.id.partition("_")
+            if side in ("r", "p") and field:
+                return Name(side, field)
+            self.bad.append(Bad(f'"{tree.id}" is no name here', "names are r.<field> and p.<column>", tree.id))
+        elif isinstance(tree, ast.Constant):
+            if isinstance(tree.value, str):
+                return Literal(tree.value)
+            self.bad.append(_bad_literal(str(tree.value)))
+        else:
+            self._refuse(tree)
+        return _NOTHING
+
+    def _call(self, tree: ast.Call) -> Call:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if name not in FUNCTIONS:
+            # Threats K2, K3, K8: Casbin's own matchers match prefixes, and eval runs what stands in a row.
+            self.bad.append(Bad(f'function "{name}" is refused', "the functions are " + ", ".join(FUNCTIONS), name))
+        elif tree.keywords or len(tree.args) not in FUNCTIONS[name]:
+            counts = " or ".join(map(str, FUNCTIONS[name]))
+            self.bad.append(Bad(f"{name} takes {counts} arguments", "", name))
+        return Call(name, tuple(map(self._term, tree.args)))
+
+    def _foreign(self, tree: ast.Compare) -> Foreign:
+        """Comparisons by order, membership, texts put together: pycasbin can, we do not compile them."""
+        terms = []
+        for node in ast.walk(tree):
+            if not isinstance(node, _OPERATORS + _LEAVES):
+                self._refuse(node)
+            elif isinstance(node, ast.Name | ast.Constant):
+                terms.append(self._term(node))
+        names = tuple(dict.fromkeys(term for term in terms if isinstance(term, Name)))
+        return Foreign(ast.unparse(tree), names)
+
+    def _refuse(self, tree: ast.AST) -> None:
+        self.bad.append(Bad(f"{type(tree).__name__} is refused", "use && || ! == != in and the functions"))
+
+
+def every(parts: tuple[Node, ...]) -> Node:
+    """All of some parts as one."""
+    return parts[0] if len(parts) == 1 else And(parts)

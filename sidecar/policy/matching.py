@@ -1,0 +1,251 @@
+"""Which rows match, expiry and condition left aside?
+
+A `Matcher` answers for one model and its rows. Its index is three arrays: rows sorted by the texts of the first
+facet's column and, within those, of the second's; where the rows of each first text begin. For a request, the texts
+that a matching row may have are found on both sides, by name, by role or set, by pattern; then the two are joined:
+a short run of rows is walked, in a long one each text is searched for. So a decision costs what its own rows cost,
+not what all rows cost.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from sidecar.policy.compiler import Asked, Check, Facet, Plan, compiled, plan_of
+from sidecar.policy.expression import Call, Name, Node
+from sidecar.policy.memo import Memo
+from sidecar.policy.model import Model
+from sidecar.policy.pattern_index import PatternIndex
+from sidecar.policy.patterns import WILDCARD, globs
+from sidecar.policy.roles import Ways
+from sidecar.policy.table import Table
+from sidecar.vocabulary import ANONYMOUS
+
+if TYPE_CHECKING:
+    from sidecar.policy.casbin_part import CasbinPart
+
+WALKED = 12  # rows that are cheaper to look at one by one than to search
+MAX_ACTIONS = 128  # that are remembered, of the few dozen that exist
+_ON_SERVERS = ("tool:", "prompt:", "resource:")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`rows` by the texts of two columns. `seconds` are the numbers of the second column's texts, in that order;
+    the rows whose first text is number `t` stand from `begins[t]` to `begins[t + 1]`."""
+
+    rows: array[int]
+    seconds: array[int]
+    begins: array[int]
+
+
+def index_of(model: Model, table: Table) -> Index:
+    """Built once per load; it takes seconds for a million rows, and holds on to the interpreter while it sorts."""
+    facets = plan_of(model).index
+    nothing = array("I", bytes(4 * len(table)))
+    first = table.column(facets[0].column) if facets else nothing
+    second = table.column(facets[1].column) if len(facets) > 1 else nothing
+    keys = array("Q", (one << 32 | other for one, other in zip(first, second, strict=True)))
+    rows = array("I", sorted(range(len(table)), key=keys.__getitem__))
+    begins = array("I", bytes(4 * (len(table.texts.texts) + 1)))
+    for text in first:
+        begins[text + 1] += 1
+    for at in range(1, len(begins)):
+        begins[at] += begins[at - 1]
+    return Index(rows, array("I", map(second.__getitem__, rows)), begins)
+
+
+class Matcher:
+    """See above. Pure; what it remembers are actions and servers, of which there are few."""
+
+    def __init__(self, model: Model, table: Table, index: Index, ways: Mapping[str, Ways]) -> None:
+        self.plan: Plan = plan_of(model)
+        self._table = table
+        self._index = index
+        sides = [_Side(facet, table, ways) for facet in self.plan.index]
+        self._first = sides[0] if sides else None
+        self._second = sides[1] if len(sides) > 1 else None
+        self._by_action, checks = _split_actions(self.plan.checks)
+        self._actions: dict[str, dict[int, bool]] = {}
+        self._checks: list[Check] = [compiled(part, table, ways) for part in checks]
+        self._strict: list[Check] = [compiled(f.node, table, ways) for f in self.plan.index if f.strict]
+        self._foreign = _foreign(model, self.plan.foreign, table, ways) if self.plan.foreign else None
+        self._on_server: Memo[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = Memo(256)
+
+    def rows(self, asked: Asked) -> list[int]:
+        """The rows that match, in no order that means anything."""
+        found = self._indexed(asked)
+        if found and self._by_action:
+            found = self._of_action(asked.act, found)
+        if found and asked.sub == ANONYMOUS:
+            found = _checked(found, self._strict, asked)
+        if found and self._checks:
+            found = _checked(found, self._checks, asked)
+        if found and self._foreign is not None:
+            found = self._foreign.matching(asked, found)
+        return found
+
+    def on_server(self, asked: Asked, server: str) -> Iterator[int]:
+        """The rows whose subject is this caller and whose object is the server or something on it, as far as the index
+        tells; none where a matcher does not compare the subject alone."""
+        first, index = self._first, self._index
+        if first is None or first.facet.field != "sub":
+            return
+        texts, spans = self._texts_on(server)
+        second = self._second
+        by_object = second is not None and second.facet.column == "obj"
+        objects = self._table.obj
+        for text in first.texts(asked):
+            low, high = index.begins[text], index.begins[text + 1]
+            if by_object and high - low > WALKED:
+                yield from self._searched(low, high, texts, spans)
+                continue
+            for at in range(low, high):
+                number = objects[index.rows[at]]
+                if number in texts or any(begin <= number < end for begin, end in spans):
+                    yield index.rows[at]
+
+    def _indexed(self, asked: Asked) -> list[int]:
+        first, second, index = self._first, self._second, self._index
+        if first is None:
+            return list(range(len(self._table)))
+        rows, seconds, begins = index.rows, index.seconds, index.begins
+        found: list[int] = []
+        others: list[int] | None = None
+        for text in first.texts(asked):
+            low, high = begins[text], begins[text + 1]
+            if low == high:
+                continue
+            if second is None:
+                found += rows[low:high]
+                continue
+            if others is None:
+                others = second.texts(asked)
+            if high - low <= WALKED:
+                for at in range(low, high):
+                    if seconds[at] in others:
+                        found.append(rows[at])
+                continue
+            for other in others:
+                at = bisect_left(seconds, other, low, high)
+                while at < high and seconds[at] == other:
+                    found.append(rows[at])
+                    at += 1
+        return found
+
+    def _of_action(self, act: str, rows: list[int]) -> list[int]:
+        """Those whose list of actions has this one: one look at each shape of row."""
+        known = self._actions.get(act)
+        if known is None:
+            if len(self._actions) >= MAX_ACTIONS:
+                self._actions.clear()
+            known = self._actions[act] = {}
+        shape_of, shapes = self._table.shape, self._table.shapes
+        found = []
+        for row in rows:
+            number = shape_of[row]
+            fits = known.get(number)
+            if fits is None:
+                fits = known[number] = globs(act, shapes[number].act)
+            if fits:
+                found.append(row)
+        return found
+
+    def _searched(
+        self, low: int, high: int, texts: frozenset[int], spans: tuple[tuple[int, int], ...]
+    ) -> Iterator[int]:
+        rows, seconds = self._index.rows, self._index.seconds
+        for begin, end in (*spans, *((text, text + 1) for text in texts)):
+            at = bisect_left(seconds, begin, low, high)
+            while at < high and seconds[at] < end:
+                yield rows[at]
+                at += 1
+
+    def _texts_on(self, server: str) -> tuple[frozenset[int], tuple[tuple[int, int], ...]]:
+        """The objects on a server: single texts (patterns, sets, the server itself), and runs of texts in order."""
+        known = self._on_server.get(server)
+        if known is None:
+            texts = self._table.texts.texts
+            prefixes = [f"{word}{server}/" for word in _ON_SERVERS]
+            # "0" is what follows "/": all that begins with the prefix stands between the two.
+            spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
+            single = self._second.meeting(server, prefixes) if self._second is not None else ()
+            known = frozenset(single), tuple(span for span in spans if span[0] < span[1])
+            self._on_server.put(server, known)
+        return known
+
+
+class _Side:
+    """One facet over its column: request → the numbers of the texts that a matching row has there."""
+
+    def __init__(self, facet: Facet, table: Table, ways: Mapping[str, Ways]) -> None:
+        self.facet = facet
+        self._value: Callable[[Asked], str] = attrgetter(facet.field)
+        self._ids = table.texts.ids
+        self._by_roles = facet.field == "sub" and "g" in facet.groups
+        self._ways = [ways[group] for group in facet.groups if not (group == "g" and facet.field == "sub")]
+        texts = table.texts.texts
+        numbers = set(table.column(facet.column)) if facet.globs else set[int]()
+        patterns = [number for number in numbers if WILDCARD in texts[number]]
+        self._patterns = PatternIndex((texts[number], number) for number in patterns)
+        self._may_repeat = len(self._ways) + self._by_roles > 1
+
+    def texts(self, asked: Asked) -> list[int]:
+        value, ids = self._value(asked), self._ids
+        found = []
+        exact = ids.get(value)
+        if exact is not None:
+            found.append(exact)
+        if self._by_roles:
+            for role in asked.roles:
+                number = ids.get(role)
+                if number is not None:
+                    found.append(number)
+        for ways in self._ways:
+            for container in ways.containers(value, asked.dom):
+                number = ids.get(container)
+                if number is not None:
+                    found.append(number)
+        if self._patterns:
+            found += self._patterns.matches(value)
+        if self._may_repeat or WILDCARD in value:  # a name that is also the text of a pattern
+            return list(dict.fromkeys(found))
+        return found
+
+    def meeting(self, server: str, prefixes: Iterable[str]) -> Iterator[int]:
+        """The texts that mean the server as a whole or, as a pattern or a set, something on it."""
+        whole = f"nhi:{server}"
+        yield from (number for number in [self._ids.get(whole)] if number is not None)
+        yield from self._patterns.matches(whole)
+        for prefix in prefixes:
+            yield from self._patterns.meeting(prefix)
+        for ways in self._ways:
+            for container in ways.holding(server):
+                number = self._ids.get(container)
+                if number is not None:
+                    yield number
+
+
+def _foreign(model: Model, parts: tuple[Node, ...], table: Table, ways: Mapping[str, Ways]) -> CasbinPart:
+    from sidecar.policy.casbin_part import CasbinPart  # a third of a second, and most policies need none of it
+
+    return CasbinPart(model, parts, table, ways)
+
+
+def _checked(rows: list[int], checks: list[Check], asked: Asked) -> list[int]:
+    for check in checks:
+        rows = [row for row in rows if check(asked, row)]
+    return rows
+
+
+_ACTIONS = Call("globs", (Name("r", "act"), Name("p", "act")))
+
+
+def _split_actions(checks: tuple[Node, ...]) -> tuple[bool, tuple[Node, ...]]:
+    """Whether the lists of actions are asked the usual way, which is remembered by action; and the other checks."""
+    return _ACTIONS in checks, tuple(check for check in checks if check != _ACTIONS)

@@ -1,0 +1,115 @@
+"""Which of many patterns does this text fit?
+
+A pattern is cut at its wildcards: what stands before the first one (head), after the last one (tail), and between.
+Patterns are found by head, then by tail: one look-up for each length that some head has, and so on. Where many share
+both, those with something between are found by that too. So the time depends on the text and on how many patterns
+fit, not on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from sidecar.policy.patterns import WILDCARD
+
+MANY = 32  # from here on, patterns with one head and tail are looked up by what stands between
+
+
+@dataclass(slots=True)
+class _Tails:
+    """The patterns of one head."""
+
+    by_tail: dict[str, _Between] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Between:
+    """The patterns of one head and one tail: those with nothing between, and the others."""
+
+    plain: list[int] = field(default_factory=list)
+    pieces: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    by_first: dict[str, list[tuple[tuple[str, ...], int]]] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+
+
+class PatternIndex:
+    """Patterns with a wildcard, each with a number of the caller's."""
+
+    def __init__(self, patterns: Iterable[tuple[str, int]]) -> None:
+        self._by_head: dict[str, _Tails] = {}
+        for pattern, number in patterns:
+            head, *middle, tail = pattern.split(WILDCARD)
+            tails = self._by_head.setdefault(head, _Tails())
+            between = tails.by_tail.setdefault(tail, _Between())
+            pieces = tuple(piece for piece in middle if piece)
+            if pieces:
+                between.pieces.append((pieces, number))
+            else:
+                between.plain.append(number)
+        self._lengths = tuple(sorted({len(head) for head in self._by_head}))
+        for tails in self._by_head.values():
+            tails.lengths = tuple(sorted({len(tail) for tail in tails.by_tail}))
+            for between in tails.by_tail.values():
+                _index_pieces(between)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_head)
+
+    def matches(self, text: str) -> list[int]:
+        """The numbers of all patterns that the whole text fits."""
+        found: list[int] = []
+        size = len(text)
+        for length in self._lengths:
+            if length > size:
+                break
+            tails = self._by_head.get(text[:length])
+            if tails is None:
+                continue
+            for tail in tails.lengths:
+                if length + tail > size:
+                    break
+                between = tails.by_tail.get(text[size - tail :])
+                if between is not None:
+                    found += between.plain
+                    if between.pieces:
+                        found += _between(text[length : size - tail], between)
+        return found
+
+    def meeting(self, prefix: str) -> list[int]:
+        """The numbers of the patterns that some text which begins with `prefix` fits, those apart that begin with it
+        themselves."""
+        heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
+        return [
+            number
+            for tails in heads
+            if tails is not None
+            for between in tails.by_tail.values()
+            for number in (*between.plain, *(number for _, number in between.pieces))
+        ]
+
+
+def _index_pieces(between: _Between) -> None:
+    if len(between.pieces) >= MANY:
+        for pieces, number in between.pieces:
+            between.by_first.setdefault(pieces[0], []).append((pieces, number))
+        between.lengths = tuple(sorted({len(first) for first in between.by_first}))
+
+
+def _between(text: str, between: _Between) -> Iterator[int]:
+    if not between.by_first:
+        candidates: Iterable[tuple[tuple[str, ...], int]] = between.pieces
+    else:
+        firsts = {text[at : at + size] for size in between.lengths for at in range(len(text) - size + 1)}
+        known = between.by_first
+        candidates = [candidate for first in firsts if first in known for candidate in known[first]]
+    for pieces, number in candidates:
+        at = 0
+        for piece in pieces:
+            at = text.find(piece, at)
+            if at < 0:
+                break
+            at += len(piece)
+        else:
+            yield number

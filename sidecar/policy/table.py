@@ -1,0 +1,212 @@
+"""How do a million rows fit into memory?
+
+Rows differ in subject and object; in the rest they are much alike. So each distinct text is kept once, in sorted
+order; what a row says beside subject and object is its `Shape`, each distinct one kept once; and a row is five numbers
+in arrays, some 20 bytes. Notes (`#:`) take room only where somebody wrote them. A `Rule` is made when somebody looks
+at one. Tables are built by one writer and never change afterwards; arrays and lists of texts are also what a process
+that read the files can hand to the one that serves.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal, NamedTuple, overload
+
+from sidecar.policy.grammar import NONE, Per
+from sidecar.vocabulary import PermissionKind, Rule
+
+DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
+_PER_SHIFT = 5
+_PER: tuple[Per, ...] = ("subject", "origin", "rule")
+MAX_RULES_KEPT = 4096  # Rule objects that are looked at again and again
+
+
+class Shape(NamedTuple):
+    """What a row says beside subject and object, as its columns have it; `act` with `use` written out, `dom` "" where
+    the model has no domains."""
+
+    act: str
+    expires_at: str
+    max_calls_per_hour: str
+    when: str
+    eft: str
+    dom: str = ""
+
+    @property
+    def flags(self) -> int:
+        """The bits of such a row, before its notes."""
+        said = (self.expires_at, ENDS), (self.when, ASKS), (self.max_calls_per_hour, LIMITED)
+        return DENY * (self.eft == "deny") | sum(bit for text, bit in said if text != NONE)
+
+    @property
+    def end(self) -> float | None:
+        """When such a row ends, in seconds since the epoch; None if it does not."""
+        return None if self.expires_at == NONE else datetime.fromisoformat(self.expires_at).timestamp()
+
+
+class Notes(NamedTuple):
+    """What stands in a `#:` line above a row."""
+
+    id: str = ""
+    owner: str = ""
+    reason: str = ""
+    per: Per = "subject"
+    shadow: bool = False
+    created_at: str = ""
+
+    @property
+    def flags(self) -> int:
+        return SHADOW * self.shadow | _PER.index(self.per) << _PER_SHIFT
+
+
+class Texts:
+    """Every distinct text once, with a number. 0 is the empty text."""
+
+    __slots__ = ("ids", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = [""]
+        self.ids: dict[str, int] = {"": 0}
+
+    def id(self, text: str) -> int:
+        """The number of a text, a new one if it is new."""
+        known = self.ids.get(text)
+        if known is None:
+            known = self.ids[text] = len(self.texts)
+            self.texts.append(text)
+        return known
+
+    def sort(self) -> array[int]:
+        """Number all texts by their order; returns old number → new number."""
+        order = sorted(range(len(self.texts)), key=self.texts.__getitem__)
+        moved = array("I", bytes(4 * len(order)))
+        for new, old in enumerate(order):
+            moved[old] = new
+        self.texts = [self.texts[old] for old in order]
+        self.ids = {text: number for number, text in enumerate(self.texts)}
+        return moved
+
+
+class Table(Sequence[Rule]):
+    """The rows of one permission kind, in the order of their files, as arrays; and a sequence of `Rule`s.
+
+    `sub` and `obj` are numbers of texts, `shape` of shapes; `flags` has the bits above; `notes` is by row.
+    """
+
+    def __init__(self, kind: PermissionKind, texts: Texts, files: list[str]) -> None:
+        self.kind, self.texts, self.files = kind, texts, files
+        self.sub, self.obj, self.shape, self.line = array("I"), array("I"), array("I"), array("I")
+        self.file, self.flags = array("H"), array("B")
+        self.shapes: list[Shape] = []
+        self.notes: dict[int, Notes] = {}
+        self.shape_flags: list[int] = []
+        self._ends: list[float | None] = []
+        self._rules: dict[int, Rule] = {}
+
+    def add_shape(self, shape: Shape) -> int:
+        """The number of a new shape. Who adds rows keeps the numbers of the shapes it met."""
+        self.shapes.append(shape)
+        self.shape_flags.append(shape.flags)
+        self._ends.append(shape.end)
+        return len(self.shapes) - 1
+
+    def add(self, sub: int, obj: int, shape: int, flags: int, file: int, line: int) -> None:
+        """One row."""
+        self.sub.append(sub)
+        self.obj.append(obj)
+        self.shape.append(shape)
+        self.flags.append(flags)
+        self.file.append(file)
+        self.line.append(line)
+
+    def move(self, moved: Sequence[int]) -> None:
+        """Take the texts' new numbers."""
+        self.sub = array("I", map(moved.__getitem__, self.sub))
+        self.obj = array("I", map(moved.__getitem__, self.obj))
+
+    def column(self, name: str) -> array[int]:
+        """The numbers of the texts in one column, row by row."""
+        if name == "sub":
+            return self.sub
+        if name == "obj":
+            return self.obj
+        numbers = [self.texts.id(getattr(shape, name)) for shape in self.shapes]
+        return array("I", map(numbers.__getitem__, self.shape))
+
+    def text(self, name: str, row: int) -> str:
+        """What stands in one column of a row."""
+        if name == "sub":
+            return self.texts.texts[self.sub[row]]
+        if name == "obj":
+            return self.texts.texts[self.obj[row]]
+        text: str = getattr(self.shapes[self.shape[row]], name)
+        return text
+
+    def content(self, row: int) -> str:
+        """All that a row says, whatever the order of columns, and nothing of where it stands."""
+        texts = self.texts.texts
+        return "\x1f".join((self.kind.value, texts[self.sub[row]], texts[self.obj[row]], *self.shapes[self.shape[row]]))
+
+    def id_of(self, row: int) -> str:
+        """The rule's own id, or what its content gives it."""
+        notes = self.notes.get(row)
+        return notes.id if notes is not None and notes.id else content_id(self.content(row))
+
+    def end_of(self, row: int) -> float:
+        """When a row with the bit `ENDS` ends, in seconds since the epoch."""
+        return self._ends[self.shape[row]] or 0.0
+
+    def effect_of(self, row: int) -> Literal["allow", "deny"]:
+        return "deny" if self.flags[row] & DENY else "allow"
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return map(self._made, range(len(self)))
+
+    @overload
+    def __getitem__(self, row: int) -> Rule: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Rule]: ...
+    def __getitem__(self, row: int | slice) -> Rule | Sequence[Rule]:
+        if isinstance(row, slice):
+            return [self._made(one) for one in range(*row.indices(len(self)))]
+        known = self._rules.get(row)
+        if known is None:
+            if len(self._rules) >= MAX_RULES_KEPT:
+                self._rules.clear()
+            known = self._rules[row] = self._made(range(len(self))[row])
+        return known
+
+    def _made(self, row: int) -> Rule:
+        shape, flags = self.shapes[self.shape[row]], self.flags[row]
+        notes = self.notes.get(row, _NO_NOTES)
+        return Rule(
+            notes.id or content_id(self.content(row)),
+            self.kind,
+            self.texts.texts[self.sub[row]],
+            self.texts.texts[self.obj[row]],
+            tuple(shape.act.split("|")),
+            self.effect_of(row),
+            self._ends[self.shape[row]],
+            int(shape.max_calls_per_hour) if flags & LIMITED else None,
+            shape.when if flags & ASKS else "",
+            notes.per,
+            notes.shadow,
+            notes.owner,
+            notes.reason,
+            self.files[self.file[row]],
+            self.line[row],
+        )
+
+
+_NO_NOTES = Notes()
+
+
+def content_id(content: str) -> str:
+    """A name for a rule without one."""
+    return sha256(content.encode()).hexdigest()[:16]
