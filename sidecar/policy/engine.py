@@ -31,7 +31,9 @@ class Engine:
         self.revision = source.revision
         self.warnings = source.warnings
         roles = Ways({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))
-        ways = {"g": roles, "g2": Ways({"": source.sets})}
+        sets = Ways({"": source.sets})
+        sets.holding("")  # found once, here and not while a call waits
+        ways = {"g": roles, "g2": sets}
         self._askers = Askers(roles)
         self._dockets = {
             kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)

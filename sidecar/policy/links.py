@@ -173,10 +173,10 @@ class Docket:
             return bool(allows) and not denies, denies or allows
         if self._effect == DENY_OVERRIDE:
             return not denies, denies
-        if self._effect == PRIORITY and denies:  # the first row that matches decides
+        if self._effect == PRIORITY and (allows or denies):  # the first row that matches decides
             first = min(allows + denies)
             return first in allows, [first]
-        return bool(allows), allows[:1] if self._effect == PRIORITY else allows
+        return bool(allows), allows
 
     def _means(self, asker: Asker, row: int) -> bool:
         """`anonymous` is allowed by that word only."""

@@ -37,11 +37,13 @@ _ON_SERVERS = ("tool:", "prompt:", "resource:")
 @dataclass(frozen=True, slots=True)
 class Index:
     """`rows` by the texts of two columns. `seconds` are the numbers of the second column's texts, in that order;
-    the rows whose first text is number `t` stand from `begins[t]` to `begins[t + 1]`."""
+    the rows whose first text is number `t` stand from `begins[t]` to `begins[t + 1]`. `wild` are the texts with a
+    wildcard in each of the two columns."""
 
     rows: array[int]
     seconds: array[int]
     begins: array[int]
+    wild: tuple[array[int], ...]
 
 
 def index_of(model: Model, table: Table) -> Index:
@@ -57,7 +59,11 @@ def index_of(model: Model, table: Table) -> Index:
         begins[text + 1] += 1
     for at in range(1, len(begins)):
         begins[at] += begins[at - 1]
-    return Index(rows, array("I", map(second.__getitem__, rows)), begins)
+    texts = table.texts.texts
+    wild = [{number for number in set(column) if WILDCARD in texts[number]} for column in (first, second)]
+    return Index(
+        rows, array("I", map(second.__getitem__, rows)), begins, tuple(array("I", sorted(found)) for found in wild)
+    )
 
 
 class Matcher:
@@ -67,7 +73,7 @@ class Matcher:
         self.plan: Plan = plan_of(model)
         self._table = table
         self._index = index
-        sides = [_Side(facet, table, ways) for facet in self.plan.index]
+        sides = [_Side(facet, table, wild, ways) for facet, wild in zip(self.plan.index, index.wild, strict=False)]
         self._first = sides[0] if sides else None
         self._second = sides[1] if len(sides) > 1 else None
         self._by_action, checks = _split_actions(self.plan.checks)
@@ -183,16 +189,14 @@ class Matcher:
 class _Side:
     """One facet over its column: request → the numbers of the texts that a matching row has there."""
 
-    def __init__(self, facet: Facet, table: Table, ways: Mapping[str, Ways]) -> None:
+    def __init__(self, facet: Facet, table: Table, wild: array[int], ways: Mapping[str, Ways]) -> None:
         self.facet = facet
         self._value: Callable[[Asked], str] = attrgetter(facet.field)
         self._ids = table.texts.ids
         self._by_roles = facet.field == "sub" and "g" in facet.groups
         self._ways = [ways[group] for group in facet.groups if not (group == "g" and facet.field == "sub")]
         texts = table.texts.texts
-        numbers = set(table.column(facet.column)) if facet.globs else set[int]()
-        patterns = [number for number in numbers if WILDCARD in texts[number]]
-        self._patterns = PatternIndex((texts[number], number) for number in patterns)
+        self._patterns = PatternIndex((texts[number], number) for number in (wild if facet.globs else ()))
         self._may_repeat = len(self._ways) + self._by_roles > 1
 
     def texts(self, asked: Asked) -> list[int]:

@@ -1,0 +1,119 @@
+"""How is a large policy read without holding up the calls that are being answered?
+
+In a process of its own: to read a million rows takes seconds of one core, and a thread would take them from the event
+loop. The process reads, checks, sorts, and hands the finished arrays over (`parcel`). It ends with us, whatever we die
+of: it goes when nobody holds the other end of its input any more. A small policy is read where we are.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sidecar.errors import Fault, PolicyError, fault_in
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import policy_files
+from sidecar.policy.parcel import pack, unpack
+from sidecar.policy.scopes import Scope, ScopeLike
+from sidecar.policy.source import PolicySource, load_policy
+
+SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
+DEADLINE_S = 120.0
+NICENESS = 5  # the calls come first
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What the process is to read."""
+
+    models: Path
+    policies: Path
+    scopes: tuple[Scope, ...]
+    names: frozenset[str] | None
+
+
+def load_policy_aside(
+    models: Path,
+    policies: Path,
+    *,
+    scopes: Sequence[ScopeLike] = (),
+    names: frozenset[str] | None = None,
+    small_bytes: int = SMALL_BYTES,
+) -> PolicySource:
+    """`load_policy`, in a process of its own if there is more than `small_bytes` to read. Blocks: call it in a thread.
+
+    Raises PolicyError, also when the process fails or takes longer than two minutes.
+    """
+    if _size(policies) <= small_bytes:
+        return load_policy(models, policies, scopes=scopes, names=names)
+    plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
+    order = _Order(models.absolute(), policies.absolute(), plain, names)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sidecar.policy.aside"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        killer = threading.Timer(DEADLINE_S, process.kill)
+        killer.start()
+        try:
+            return _carried_out(process, order)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
+            raise PolicyError([fault_in(policies, "the process that reads it died", code="P007", hint=hint)]) from None
+        finally:
+            killer.cancel()
+            process.kill()
+
+
+def _carried_out(process: subprocess.Popen[bytes], order: _Order) -> PolicySource:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pickle.dump(order, process.stdin)
+    process.stdin.flush()  # and left open: its end is ours
+    faults: list[Fault] | None = pickle.load(process.stdout)
+    if faults is not None:
+        raise PolicyError(faults)
+    return unpack(process.stdout)
+
+
+def _size(policies: Path) -> int:
+    total = 0
+    for file in policy_files(policies, Faults()):
+        with suppress(OSError):
+            total += file.path.stat().st_size
+    return total
+
+
+# --- in the process -------------------------------------------------------------------------------------------------
+
+
+def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
+    order: _Order = pickle.load(orders)
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+    with suppress(OSError):
+        os.nice(NICENESS)
+    try:
+        source = load_policy(order.models, order.policies, scopes=order.scopes, names=order.names)
+    except PolicyError as error:
+        pickle.dump(list(error.faults), out)
+        return
+    pickle.dump(None, out)
+    pack(source, out)
+
+
+def _end_with(orders: IO[bytes]) -> None:
+    """When nobody can send orders any more, nobody waits for what is read."""
+    orders.read(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    from sidecar.policy import aside  # under its own name, as the orders name it
+
+    aside._serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,86 @@
+"""Is a policy that another process read the same policy, and does that process end with us?"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import PolicyError
+from sidecar.policy import Engine, Scope, load_policy
+from sidecar.policy.aside import load_policy_aside
+from sidecar.policy.parcel import pack, unpack
+
+from .world import MODELS, NOW, chain, source, tool, write
+
+FILES = {
+    "agent_to_tool.csv": (
+        "#: id=reads owner=me reason=why shadow=true per=origin\n"
+        "p, role:x, tool:s/get_*, use, -, 9, args.a == 1, allow\n"
+        "p, nhi:a, set:m, tools/call, 2030-01-01T00:00:00Z, -, -, allow\n"
+    ),
+    "guardrails.csv": "p, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
+    "roles.csv": "g, nhi:a, role:x\ng2, tool:s/t, set:m\n",
+}
+
+
+def test_what_is_packed_comes_out_the_same(tmp_path: Path) -> None:
+    whole, parcel = source(tmp_path, FILES), BytesIO()
+    pack(whole, parcel)
+    parcel.seek(0)
+    there = unpack(parcel)
+    assert (there.revision, there.warnings) == (whole.revision, whole.warnings)
+    assert list(there.rules) == list(whole.rules)
+    assert (there.roles, there.sets, there.indexes) == (whole.roles, whole.sets, whole.indexes)
+    for name in ("s/t", "s/get_x", "s/delete_x"):
+        one, other = (Engine(one).decide(chain("nhi:a"), tool(name, {"a": 1}), NOW) for one in (whole, there))
+        assert one == other
+
+
+def test_another_process_reads_the_same(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    scopes = [Scope("**", ("*",), ("*",), ("*",))]
+    there = load_policy_aside(MODELS, tmp_path, scopes=scopes, names=frozenset({"s"}), small_bytes=0)
+    here = load_policy(MODELS, tmp_path, scopes=scopes, names=frozenset({"s"}))
+    assert (there.revision, list(there.rules), there.warnings) == (here.revision, list(here.rules), here.warnings)
+
+
+def test_every_fault_comes_back_with_its_place(tmp_path: Path) -> None:
+    write(tmp_path, FILES | {"agent_to_tool.csv": "p, nhi:a, tool:s/t, tools/cal, -, -, -, allow\n"})
+    with pytest.raises(PolicyError) as found:
+        load_policy_aside(MODELS, tmp_path, small_bytes=0)
+    assert [(fault.code, fault.line, fault.column) for fault in found.value.faults] == [("P104", 1, 21)]
+
+
+def test_a_process_that_dies_is_a_fault_and_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, FILES)
+    monkeypatch.setattr("sidecar.policy.aside.DEADLINE_S", 0.0)
+    with pytest.raises(PolicyError, match="the process that reads it died"):
+        load_policy_aside(MODELS, tmp_path, small_bytes=0)
+
+
+def test_the_process_ends_with_the_one_that_asked(tmp_path: Path) -> None:
+    """Also after kill -9: it reads a pipe that nobody opens for writing any more."""
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys; from sidecar.policy import aside;"
+        " import threading; threading.Thread(target=aside._end_with, args=(sys.stdin.buffer,)).start();"
+        " import time; time.sleep(60)'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(0.5)  # the import
+        parent.send_signal(signal.SIGKILL)
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("it lives on")

@@ -1,0 +1,28 @@
+"""Is every answer pycasbin's, for models that nobody wrote by hand?"""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .judged import EFFECTS, drawn_case, judged
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.randoms(use_true_random=False))
+def test_any_model_and_policy_answers_as_pycasbin_does(rng: random.Random) -> None:
+    judged(rng, 6, reasons=True)
+
+
+def test_many_models_and_policies_answer_as_pycasbin_does() -> None:
+    """The first of the long run's cases: python -m tests.unit.policy.judged."""
+    assert sum(judged(random.Random(f"1/{case}"), 40, reasons=True) for case in range(200)) == 8000
+
+
+def test_what_is_drawn_has_every_effect_and_domains() -> None:
+    cases = [drawn_case(random.Random(seed)) for seed in range(200)]
+    assert {case.effect for case in cases} == set(EFFECTS)
+    assert {case.by_domain for case in cases} == {True, False}
+    assert any("dom" in case.columns for case in cases)
