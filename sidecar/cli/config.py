@@ -57,6 +57,14 @@ def schema_of(kind: str) -> dict[str, Any]:
         from sidecar.settings.root import Settings
 
         return json_schema(Settings, "sidecar.yaml")
+    if kind == "policy":
+        from sidecar.policy.yaml_schema import policy_schema
+
+        return policy_schema()
+    if kind == "test":
+        from sidecar.suites.suite_file import SuiteFile
+
+        return json_schema(SuiteFile, "policy tests")
     if kind == "budgets":
         from sidecar.limits.budgets import BudgetsFile
 

@@ -41,6 +41,10 @@ class Askers:
             self._memo.put(key, known)
         return known
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self._memo = Memo(MEMO_SIZE)
+
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """All roles of a principal."""
         return self.asker(principal).roles

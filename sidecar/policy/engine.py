@@ -72,6 +72,10 @@ class Engine:
         """Every role of a principal, from its token and from `g` rows."""
         return self._askers.roles_of(principal)
 
+    def forget(self) -> None:
+        """Forget whose roles it knows: for who measures what a decision costs."""
+        self._askers.forget()
+
     # --- the way ------------------------------------------------------------------------------------------------------
 
     def _answers(self, turn: Turn) -> Iterator[Answer]:

@@ -1,0 +1,95 @@
+"""How long does a decision take, here and at other sizes?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError
+from sidecar.workbench.bench import own, rivals
+from sidecar.workbench.bench.ladder import SIZES, WILD
+from sidecar.workbench.bench.rungs import QUESTIONS, measured
+from sidecar.workbench.bench.running import OURS, climbed
+from sidecar.workbench.places import configured
+
+INVALID = 3
+
+
+@click.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), default="sidecar.yaml", show_default=True)
+@click.option("--rows", "sizes", type=click.IntRange(1, 2_000_000), multiple=True, help="Sizes; 10 to 1,000,000.")
+@click.option("--wildcards", type=click.FloatRange(0, 1), multiple=True, help="Share of rows with one; 0.01.")
+@click.option("--rival", type=click.Choice(["all", *rivals.NAMES]), multiple=True, help="Other engines, 60 s each.")
+@click.option("--questions", type=click.IntRange(100, 1_000_000), default=QUESTIONS, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the ladder as a list of measurements.")
+def bench(
+    path: Path, sizes: Sequence[int], wildcards: Sequence[float], rival: Sequence[str], questions: int, as_json: bool
+) -> None:
+    """Measure decisions of this policy, then of drawn policies of growing size.
+
+    Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
+    own; `rss_mb` is that process with the policy loaded.
+    """
+    steps = climbed(
+        sizes or SIZES,
+        wild=wildcards or (WILD,),
+        rivals=rivals.NAMES if "all" in rival else tuple(rival),
+        questions=questions,
+    )
+    if as_json:
+        click.echo(orjson.dumps(list(_told(steps)), option=orjson.OPT_INDENT_2))
+        return
+    _print_own(path, questions)
+    click.echo("drawn policies   engine        rows   wild        p50        p99     load   memory")
+    for step in _told(steps):
+        click.echo(_line(step))
+
+
+def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Each as it comes, and on a terminal which one is being waited for."""
+    shown = sys.stderr.isatty()
+    for number, step in enumerate(steps, start=1):
+        yield step
+        if shown:
+            click.echo(f"\r{number} measured …", nl=False, err=True)
+    if shown:
+        click.echo("\r", err=True)
+
+
+def _print_own(path: Path, questions: int) -> None:
+    """The policy of this folder, where there is one."""
+    if not path.exists() and not (path.parent / "policies").is_dir():
+        return
+    try:
+        began = time.perf_counter()
+        source = configured(path, os.environ).load()
+    except ConfigError as error:
+        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+        raise SystemExit(INVALID) from None
+    asked = list(islice(own.questions(source), questions))
+    if asked:
+        rung = measured(source, asked, time.perf_counter() - began, now_s=time.time())
+        click.echo("this policy      engine        rows   wild        p50        p99     load   memory")
+        click.echo(_line({"engine": OURS, "wild": None, **rung._asdict()}))
+
+
+def _line(step: dict[str, Any]) -> str:
+    wild = "" if step["wild"] is None else f"{step['wild']:.0%}"
+    head = f"                 {step['engine']:8} {step['rows']:>9,} {wild:>6}"
+    if "error" in step:
+        return f"{head}   {step['error']}"
+    p50, p99 = (_duration(step[name]) for name in ("p50_us", "p99_us"))
+    agrees = f"   agrees {step['agrees']:.0%}" if step.get("agrees", 1) < 1 else ""
+    return f"{head} {p50:>10} {p99:>10} {step['load_s']:6.2f} s {step['rss_mb']:5.0f} MB{agrees}"
+
+
+def _duration(took_us: float) -> str:
+    return f"{took_us:.1f} µs" if took_us < 1000 else f"{took_us / 1000:.1f} ms"

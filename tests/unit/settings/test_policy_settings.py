@@ -1,0 +1,58 @@
+"""Until when may policy be a rehearsal?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import SettingsError
+from sidecar.settings import load_settings
+from sidecar.settings.moments import rfc3339, seconds_of
+from sidecar.settings.policy import MAX_SHADOW_S, PolicySettings
+
+
+def policy(folder: Path, section: str) -> PolicySettings:
+    path = folder / "sidecar.yaml"
+    path.write_text(f"version: 1\npolicy: {{{section}}}\n")
+    return load_settings(path, {}, check_files=False).policy
+
+
+def test_policy_is_enforced_tested_and_watched_unless_an_operator_says_otherwise(tmp_path: Path) -> None:
+    found = policy(tmp_path, "")
+    assert (found.mode, found.shadow_until, found.self_test, found.watch) == ("enforce", None, True, True)
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 60, MAX_SHADOW_S - 60])
+def test_shadow_mode_has_an_end_which_may_be_over(seconds: float, tmp_path: Path) -> None:
+    until = int(time.time() + seconds)
+    assert policy(tmp_path, f"mode: shadow, shadow_until: {rfc3339(until)}").shadow_until == until
+
+
+FAULTS = {
+    "mode: shadow": ("2:16", "S140", "shadow_until: 2027-03-31T00:00:00Z"),
+    f"mode: shadow, shadow_until: {rfc3339(time.time() + MAX_SHADOW_S + 60)}": ("2:38", "S141", "30 days at most"),
+    "mode: shadow, shadow_until: 2027-01-01": ("2:38", "Y103", "no RFC 3339 time with a zone"),
+    "mode: shadow, shadow_until: 2027-01-01T00:00:00": ("2:38", "Y103", "no RFC 3339 time with a zone"),
+    "mode: shadow, shadow_until: 1798761600": ("2:38", "Y103", "no RFC 3339 time with a zone"),
+    "mode: shadow, shadow_until: 2027-13-01T00:00:00Z": ("2:38", "Y103", "no RFC 3339 time with a zone"),
+    "mode: shadows": ("2:16", "Y104", "shadow"),
+    "watch: 1": ("2:17", "Y103", "true or false"),
+}
+
+
+@pytest.mark.parametrize(("section", "expected"), FAULTS.items(), ids=FAULTS)
+def test_what_has_no_valid_end_does_not_begin(section: str, expected: tuple[str, str, str], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as raised:
+        policy(tmp_path, section)
+    where, code, what = expected
+    told = str(raised.value)
+    assert f"sidecar.yaml:{where}: error[{code}]" in told and what in told
+
+
+def test_a_moment_is_read_as_it_is_written() -> None:
+    assert rfc3339(seconds_of("2027-01-15T09:00:00.5+01:00")) == "2027-01-15T08:00:00Z"
+    for text in ("2027-01-15", "2027-01-15 08:00:00Z", "2027-01-15T08:00Z", "", "9999-99-99T00:00:00Z"):
+        with pytest.raises(ValueError):
+            seconds_of(text)
