@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sidecar.policy.grammar import NONE
 from sidecar.policy.memo import Memo
@@ -13,8 +13,7 @@ from sidecar.vocabulary import Principal
 MEMO_SIZE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(NamedTuple):
     """A principal as rows see it. `granted` are the roles of its token, `roles` all that it has; `domain` is its
     namespace, `-` without one."""
 
@@ -36,8 +35,10 @@ class Askers:
         known = self._memo.get(key)
         if known is None:
             domain = _domain_of(principal.name)
-            held = self._ways.within(domain).closure((principal.name, *principal.roles))
-            known = Asker(principal.name, principal.roles, principal.roles | held, domain)
+            roles = self._ways.containers(principal.name, domain)
+            for granted in principal.roles:
+                roles = roles | {granted} | self._ways.containers(granted, domain)
+            known = Asker(principal.name, principal.roles, roles, domain)
             self._memo.put(key, known)
         return known
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sidecar.errors import Reason
-from sidecar.policy.askers import Asker, Askers
-from sidecar.policy.conditions import Purse
+from sidecar.policy.askers import Askers
 from sidecar.policy.links import Answer, Docket, Turn
 from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
@@ -36,7 +35,7 @@ class Engine:
         ways = {"g": roles, "g2": sets}
         self._askers = Askers(roles)
         self._dockets = {
-            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
+            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, ways)
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
@@ -45,28 +44,27 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may do this at `now_s` (seconds since the epoch), link by link. Never raises for no."""
-        turn = Turn(chain, question, now_s, self._askers, Purse())
-        return self._decision(chain, list(self._answers(turn)), limited=True)
+        turn = Turn(chain, question, now_s, self._askers)
+        return self._decision(turn, self._answers(turn), limited=True)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry that asks this question may be shown: false only if every call of it would be denied.
 
         Conditions on what the caller will write (`args`, `call.meta`) count for the caller; limits are not asked.
         """
-        turn = Turn(chain, question, now_s, self._askers, Purse(), listing=True)
+        turn = Turn(chain, question, now_s, self._askers, listing=True)
         return bool(chain) and all(answer.link.allowed for answer in self._answers(turn))
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may have a session call on an MCP server (CONTRACT 1.4): any live allow row of the last
         principal on that server opens it, whatever its actions and conditions; a deny row on it closes it. No row's
         limit is charged: `session_calls_per_minute` bounds these calls."""
-        turn = Turn(chain, question, now_s, self._askers, Purse())
-        answers = list(self._answers(turn))
+        turn = Turn(chain, question, now_s, self._askers)
+        answers = self._answers(turn)
         if chain and question.server:
-            docket, asker = self._dockets[PermissionKind.AGENT_TO_TOOL], self._askers.asker(chain[-1])
-            last = len(chain) - 1
-            answers[last] = docket.opened(answers[last], asker, question.server, now_s)
-        return self._decision(chain, answers, limited=False)
+            docket, last = self._dockets[PermissionKind.AGENT_TO_TOOL], len(chain) - 1
+            answers[last] = docket.opened(answers[last], turn.askers[last], question.server, now_s)
+        return self._decision(turn, answers, limited=False)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Every role of a principal, from its token and from `g` rows."""
@@ -78,50 +76,62 @@ class Engine:
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
-    def _answers(self, turn: Turn) -> Iterator[Answer]:
+    def _answers(self, turn: Turn) -> list[Answer]:
         """The links in order, the last one being the question itself; then what guardrails have to say."""
         chain, question = turn.chain, turn.question
-        askers = [self._askers.asker(principal) for principal in chain]
         last = len(chain) - 1
+        answers = []
         for place in range(last):
             docket = self._dockets[_nhi_kind(chain[place])]
-            yield docket.answer(askers[place], chain[place + 1].name, DELEGATE, turn, place, lends=True)
+            answers.append(docket.answer(chain[place + 1].name, DELEGATE, turn, place, lends=True))
         if chain:
             docket = self._dockets[_last_kind(chain[last], question)]
-            yield docket.answer(askers[last], question.object, question.action, turn, last, lends=False)
+            answers.append(docket.answer(question.object, question.action, turn, last, lends=False))
         if self._guarded:
-            for answer in self._guardrail_answers(askers, turn):
-                if not answer.link.allowed or answer.link.facts or answer.would_deny:
-                    yield answer
+            answers += self._guardrail_answers(turn)
+        return answers
 
-    def _guardrail_answers(self, askers: list[Asker], turn: Turn) -> Iterator[Answer]:
-        """Each principal on the final object, and on every NHI after it."""
+    def _guardrail_answers(self, turn: Turn) -> Iterator[Answer]:
+        """Each principal on the final object, and on every NHI after it; what says nothing is left out."""
         ask, question = self._guardrails.answer, turn.question
-        for place, asker in enumerate(askers):
-            yield ask(asker, question.object, question.action, turn, place, lends=False)
+        for place in range(len(turn.chain)):
+            answer = ask(question.object, question.action, turn, place, lends=False)
+            if _says(answer):
+                yield answer
             for later in turn.chain[place + 1 :]:
                 if later.kind == "nhi":
-                    yield ask(asker, later.name, DELEGATE, turn, place, lends=True)
+                    answer = ask(later.name, DELEGATE, turn, place, lends=True)
+                    if _says(answer):
+                        yield answer
 
-    def _decision(self, chain: Chain, answers: list[Answer], *, limited: bool) -> Decision:
-        if not chain:  # nobody asks: denied
+    def _decision(self, turn: Turn, answers: list[Answer], *, limited: bool) -> Decision:
+        if not answers:  # nobody asks: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
-        reason = _first([answer.link.reason for answer in answers if not answer.link.allowed])
-        allowed = reason is None
-        last = answers[len(chain) - 1]
-        asker = self._askers.asker(chain[-1])
-        ends = [answer.until for answer in answers if answer.until is not None] if allowed else ()
+        links = tuple([answer.link for answer in answers])
+        denied = [link.reason for link in links if not link.allowed]
+        own = len(turn.chain) - 1
+        last, roles = answers[own], turn.askers[own].roles
+        limits: tuple[RowLimit, ...] = ()
+        until = None
+        if not denied:
+            limits = _limits(turn.chain, last.limited) if limited and last.limited else ()
+            until = min([answer.until for answer in answers if answer.until is not None], default=None)
+        would = [answer for answer in answers if answer.would_deny or answer.would_allow]
         return Decision(
-            allowed,
+            not denied,
             self.revision,
-            tuple(answer.link for answer in answers),
-            reason,
-            _limits(chain, last.limited) if limited and allowed and last.limited else (),
-            min(ends, default=None),
-            self._dockets[last.link.kind].roles_behind(asker, last.link),
-            _names(answer.would_deny for answer in answers),
-            _names(answer.would_allow for answer in answers),
+            links,
+            _first(denied) if denied else None,
+            limits,
+            until,
+            self._askers.behind(turn.askers[own], [rule.subject for rule in last.link.rules]) if roles else (),
+            _names(answer.would_deny for answer in would) if would else (),
+            _names(answer.would_allow for answer in would) if would else (),
         )
+
+
+def _says(answer: Answer) -> bool:
+    return not answer.link.allowed or bool(answer.link.facts or answer.would_deny)
 
 
 def _limits(chain: Chain, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
@@ -135,10 +145,8 @@ def _limits(chain: Chain, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
     return tuple(found.values())
 
 
-def _first(reasons: list[Reason | None]) -> Reason | None:
-    """The reason that is told; None if there is nothing to tell."""
-    if not reasons:
-        return None
+def _first(reasons: list[Reason | None]) -> Reason:
+    """Of several reasons, the one that is told."""
     return next((reason for reason in _PRECEDENCE if reason in reasons), Reason.NO_MATCHING_RULE)
 
 

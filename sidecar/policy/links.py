@@ -17,7 +17,7 @@ from sidecar.policy.conditions import Condition, Outcome, Purse, Scene
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
 from sidecar.policy.roles import Ways
-from sidecar.policy.table import ASKS, DENY, ENDS, SHADOW, Table
+from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, Table
 from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Question, Rule
 
 MAX_OPENING_RULES = 8  # enough evidence that somebody has a grant on a server
@@ -33,23 +33,26 @@ _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-class Turn(NamedTuple):
-    """One decision being made: what its conditions may read, and what they may still spend. While `listing`, what the
-    caller will write is assumed to be as it should be."""
+class Turn:
+    """One decision being made: who asks, what its conditions may read, and what they may still spend. While `listing`,
+    what the caller will write is assumed to be as it should be."""
 
-    chain: Chain
-    question: Question
-    now_s: float
-    askers: Askers
-    purse: Purse
-    listing: bool = False
+    __slots__ = ("askers", "chain", "listing", "now_s", "purse", "question", "roles_of")
+
+    def __init__(self, chain: Chain, question: Question, now_s: float, known: Askers, *, listing: bool = False) -> None:
+        self.chain, self.question, self.now_s, self.listing = chain, question, now_s, listing
+        self.askers = [known.asker(principal) for principal in chain]
+        self.roles_of = known.roles_of
+        self.purse: Purse | None = None
 
     def run(self, condition: Condition, place: int, lends: bool) -> tuple[Outcome, Fact | None]:
         """How a condition of the link at `place` comes out. A link that `lends` has no arguments."""
         if self.listing and condition.from_caller and not lends:
             return "assumed", None
+        if self.purse is None:
+            self.purse = Purse()
         arguments = _NO_ARGUMENTS if lends else self.question.arguments
-        scene = Scene(self.chain, place, self.question, arguments, self.now_s, self.askers.roles_of)
+        scene = Scene(self.chain, place, self.question, arguments, self.now_s, self.roles_of)
         outcome, read = condition.run(scene, self.purse)
         return outcome, Fact(condition.digest, outcome, read)
 
@@ -64,6 +67,17 @@ class Answer(NamedTuple):
     would_allow: tuple[str, ...] = ()
 
 
+class Sides(NamedTuple):
+    """The rows that match, by what they say; `would` are those in shadow, `nearly` the (live, holds) of the allow rows
+    that match but for their expiry or condition."""
+
+    allows: list[int]
+    denies: list[int]
+    would: Sequence[int] = ()
+    nearly: Sequence[tuple[bool, bool]] = ()
+    facts: tuple[Fact, ...] = ()
+
+
 class Docket:
     """All questions of one permission kind. Pure; safe to use from several threads."""
 
@@ -73,46 +87,46 @@ class Docket:
         table: Table,
         index: Index,
         conditions: Mapping[str, Condition],
-        askers: Askers,
         ways: Mapping[str, Ways],
     ) -> None:
-        self.kind, self.table, self._askers = model.kind, table, askers
+        self.kind, self.table = model.kind, table
         self._matcher = Matcher(model, table, index, ways)
         self._effect = model.effect
         self._subjects, self._objects = _ASKS[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
 
-    def answer(self, asker: Asker, obj: str, act: str, turn: Turn, place: int, lends: bool) -> Answer:
+    def answer(self, obj: str, act: str, turn: Turn, place: int, *, lends: bool) -> Answer:
         """The answer to one (subject, object, action). `place` is where the subject stands in the chain; `lends` if
         this asks for authority that is lent."""
+        asker = turn.askers[place]
         rows = self._candidates(asker, obj, act)
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
             return Answer(Link(self.kind, asker.name, obj, act, allowed, None if allowed else Reason.NO_MATCHING_RULE))
-        table, flags, now_s = self.table, self.table.flags, turn.now_s
-        outcomes, facts = self._run(rows, turn, place, lends)
-        allows: list[int] = []
-        denies: list[int] = []
-        would: list[int] = []
-        nearly: list[tuple[bool, bool]] = []
+        flags = self.table.flags
+        some = 0
         for row in rows:
-            bits = flags[row]
-            holds = not bits & ASKS or _holds(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
-            live = not bits & ENDS or now_s < table.end_of(row)
-            if live and holds:
-                (would if bits & SHADOW else denies if bits & DENY else allows).append(row)
-            elif not bits & (DENY | SHADOW):
-                nearly.append((live, holds))
-        allowed, rests_on = self._verdict(allows, denies)
-        reason = None if allowed else Reason.DENIED_BY_RULE if denies and rests_on else _reason(nearly)
-        link = Link(self.kind, asker.name, obj, act, allowed, reason, self._rules(rests_on), facts)
-        ending = [row for row in rests_on if flags[row] & ENDS] if allowed else ()
+            some |= flags[row]
+        if some & (ASKS | ENDS | SHADOW):
+            sides = self._sides(rows, turn, place, lends)
+        elif some & DENY:
+            sides = Sides([row for row in rows if not flags[row] & DENY], [row for row in rows if flags[row] & DENY])
+        else:
+            sides = Sides(rows, [])
+        allowed, rests_on = self._verdict(sides.allows, sides.denies)
+        reason = None
+        if not allowed:
+            reason = Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
+        link = Link(self.kind, asker.name, obj, act, allowed, reason, self._rules(rests_on), sides.facts)
+        if not some & (LIMITED | ENDS | SHADOW):
+            return Answer(link)
+        ends = [self.table.end_of(row) for row in rests_on if flags[row] & ENDS] if allowed else []
         return Answer(
             link,
             tuple(rule for rule in link.rules if rule.max_calls_per_hour is not None) if allowed else (),
-            min(map(table.end_of, ending)) if ending else None,
-            self._ids(row for row in would if flags[row] & DENY) if would else (),
-            self._ids(row for row in would if not flags[row] & DENY) if would else (),
+            min(ends, default=None),
+            self._ids(row for row in sides.would if flags[row] & DENY),
+            self._ids(row for row in sides.would if not flags[row] & DENY),
         )
 
     def opened(self, answer: Answer, asker: Asker, server: str, now_s: float) -> Answer:
@@ -136,10 +150,6 @@ class Docket:
         rules = self._rules(live[:MAX_OPENING_RULES])
         return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), until=until)
 
-    def roles_behind(self, asker: Asker, link: Link) -> tuple[str, ...]:
-        """The roles through which the link's rules mean the caller."""
-        return self._askers.behind(asker, (rule.subject for rule in link.rules)) if asker.roles else ()
-
     def _candidates(self, asker: Asker, obj: str, act: str) -> list[int]:
         """The rows that match but for expiry and condition."""
         name = asker.name
@@ -147,6 +157,24 @@ class Docket:
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
             return []
         return self._matcher.rows(Asked(name, obj, act, asker.domain, asker.roles))
+
+    def _sides(self, rows: Sequence[int], turn: Turn, place: int, lends: bool) -> Sides:
+        """Conditions and expiry asked of the rows that match otherwise."""
+        table, flags = self.table, self.table.flags
+        outcomes, facts = self._run(rows, turn, place, lends)
+        allows: list[int] = []
+        denies: list[int] = []
+        would: list[int] = []
+        nearly: list[tuple[bool, bool]] = []
+        for row in rows:
+            bits = flags[row]
+            holds = not bits & ASKS or _holds(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
+            live = not bits & ENDS or turn.now_s < table.end_of(row)
+            if live and holds:
+                (would if bits & SHADOW else denies if bits & DENY else allows).append(row)
+            elif not bits & (DENY | SHADOW):
+                nearly.append((live, holds))
+        return Sides(allows, denies, would, nearly, facts)
 
     def _run(
         self, rows: Sequence[int], turn: Turn, place: int, lends: bool
@@ -183,8 +211,10 @@ class Docket:
         return asker.name != ANONYMOUS or self.table.text("sub", row) == ANONYMOUS
 
     def _rules(self, rows: Iterable[int]) -> tuple[Rule, ...]:
-        found = [self.table[row] for row in rows]
-        return tuple(sorted(found, key=_by_id)) if len(found) > 1 else tuple(found)
+        found = list(map(self.table.rule, rows))
+        if len(found) > 1:
+            found.sort(key=_by_id)
+        return tuple(found)
 
     def _ids(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted({self.table.id_of(row) for row in rows}))

@@ -197,25 +197,19 @@ class _Side:
         self._ways = [ways[group] for group in facet.groups if not (group == "g" and facet.field == "sub")]
         texts = table.texts.texts
         self._patterns = PatternIndex((texts[number], number) for number in (wild if facet.globs else ()))
+        self._patterned = bool(self._patterns)
         self._may_repeat = len(self._ways) + self._by_roles > 1
 
     def texts(self, asked: Asked) -> list[int]:
         value, ids = self._value(asked), self._ids
-        found = []
-        exact = ids.get(value)
-        if exact is not None:
-            found.append(exact)
-        if self._by_roles:
-            for role in asked.roles:
-                number = ids.get(role)
-                if number is not None:
-                    found.append(number)
+        found = [ids[role] for role in asked.roles if role in ids] if self._by_roles else []
+        if value in ids:
+            found.append(ids[value])
         for ways in self._ways:
-            for container in ways.containers(value, asked.dom):
-                number = ids.get(container)
-                if number is not None:
-                    found.append(number)
-        if self._patterns:
+            containers = ways.containers(value, asked.dom)
+            if containers:
+                found += [ids[container] for container in containers if container in ids]
+        if self._patterned:
             found += self._patterns.matches(value)
         if self._may_repeat or WILDCARD in value:  # a name that is also the text of a pattern
             return list(dict.fromkeys(found))

@@ -106,6 +106,7 @@ class Ways:
     def __init__(self, links: Mapping[str, Links], *, by_domain: bool = False) -> None:
         self._links = links
         self._by_domain = by_domain
+        self._above = {domain: _above(one) for domain, one in links.items()}
         self._on_server: Mapping[str, frozenset[str]] | None = None
 
     def within(self, domain: str) -> Links:
@@ -114,7 +115,13 @@ class Ways:
 
     def containers(self, name: str, domain: str) -> frozenset[str]:
         """Everything that a name is in, directly or not."""
-        return self.within(domain).closure((name,))
+        where = domain if self._by_domain else ""
+        links = self._links.get(where)
+        parents = links.parents.get(name) if links is not None else None
+        if not parents:
+            return _NOTHING
+        above = self._above[where]
+        return above[parents[0]] if len(parents) == 1 else _NOTHING.union(*[above[parent] for parent in parents])
 
     def holds(self, name: str, container: str, domain: str) -> bool:
         """Whether a name is the container, or in it."""
@@ -130,6 +137,12 @@ class Ways:
                         found.setdefault(_server_of(name), set()).add(container)
             self._on_server = {server: frozenset(containers) for server, containers in found.items()}
         return self._on_server.get(server, _NOTHING)
+
+
+def _above(links: Links) -> Mapping[str, frozenset[str]]:
+    """For every container, itself and everything that it is in: there are few, and what is in them adds them up."""
+    containers = {container for found in links.parents.values() for container in found}
+    return {container: links.closure((container,)) | {container} for container in containers}
 
 
 def _server_of(name: str) -> str:

@@ -175,11 +175,15 @@ class Table(Sequence[Rule]):
     def __getitem__(self, row: int | slice) -> Rule | Sequence[Rule]:
         if isinstance(row, slice):
             return [self._made(one) for one in range(*row.indices(len(self)))]
+        return self._made(range(len(self))[row])
+
+    def rule(self, row: int) -> Rule:
+        """The rule of a row; those of the rows that decide are kept."""
         known = self._rules.get(row)
         if known is None:
             if len(self._rules) >= MAX_RULES_KEPT:
                 self._rules.clear()
-            known = self._rules[row] = self._made(range(len(self))[row])
+            known = self._rules[row] = self._made(row)
         return known
 
     def _made(self, row: int) -> Rule:

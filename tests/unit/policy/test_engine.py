@@ -470,7 +470,7 @@ def test_a_decision_looks_at_its_own_rows_only(tmp_path: Path, monkeypatch: pyte
     docket = asked._dockets[PermissionKind.AGENT_TO_TOOL]
     looked: list[str] = []
     monkeypatch.setattr("sidecar.policy.matching.globs", lambda act, text: looked.append(text) or globs(act, text))
-    monkeypatch.setattr(type(docket.table), "__getitem__", lambda table, row: looked.append("row") or table._made(row))
+    monkeypatch.setattr(type(docket.table), "rule", lambda table, row: looked.append("row") or table._made(row))
     for name, called, allowed in (("nhi:a7", "s/t7", True), ("nhi:a7", "s/t8", False), ("nhi:unknown", "s/t7", False)):
         assert asked.decide(chain(name), tool(called), NOW).allowed is allowed
     assert len(looked) <= 2  # one list of actions, one row

@@ -1,0 +1,186 @@
+"""`sidecar policy suggest`: the fewest rules that allow what was recorded, and nothing else that is known."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+import click
+import orjson
+
+from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.errors import ConfigError
+from sidecar.policy import PolicySource
+from sidecar.settings.shipped import shipped
+from sidecar.workbench.places import MODELS, POLICIES, Place, configured
+from sidecar.workbench.suggest import (
+    Catalogue,
+    Evidence,
+    Known,
+    Present,
+    Suggestion,
+    Wanted,
+    names_in,
+    prove,
+    read_catalogue,
+)
+from sidecar.workbench.suggest import suggest as find
+from sidecar.workbench.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
+
+INCOMPLETE, CONFIG_INVALID = 1, 3  # CONTRACT 3
+_PROGRESS_LINES = 100_000
+_SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+class Moment(click.ParamType[str]):
+    """A time, or a span back from now, as records have times: RFC 3339 in UTC, so that text order is time order."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        span = _SPAN.match(text)
+        try:
+            if span is not None:
+                moment = datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+            else:
+                moment = datetime.fromisoformat(text)
+        except (ValueError, OverflowError):
+            self.fail("write a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d", param, ctx)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+@click.command()
+@click.argument("audit", nargs=-1, required=True, type=_LOG)
+@click.option("-c", "--config", type=click.Path(dir_okay=False, path_type=Path), help="Names the present policy.")
+@click.option("--catalogue", type=_FILE, help="What exists: YAML or JSON, server → tools.")
+@click.option("--widen", type=click.IntRange(0, 1000), default=0, help="Patterns may fit so many unused objects each.")
+@click.option("--patterns/--no-patterns", default=True, help="Whether a pattern may stand for several objects.")
+@click.option("--include", type=click.Choice(["denied"]), help="Also calls that were refused for want of a rule.")
+@click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
+@click.option("--until", type=Moment(), default=None, help="Likewise; that moment itself not included.")
+@click.option("--format", "form", type=click.Choice(["csv", "yaml"]), default="csv", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: rules, what they stand on, counts.")
+@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="An empty or new folder.")
+def suggest(
+    audit: tuple[Path, ...],
+    config: Path | None,
+    catalogue: Path | None,
+    widen: int,
+    patterns: bool,
+    include: str | None,
+    since: str | None,
+    until: str | None,
+    form: str,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Write the fewest rules that allow every recorded use and nothing else that is known.
+
+    AUDIT are audit logs (`-` is standard input). Known is what they show, what the present policy names, and what
+    --catalogue lists. Only calls that were let through count. Conditions, limits and expiries are not suggested: each
+    rule says which of them its records rested on.
+
+    Exits 1 when nothing was recorded, or something recorded cannot be written as a rule.
+    """
+    if output is not None and output.exists() and any(output.iterdir()):
+        raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
+    try:
+        place, source = _present(config)
+        evidence = _read(audit, Wanted(since or "", until or "", include == "denied"))
+        known = _known(evidence, source, read_catalogue(catalogue) if catalogue else Catalogue())
+        present = Present.of(source) if source else Present()
+        if not evidence.traces:
+            _tell_nothing(evidence)
+        suggestion = find(evidence, known, present, patterns=patterns, widen=widen)
+        files = csv_files(suggestion, present)
+        proof = prove(files, place.models, suggestion, evidence, known)
+        if form == "yaml":
+            files = {YAML_FILE: yaml_text(suggestion, present)}
+        if output is not None:
+            if form == "yaml":  # what is written is what was proved
+                prove(files, place.models, suggestion, evidence, known)
+            _write(output, files)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(CONFIG_INVALID)
+    if as_json:
+        data = as_data(suggestion, evidence, present) | {"proof": {"cells": proof.cells, "asked": proof.asked}}
+        click.echo(orjson.dumps(data))
+    elif output is None:
+        click.echo(files[YAML_FILE] if form == "yaml" else one_text(files), nl=False)
+    if not as_json:
+        _tell(suggestion, evidence, proof.cells, output)
+    if evidence.left_out:
+        sys.exit(INCOMPLETE)
+
+
+def _present(config: Path | None) -> tuple[Place, PolicySource | None]:
+    """The present policy. Where none was named and none lies here, there is none, and models are the shipped ones."""
+    if config is None and not Path("sidecar.yaml").exists() and not Path(POLICIES).is_dir():
+        return Place(shipped(MODELS), Path(POLICIES)), None
+    place = configured(config or Path("sidecar.yaml"), os.environ)
+    return place, place.load()
+
+
+def _read(paths: tuple[Path, ...], wanted: Wanted) -> Evidence:
+    evidence = Evidence()
+    for path in paths:
+        if str(path) == "-":
+            evidence.read(_lines(sys.stdin.buffer), wanted, "standard input")
+        else:
+            with path.open("rb") as file:
+                evidence.read(_lines(file), wanted, str(path))
+    return evidence
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines of bounded length, with progress on a terminal."""
+    shows = sys.stderr.isatty()
+    count = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        yield line
+        count += 1
+        if shows and count % _PROGRESS_LINES == 0:
+            click.echo(f"\r{count:,} lines", nl=False, err=True)
+    if shows and count >= _PROGRESS_LINES:
+        click.echo(f"\r{count:,} lines", err=True)
+
+
+def _known(evidence: Evidence, source: PolicySource | None, catalogue: Catalogue) -> Known:
+    subjects, objects = names_in(source) if source else (set[str](), set[str]())
+    return Known.of(evidence.subjects | subjects, evidence.objects | objects | catalogue.objects, catalogue.servers)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _tell_nothing(evidence: Evidence) -> NoReturn:
+    """An empty policy is none (P004)."""
+    for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence):
+        click.echo(f"note: {note}", err=True)
+    click.echo("nothing was recorded that a rule could allow", err=True)
+    sys.exit(INCOMPLETE)
+
+
+def _tell(suggestion: Suggestion, evidence: Evidence, cells: int, output: Path | None) -> None:
+    """The summary, beside what was asked for."""
+    count, triples = len(suggestion.rules), len(evidence.traces)
+    bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"
+    where = f", in {output}" if output else ""
+    click.echo(f"{count} rules for {triples} recorded triples{where}; {bound}", err=True)
+    click.echo(f"checked against all {cells:,} known (subject, object, action)", err=True)
+    for note in notes(suggestion, evidence):
+        click.echo(f"note: {note}", err=True)

@@ -1,0 +1,29 @@
+"""Which are the fewest rules that allow what agents were recorded to do, and nothing else that is known?
+
+evidence → who used what, from audit lines          known → what else exists
+grid → the used cells, alike ones as one            pool, cover, exact → the fewest boxes around them
+shape → each box as a rule, as cheaply as it goes   naming → what roles, sets and rules are called
+suggestion → all of it, with its records            present → what the present policy lends to it
+render → files and data                             proof → read back, it says exactly that
+"""
+
+from sidecar.workbench.suggest.evidence import Evidence, Wanted
+from sidecar.workbench.suggest.known import Catalogue, Known, names_in, read_catalogue
+from sidecar.workbench.suggest.present import Present
+from sidecar.workbench.suggest.proof import ProofFailed, prove
+from sidecar.workbench.suggest.suggestion import Suggested, Suggestion, suggest
+
+__all__ = [
+    "Catalogue",
+    "Evidence",
+    "Known",
+    "Present",
+    "ProofFailed",
+    "Suggested",
+    "Suggestion",
+    "Wanted",
+    "names_in",
+    "prove",
+    "read_catalogue",
+    "suggest",
+]
