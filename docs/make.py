@@ -22,10 +22,11 @@ from sidecar.protocols import mcp
 from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
 from sidecar.settings.schema import json_schema
+from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-RESERVED = frozenset({Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS})
+RESERVED = frozenset({Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS})
 """Reasons that no part of this version gives."""
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
@@ -168,6 +169,7 @@ MEANINGS: Mapping[str, str] = {
     "peer": "the address on the other end of the connection; `local` for a Unix socket",
     "credential": "what proved the chain: kind (`jwt`, `api_key`, `local`, `anonymous`), issuer, key id",
     "chain": "the principals, first to last",
+    "granted": "the roles and scopes that credentials granted, by place in the chain; null if not known",
     "agent_id": "the last principal",
     "agent_role": "the roles through which the deciding rules matched",
     "protocol": "`mcp`; `http` for bytes that were no request",
@@ -183,12 +185,12 @@ MEANINGS: Mapping[str, str] = {
     "reason": "why it was refused ([answers](answers.md)); null if it was not",
     "error_message": "the reason's sentence, from a closed set",
     "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
-    "facts": "each condition: SHA-256 of its text, `true`, `false` or `error`, and keyed digests of what it read",
+    "facts": "each condition: whose link, SHA-256 of its text, `true`, `false` or `error`, keyed digests of what it read",
     "limits": "each limit: name, what this call was charged, what remains, the limit itself",
-    "would_deny": "ids of shadow rules that would have denied",
+    "would_deny": "what would have denied it: ids of shadow rules; in shadow mode also of rules, reasons and limits",
     "would_allow": "ids of shadow rules that would have allowed",
     "policy_revision": "digest of the policy that decided",
-    "enforcement": "`enforce`",
+    "enforcement": "`enforce` or `shadow`",
     "http_status": "what was answered; 499 if the caller left before",
     "bytes_in": "size of the request's body",
     "bytes_out": "size of the answer's body",
@@ -263,6 +265,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "fields": fields,
     "metrics": metrics,
     "methods": methods,
+    "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }
 
 

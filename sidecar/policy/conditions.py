@@ -217,29 +217,35 @@ class Language:
         try:
             program = self._env.compile(text)
         except RuntimeError as error:
-            raise _compile_error(str(error)) from None
+            raise _compile_error(text, str(error)) from None
         if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
             raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
         syntax = syntax_of(program.serialize())
-        _check_reads(syntax)
+        _check_reads(text, syntax)
         return _condition(text, program, syntax)
 
 
-def _compile_error(message: str) -> Wrong:
+def _compile_error(text: str, message: str) -> Wrong:
     found = _COMPILE_ERROR.search(message)
     if found is None:
         return Wrong("P401", "does not compile: " + message.splitlines()[0][:200])
+    offset, told = max(0, int(found[2]) - 1), "does not compile: " + found[3][:200]
     unknown = _UNDECLARED.search(found[3])
-    hint = meant(unknown[1], (*VARIABLES, *_FUNCTIONS)) or "variables are " + ", ".join(VARIABLES) if unknown else ""
-    return Wrong("P401", "does not compile: " + found[3][:200], hint, offset=max(0, int(found[2]) - 1), width=1)
+    if unknown is None:
+        return Wrong("P401", told, "look at the brackets, quotes and operators around it", offset=offset, width=1)
+    word = unknown[1].partition(".")[0]  # the compiler marks the dot or bracket behind it
+    hint = meant(word, (*VARIABLES, *_FUNCTIONS)) or "variables are " + ", ".join(VARIABLES)
+    return Wrong("P401", told, hint, offset=max(0, text.rfind(word, 0, offset + len(word))), width=len(word))
 
 
-def _check_reads(syntax: Syntax) -> None:
+def _check_reads(text: str, syntax: Syntax) -> None:
     for read in syntax.reads:
         known = {"principal": PRINCIPAL_FIELDS, "origin": PRINCIPAL_FIELDS, "call": CALL_FIELDS}.get(read.path[0])
         if known and len(read.path) > 1 and read.path[1] not in known:
             hint = meant(read.path[1], known) or "there are " + ", ".join(known)
-            raise Wrong("P403", f"{read.path[0]} has no {shown(read.path[1])}", hint, offset=read.offset, width=1)
+            at = max(read.offset, text.find(read.path[1], read.offset))
+            width = len(read.path[1])
+            raise Wrong("P403", f"{read.path[0]} has no {shown(read.path[1])}", hint, offset=at, width=width)
     for call in syntax.calls:
         if call.function == "has_role" and any(path[0] in ("args", "call") for path in call.first_argument):
             hint = "ask principal, origin or one of chain"

@@ -74,17 +74,23 @@ def take(row: Row, field: Field, faults: Faults, read: Callable[..., T], *more: 
     try:
         return read(field.text, *more)
     except Wrong as wrong:
-        line = row.notes_line if field in row.notes.values() and row.notes_line else row.line
+        line = line_of(row, field, wrong.offset if wrong.width else 0)
         column = field.column_of(wrong.offset) if wrong.width else field.column
         faults.error(wrong.code, wrong.message, line, column, max(1, wrong.width or field.width), wrong.hint)
         return None
+
+
+def line_of(row: Row, field: Field, offset: int = 0) -> Line:
+    """Where a field stands: in YAML, each has a line of its own."""
+    noted = row.notes_line if row.notes_line and any(field is note for note in row.notes.values()) else row.line
+    return field.line_of(offset) or noted
 
 
 def outside(row: Row, field: Field, scope: ScopeLike, patterns: Sequence[str], faults: Faults) -> None:
     """Say that a folder may not speak about this."""
     hint = f"{scope.files} may name " + (", ".join(patterns) if patterns else "nothing of this kind")
     message = f"{shown(field.text)} is outside the scope of this folder"
-    faults.error("P112", message, row.line, field.column, field.width, hint)
+    faults.error("P112", message, line_of(row, field), field.column, field.width, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class RuleReader:
         if effect == "deny" and model.effect == ALLOW_OVERRIDE:
             field = fields["eft"]
             hint = "with this effect a deny row would do nothing"
-            faults.error("P115", "the model knows no deny", row.line, field.column, field.width, hint)
+            faults.error("P115", "the model knows no deny", line_of(row, field), field.column, field.width, hint)
         actions = self._actions(row, fields["act"])
         self._check_condition(row, fields["when"], effect)
         return {column: field.text for column, field in fields.items()} | {"act": "|".join(actions)}
@@ -145,10 +151,9 @@ class RuleReader:
     def _actions(self, row: Row, field: Field) -> tuple[str, ...]:
         """The `|` list, `use` written out, each once."""
         words: dict[str, None] = {}
-        at = field.column_of(0)
+        at = 0
         for raw in field.text.split("|"):
-            text = raw.strip()
-            part = Field(text, at + len(raw) - len(raw.lstrip()), max(1, len(text)))
+            part = field.part(at + len(raw) - len(raw.lstrip()), raw.strip())
             word = take(row, part, self._faults, grammar.action)
             words.update(dict.fromkeys(grammar.USED if word == grammar.USE else (word or "",)))
             at += len(raw) + 1
@@ -164,7 +169,8 @@ class RuleReader:
         known[field.text] = condition
         if effect == "allow" and condition.trusts_meta:
             message = "an allow row that trusts call.meta, which the caller writes"
-            self._faults.warn("P405", message, row.line, field.column, field.width)
+            hint = "ask principal, origin or chain instead"
+            self._faults.warn("P405", message, line_of(row, field), field.column, field.width, hint)
 
     def _notes(self, row: Row) -> dict[str, str]:
         readers: Mapping[str, tuple[Callable[..., object], tuple[object, ...]]] = {
@@ -181,15 +187,17 @@ class RuleReader:
 
     def _part(self, row: Row, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
         """The notes of the rule that this row is a further part of."""
-        whole, line, field = self._above, row.notes_line or row.line, row.notes["part_of"]
+        whole, field = self._above, row.notes["part_of"]
         hint = "it stands below another row of that rule, and differs in nothing but subject and object"
         if whole is None or whole.file != row.line.file or whole.id != field.text:
             message = f"the row above is no part of {shown(field.text)}"
-            self._faults.error("P114", message, line, field.column, field.width, hint)
+            self._faults.error("P114", message, line_of(row, field), field.column, field.width, hint)
             return {}
         for key in notes.keys() - {"part_of"}:
             message = f"{key} is said where the rule begins"
-            self._faults.error("P114", message, line, row.notes[key].column, row.notes[key].width, hint)
+            self._faults.error(
+                "P114", message, line_of(row, row.notes[key]), row.notes[key].column, row.notes[key].width, hint
+            )
         unlike = [column for column in texts if column not in ("sub", "obj") and texts[column] != whole.said[column]]
         if unlike:
             self._faults.error("P114", f"another {unlike[0]} than the rule has", row.line, 1, 1, hint)
@@ -228,20 +236,23 @@ class RuleReader:
         place = (row.line.file, row.line.number)
         other = self._draft.names.setdefault(name, place)
         if other is not place:
-            where, at = row.notes_line or row.line, row.notes["id"]
+            at = row.notes["id"]
             message = f"id {shown(name)} stands at {other[0]}:{other[1]} already"
-            self._faults.error("P108", message, where, at.column, at.width)
+            hint = "take one away, or rename one"
+            self._faults.error("P108", message, line_of(row, at), at.column, at.width, hint)
 
     def _warn(self, row: Row, fields: Mapping[str, Field]) -> None:
         if fields["eft"].text == "deny" and fields["expires_at"].text != NONE:
             field = fields["expires_at"]
             message = "a deny row that ends: what it forbids will be allowed then"
-            self._faults.warn("P120", message, row.line, field.column, field.width)
+            hint = "write -, and let an allow row end instead"
+            self._faults.warn("P120", message, line_of(row, field), field.column, field.width, hint)
         field, names = fields["obj"], self._draft.upstreams
         server = server_of(field.text)
         if names is not None and server and server not in names:
-            hint = meant(server, names)
-            self._faults.warn("P121", f"no upstream {shown(server)}", row.line, field.column, field.width, hint)
+            hint, offset = meant(server, names) or "add it to upstreams", field.text.index(":") + 1
+            line, column = line_of(row, field, offset), field.column_of(offset)
+            self._faults.warn("P121", f"no upstream {shown(server)}", line, column, len(server), hint)
 
 
 def server_of(obj: str) -> str:
@@ -286,7 +297,9 @@ def read_link(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
     place = (row.line.file, row.line.number)
     first = draft.links[row.type].setdefault((member, container, domain), place)
     if first is not place:
-        draft.faults.warn("P304", f"the same row stands at {first[0]}:{first[1]} already", row.line)
+        draft.faults.warn(
+            "P304", f"the same row stands at {first[0]}:{first[1]} already", row.line, hint="take one away"
+        )
 
 
 def _check_link_scope(row: Row, member: str, container: str, scope: ScopeLike, faults: Faults) -> None:

@@ -21,6 +21,7 @@ ROLES, GUARDRAILS = "roles", "guardrails"
 KINDS = tuple(kind for kind in PermissionKind if kind is not PermissionKind.GUARDRAIL)
 STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
 MAX_FILES = 4096
+YAML = (".yaml", ".yml")
 
 _OTHERS = frozenset({"budgets.yaml", "disabled.yaml"})  # known, and somebody else's
 _LATER = {"pins.yaml": "pins"}
@@ -37,9 +38,14 @@ class PolicyFile:
     stem: str
 
     @property
+    def is_yaml(self) -> bool:
+        """Whether its rows tell their kinds themselves."""
+        return self.path.suffix in YAML
+
+    @property
     def kind(self) -> PermissionKind | None:
-        """The kind of its `p` rows; None for a file of roles."""
-        if self.stem == ROLES:
+        """The kind of its `p` rows; None for a file of roles, and for YAML."""
+        if self.is_yaml or self.stem == ROLES:
             return None
         return PermissionKind.GUARDRAIL if self.stem == GUARDRAILS else PermissionKind(self.stem)
 
@@ -119,9 +125,10 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
 
 def _stem(path: Path, faults: Faults) -> str:
     stem, _, _ = path.name.partition(".")
-    if path.suffix in (".yaml", ".yml"):
-        hint = "until then write the same rules as CSV" if path.name not in _OTHERS else "it belongs to the top folder"
-        faults.whole("P003", "policies in YAML come with the next version", str(path), hint)
+    if path.suffix in YAML:
+        if path.name not in _OTHERS and path.name not in _LATER:
+            return stem
+        faults.whole("P003", f"{path.name} belongs to the top folder", str(path), "move it, or give it another name")
     elif path.suffix != ".csv" or stem not in STEMS:
         known = [f"{name}.csv" for name in STEMS]
         hint = meant(path.name, known) or "known are <kind>.csv, <kind>.<name>.csv, roles.csv, guardrails.csv"

@@ -103,7 +103,7 @@ def subject(text: str, kind: PermissionKind) -> str:
         return text
     if not colon or word not in allowed:
         known = ", ".join(name if name == ANONYMOUS else f"{name}:…" for name in allowed)
-        raise Wrong("P103", f"{shown(text)} is no subject here", meant(word, allowed) or f"write {known} or *")
+        raise Wrong("P103", f"{shown(text)} is no subject here", _kind_meant(text, allowed) or f"write {known} or *")
     _check_name(text, rest, _ID if word == "role" else _ID_PATTERN)
     return text
 
@@ -198,7 +198,7 @@ def _thing(text: str, allowed: tuple[str, ...]) -> str:
     _check_ascii(text)
     word, colon, rest = text.partition(":")
     if not colon or word not in allowed:
-        hint = meant(word, allowed) or "write " + ", ".join(f"{name}:…" for name in allowed) + " or *"
+        hint = _kind_meant(text, allowed) or "write " + ", ".join(f"{name}:…" for name in allowed) + " or *"
         raise Wrong("P113", f"{shown(text)} is no object here", hint)
     if word == "set":
         _check_name(text, rest, _ID)
@@ -217,7 +217,8 @@ def _check_on_server(text: str, word: str, rest: str) -> None:
     if not slash and exact:
         raise Wrong("P113", f"{shown(text)} fits nothing", f"write {word}:{server}/* for everything on it")
     if slash and not (_URI_PATTERN if word == "resource" else _TOOL_NAME).fullmatch(name):
-        raise Wrong("P113", f"{shown(text)} names no {word} that can exist")
+        hint = "one row, one object: put several into a set" if "|" in name else f"{word} names hold no such character"
+        raise Wrong("P113", f"{shown(text)} names no {word} that can exist", hint)
 
 
 def _named(text: str, kinds: tuple[str, ...]) -> str:
@@ -226,9 +227,16 @@ def _named(text: str, kinds: tuple[str, ...]) -> str:
     word, colon, rest = text.partition(":")
     if not colon or word not in kinds:
         known = ", ".join(f"{name}:…" for name in kinds)
-        raise Wrong("P303", f"{shown(text)} is not {known}", meant(word, kinds))
+        bare = "write " + " or ".join(f"{name}:{text}" for name in kinds) if not colon else f"write {known}"
+        raise Wrong("P303", f"{shown(text)} is not {known}", _kind_meant(text, kinds) or bare)
     _check_name(text, rest, _ID)
     return text
+
+
+def _kind_meant(text: str, kinds: tuple[str, ...]) -> str:
+    """The whole name with the kind that was meant, if one is near."""
+    word, colon, rest = text.partition(":")
+    return meant(text, [f"{kind}:{rest}" for kind in kinds]) if colon and meant(word, kinds) else ""
 
 
 def _check_name(text: str, rest: str, grammar: re.Pattern[str]) -> None:

@@ -23,6 +23,7 @@ NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of")
 Plain = Callable[[str, int], bool]
 
 _BLANKS = " \t"
+_QUOTES = 'quote the whole field and double its quotes: "args.x == ""y"""'
 _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
 
 
@@ -39,6 +40,14 @@ class Field:
         """The column of the character at `offset` of the text."""
         doubled = self.text[:offset].count('"') if self.quoted else 0
         return self.column + offset + doubled + int(self.quoted)
+
+    def line_of(self, offset: int = 0) -> Line | None:
+        """The line of the character at `offset`; None if that is the row's own (or its `#:` line)."""
+        return None
+
+    def part(self, offset: int, text: str) -> Field:
+        """The field of a part of the text, from `offset` on."""
+        return Field(text, self.column_of(offset), max(1, len(text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,8 @@ def _hidden_character(line: Line, faults: Faults) -> bool:
     for column, character in enumerate(line.text, start=1):
         if character != "\t" and unicodedata.category(character)[0] in "CZ" and character != " ":
             name = unicodedata.name(character, "a control character")
-            faults.error("P110", f"U+{ord(character):04X} ({name}) is not allowed here", line, column)
+            hint = "take it out: a reviewer would not see it"
+            faults.error("P110", f"U+{ord(character):04X} ({name}) is not allowed here", line, column, hint=hint)
             return True
     return False
 
@@ -150,8 +160,7 @@ def _plain(line: Line, at: int, faults: Faults) -> Field | None:
     raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(_BLANKS)
     quote = raw.find('"')
     if quote >= 0:
-        hint = 'quote the whole field and double its quotes: "args.x == ""y"""'
-        faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=hint)
+        faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=_QUOTES)
         return None
     return Field(raw, at + 1, len(raw))
 
@@ -161,7 +170,9 @@ def _quoted(line: Line, at: int, faults: Faults) -> Field | None:
     while True:
         end = line.text.find('"', end)
         if end < 0:
-            faults.error("P102", "the quoted field does not end on its line", line, at + 1, len(line.text) - at)
+            faults.error(
+                "P102", "the quoted field does not end on its line", line, at + 1, len(line.text) - at, _QUOTES
+            )
             return None
         if line.text[end + 1 : end + 2] != '"':
             break

@@ -27,6 +27,7 @@ from sidecar.policy.roles import MAX_DEPTH, Links
 from sidecar.policy.rows import Plain, Row, parse_rows
 from sidecar.policy.scopes import ScopeLike, scopes_of
 from sidecar.policy.table import LIMITED, Table
+from sidecar.policy.yaml_rows import parse_yaml
 from sidecar.vocabulary import PermissionKind, Rule
 
 SLOW_ROWS = 500  # from here on, a part that is asked of every row is worth a warning
@@ -213,23 +214,36 @@ def _read_file(file: PolicyFile, draft: Draft) -> None:
     text = read_text(file.path, draft.faults)
     if text is None:
         return
-    name, scopes = str(file.path), scopes_of(file.relative, draft.scopes)
-    model = draft.models.get(file.kind) if file.kind is not None else None
-    plain: Plain | None = BulkReader(model, scopes, draft, name).take if model is not None else None
-    if file.kind is None:
-        plain = BulkLinkReader(scopes, draft, name).take
-    reader = RuleReader(model, scopes, draft) if model is not None else None
-    for row in parse_rows(name, text, draft.faults, plain):
+    scopes = scopes_of(file.relative, draft.scopes)
+    readers = {kind: RuleReader(model, scopes, draft) for kind, model in draft.models.items()}
+    for kind, row in _rows(file, text, scopes, draft):
         draft.rows += 1
         if draft.rows > MAX_ROWS:
             draft.faults.error("P001", f"more than {MAX_ROWS} rows in all", row.line)
             return
-        if file.kind is None:
+        if kind is None:
             _read_role(row, scopes, draft)
         elif row.type != "p":
-            draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line)
-        elif reader is not None:  # else the model itself is the fault
-            reader.read(row)
+            draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line, hint="move it there")
+        elif kind in readers:  # else the model itself is the fault
+            readers[kind].read(row)
+
+
+def _rows(
+    file: PolicyFile, text: str, scopes: Sequence[ScopeLike], draft: Draft
+) -> Iterator[tuple[PermissionKind | None, Row]]:
+    """The rows of one file with their kinds (None for g and g2), but for those that are taken in bulk."""
+    name = str(file.path)
+    if file.is_yaml:
+        columns = {kind: model.columns for kind, model in draft.models.items()}
+        yield from parse_yaml(name, text, draft.faults, columns)
+        return
+    model = draft.models.get(file.kind) if file.kind is not None else None
+    plain: Plain | None = BulkReader(model, scopes, draft, name).take if model is not None else None
+    if file.kind is None:
+        plain = BulkLinkReader(scopes, draft, name).take
+    for row in parse_rows(name, text, draft.faults, plain):
+        yield file.kind, row
 
 
 def _read_role(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
@@ -247,7 +261,7 @@ def _check_doubles(draft: Draft) -> None:
             if first.setdefault(said, row) != row and not (_named(table, row) or _named(table, first[said])):
                 file, number = _place_of(table, first[said])
                 message = f"the same rule stands at {file}:{number} already"
-                draft.faults.error("P108", message, line_at(_place_of(table, row)))
+                draft.faults.error("P108", message, line_at(_place_of(table, row)), hint="take one away")
 
 
 def _named(table: Table, row: int) -> bool:
@@ -290,6 +304,6 @@ def _warn_empty_sets(sets: Links, draft: Draft) -> None:
     for table in draft.tables.values():
         for row, number in enumerate(table.obj):
             if number in empty:
-                hint = meant(texts[number], filled)
+                hint = meant(texts[number], filled) or "fill it with g2 rows"
                 line = Line(*_place_of(table, row), "")
                 draft.faults.warn("P305", f"nothing is in {shown(texts[number])}", line, hint=hint)

@@ -112,9 +112,9 @@ def test_quoted_fields_come_back_as_they_were(fields: list[str]) -> None:
         ("agent_to_tool.csv.bak", "P002"),
         ("README.md", "P002"),
         ("teams/x/agents.csv", "P002"),
-        ("rules.yaml", "P003"),
+        ("rules.yaml", "P501"),
         ("teams/budgets.yaml", "P003"),
-        ("teams/tests/a.yaml", "P003"),
+        ("teams/tests/a.yaml", "P501"),
         ("pins.yaml", "P006"),
     ],
 )

@@ -1,0 +1,80 @@
+"""How does a platform team ask what is wrong with its policy, on a desk and in a pull request?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from sidecar.errors import ConfigError
+from sidecar.policy.grammar import Wrong, expires_at
+from sidecar.settings import Settings, load_settings
+from sidecar.workbench.check import Report, repository_of
+from sidecar.workbench.check import check as checked
+from sidecar.workbench.check.formats import FORMATS
+from sidecar.workbench.check.policy import Granting
+from sidecar.workbench.places import Place, configured, in_folder
+
+INVALID = 3
+
+
+class _Time(click.ParamType[float | None]):
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        if not isinstance(value, str):
+            return None
+        try:
+            return expires_at(value)
+        except Wrong as wrong:
+            self.fail(f"{wrong.message}: {wrong.hint}", param, ctx)
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option("-c", "--config", type=click.Path(dir_okay=False, path_type=Path), help="Default: sidecar.yaml.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; ask for owners.")
+@click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
+@click.option("--now", type=_Time(), help="Instead of the present time (RFC 3339).")
+def check(
+    path: Path | None, config: Path | None, form: str, as_json: bool, strict: bool, soon: float, now: float | None
+) -> None:
+    """Everything in models, rows and budgets that is refused or suspicious.
+
+    PATH is a folder with policies/ and perhaps models/, or of rows itself; without it, what sidecar.yaml names. With
+    both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors.
+    """
+    try:
+        place, granting = _asked(path, config)
+        report = checked(place, granting=granting, now_s=now, soon_days=soon, strict=strict)
+    except ConfigError as error:
+        place, report = None, Report(tuple(error.faults))
+    where = str(path or (place.policies if place else config or "sidecar.yaml"))
+    root = repository_of(place.policies if place else Path())
+    click.echo(FORMATS["json" if as_json else form](report, where, root))
+    if not report.valid or (strict and report.faults):
+        raise SystemExit(INVALID)
+
+
+def _asked(path: Path | None, config: Path | None) -> tuple[Place, Sequence[Granting] | None]:
+    """The policy, and what tokens can grant; None where there is no sidecar.yaml to say it. Raises SettingsError."""
+    if path is not None and config is None:
+        return in_folder(path), None
+    file = config or Path("sidecar.yaml")
+    place = configured(file, os.environ)
+    if path is not None:
+        folder = in_folder(path)
+        place = replace(place, models=folder.models, policies=folder.policies)
+    if not file.exists():
+        return place, None
+    return place, _granting(load_settings(file, os.environ, check_files=False))
+
+
+def _granting(settings: Settings) -> list[Granting]:
+    claims = [issuer.roles_from for issuer in settings.identity.issuers if issuer.roles_from is not None]
+    return [Granting(claim.namespace, tuple(claim.only), claim.required) for claim in claims]

@@ -1,0 +1,106 @@
+"""How do rows become YAML, or YAML rows?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError, PolicyError
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import STEMS
+from sidecar.workbench import convert as parts
+from sidecar.workbench.convert.columns import columns_of
+from sidecar.workbench.outputs import UnwrittenError, write_all
+from sidecar.workbench.places import in_folder
+
+DIFFERENT, INVALID = 1, 3
+
+
+@click.command()
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--to", type=click.Choice(["yaml", "csv"]), required=True, help="What it becomes.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="File or folder to write; a folder for a folder.")
+@click.option("--kind", type=click.Choice(STEMS), help="What a CSV file holds, when its name does not tell.")
+@click.option("--models", type=click.Path(path_type=Path), help="Folder of the models; beside the policy by default.")
+@click.option("--force", is_flag=True, help="Overwrite files.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def convert(
+    source: Path, to: parts.Form, out: Path | None, kind: str | None, models: Path | None, force: bool, as_json: bool
+) -> None:
+    """Rows between CSV and YAML, without loss: SOURCE is a file, or the folder of a policy.
+
+    A file goes to standard output without -o. With a folder, everything else in it (budgets, tests) is copied. What
+    is written was read again: it says the same rows, and has the same revision where SOURCE loads by itself.
+    """
+    if source.is_dir() and out is None:
+        raise click.UsageError("a folder needs -o FOLDER: both forms in one policy would be every rule twice")
+    try:
+        place = in_folder(source if source.is_dir() else source.parent)
+        where = place.policies if source.is_dir() else source
+        if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
+            raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
+        folder = models or place.models
+        done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(INVALID) from None
+    except parts.DifferentError as different:
+        click.echo(f"{different}\nnothing was written", err=True)
+        raise SystemExit(DIFFERENT) from None
+    if not done.sources:
+        raise click.UsageError(f"{source} holds no rows in {'CSV' if to == 'yaml' else 'YAML'}")
+    if out is None:
+        _print(done)
+    else:
+        try:
+            write_all(_targets(source, out, done), force=force)
+        except UnwrittenError as unwritten:
+            raise click.UsageError(str(unwritten)) from None
+    _tell(done, out, as_json)
+
+
+def _files(source: Path, kind: str | None) -> dict[str, bytes]:
+    if source.is_dir():
+        return parts.files_below(source)
+    faults = Faults()
+    raw = parts.bounded(source, faults)
+    if raw is None:
+        raise PolicyError(faults.errors)
+    named = kind is None or source.suffix != ".csv" or source.name.partition(".")[0] == kind
+    return {source.name if named else f"{kind}.{source.name}": raw}
+
+
+def _print(done: parts.Converted) -> None:
+    if len(done.files) > 1:
+        raise click.UsageError(f"this becomes several files ({', '.join(done.files)}): say -o FOLDER")
+    for raw in done.files.values():
+        click.echo(raw.decode(), nl=False)
+
+
+def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes]:
+    """Where each file goes. A file that stays one file may be named; everything else goes into a folder."""
+    single = source.is_file() and len(done.files) == 1 and not out.is_dir()
+    if single and out.suffix in (".csv", ".yaml", ".yml"):
+        return {out: next(iter(done.files.values()))}
+    if out.is_file():
+        raise click.UsageError(f"{out} is a file, and this becomes several: {', '.join(done.files)}")
+    return {out / path: raw for path, raw in done.files.items()}
+
+
+def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
+    """On standard error where the file itself went to standard output."""
+    if as_json:
+        said = {
+            "files": {source: list(targets) for source, targets in done.sources.items()},
+            "rows": done.rows,
+            "revision": done.revision or None,
+            "why_no_revision": done.why_not or None,
+        }
+        click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2), err=out is None)
+        return
+    for source, targets in done.sources.items():
+        click.echo(f"{source} -> {', '.join(targets) or 'nothing: it has no rows'}", err=True)
+    proof = f"revision {done.revision[:16]} unchanged" if done.revision else f"rows compared; {done.why_not}"
+    click.echo(f"{done.rows} rows, read again and the same: {proof}", err=True)

@@ -1,0 +1,288 @@
+"""What does this YAML file say, as the rows that a CSV file would say?
+
+    rules    p rows of any kind. A rule with several subjects or objects is several rows of one rule: the first has the
+             notes (`id` …), the others the note `part_of`, which names that id
+    roles    g rows: {role: [members]}, or the seed's list of {role, capabilities, members}, there also with a domain
+    sets     g2 rows: {set: [objects]}, or a list of {set, objects}
+
+Whoever reads the rows need not know: each `Field` says where its characters stand in the YAML file. What two readers
+could take for two things (`yes`, `0x10`, anchors, tags, two documents) is refused by the house's one YAML reader with
+its codes Y001 to Y012; what a rule cannot be is P501 to P510 here; what its fields may say is checked where all rows
+are.
+
+    P501  wrong type        P504  wrong version       P507  a capability without a dot     P510  too many rows
+    P502  unknown key       P505  wrong word          P508  said twice
+    P503  missing key       P506  empty               P509  part_of another rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import product
+
+from sidecar.errors import Fault
+from sidecar.policy.faults import MAX_FAULTS, Faults, Line, meant, shown
+from sidecar.policy.grammar import NONE, USE, USED
+from sidecar.policy.model import COLUMNS
+from sidecar.policy.rows import Field, Row
+from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
+from sidecar.policy.yaml_places import Place, YamlField, hidden_character, same_place
+from sidecar.policy.yaml_values import Values
+from sidecar.settings.nodes import Node, compose, lines_of
+from sidecar.vocabulary import DELEGATE, PermissionKind
+
+MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, and then some 800 MB to read them; CSV has no such price
+MAX_ROWS_OF_RULE = 10_000  # subjects times objects of one rule
+SECTIONS = ("version", "rules", "roles", "sets")
+RULE_NOTES = ("id", *LINK_NOTES, "per", "shadow")
+PERMISSION_TYPES = ("call", "delegate")
+KEY_OF: Mapping[str, str] = {"sub": "subject", "obj": "object", "act": "actions", "eft": "effect"}
+"""The key of a column, where it is not the column's own name."""
+
+_KINDS = tuple(kind.value for kind in PermissionKind)
+_OWN_KEYS = ("kind", "permission_type", "part_of", *RULE_NOTES)
+_NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
+
+
+def parse_yaml(file: str, text: str, faults: Faults, columns: Columns | None = None) -> Iterator[Found]:
+    """Every well-formed row with its kind (None for g and g2), in the order of the file; all else is a fault.
+
+    `columns` are those of the kinds' models, by default the shipped ones'. Rows come one by one, so that whoever
+    counts them can stop.
+    """
+    if len(text) > MAX_BYTES:
+        hint = "split it, or write the rules as CSV: sidecar policy convert"
+        faults.whole("P510", f"larger than {MAX_BYTES // 2**20} MiB", file, hint)
+        return
+    root, found = compose(text, file)
+    faults.errors.extend(_mended(fault) for fault in found[: MAX_FAULTS - len(faults.errors)])
+    if found:
+        return
+    values = Values(file, lines_of(text), faults)
+    if not text.isascii():
+        for number in range(1, len(values.lines) + 1):
+            hidden_character(values.line(number), faults)
+    yield from _Reader(values, columns or {}).sections(root)
+
+
+def _mended(fault: Fault) -> Fault:
+    """With a hint for what people write in policies and YAML takes for something else."""
+    if (fault.code == "Y008" and " is an alias" in fault.message) or "scanning an alias" in fault.message:
+        return replace(fault, hint='a text that begins with * must be quoted: "*"')
+    if "block sequence entries are not allowed" in fault.message:
+        return replace(fault, hint='leave the key out, or quote it: "-"')
+    return fault
+
+
+@dataclass(slots=True)
+class _Rule:
+    """A rule that was read: what its rows have in common, and the subjects and objects that they do not."""
+
+    kind: PermissionKind
+    line: Line
+    common: Mapping[str, Field]
+    notes: dict[str, Field]
+
+
+@dataclass(slots=True)
+class _Reader:
+    values: Values
+    columns: Columns
+    last: _Rule | None = None
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def sections(self, root: Node) -> Iterator[Found]:
+        if root.value is None:
+            hint = "write version: 1 and what it says: rules, roles or sets"
+            self.values.faults.whole("P506", "the file is empty", self.values.file, hint)
+            return
+        said = self.values.mapping(root, "a policy", SECTIONS, needed=("version",))
+        if said is None:
+            return
+        version = said.get("version")
+        if version is not None and (type(version.value) is not int or version.value != 1):
+            self.values.fault("P504", "this version of the format is unknown", version.span, "write version: 1")
+        if said.keys() <= {"version"}:
+            self.values.fault("P503", "it says nothing", root.span, "write rules, roles or sets")
+        links = LinkReader(self.values, self.columns)
+        read = {"rules": self.rules, "roles": links.roles, "sets": links.sets}
+        for name, node in said.items():
+            if name in read:
+                yield from read[name](node)
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def rules(self, node: Node) -> Iterator[Found]:
+        self.last = None
+        for entry in self.values.entries(node, "rules"):
+            yield from self.rule(entry)
+
+    def rule(self, node: Node) -> Iterator[Found]:
+        said = node.value if isinstance(node.value, dict) else {}
+        if "part_of" in said:
+            yield from self.part(node)
+            return
+        self.last = None
+        kind = self.kind(said)
+        columns = self.columns.get(kind, COLUMNS) if kind else COLUMNS
+        keys = [KEY_OF.get(column, column) for column in columns]
+        if self.values.mapping(node, "a rule", (*_OWN_KEYS, *keys), ("kind", "subject", "object")) is None:
+            return
+        subjects, objects = (self.values.texts(said.get(key), key) for key in ("subject", "object"))
+        common = self.common(kind, said, columns, node)
+        notes = self.values.notes(said, RULE_NOTES)
+        if kind is None or not subjects or not objects or common is None or notes is None:
+            return
+        rule = _Rule(kind, self.values.line(node.span.line), common, notes)
+        if len(subjects) * len(objects) > 1 and "id" not in notes:
+            notes["id"] = self.values.implied(_content_id(rule, subjects, objects), node.span)
+        self.last = rule
+        yield from self.rows(rule, subjects, objects, node, notes)
+
+    def part(self, node: Node) -> Iterator[Found]:
+        """More subjects and objects of the rule above, where they are not every subject with every object."""
+        said = self.values.mapping(node, "a part", ("part_of", "subject", "object"), ("subject", "object"))
+        if said is None:
+            return
+        of = self.values.text(said["part_of"], "part_of")
+        subjects, objects = (self.values.texts(said.get(key), key) for key in ("subject", "object"))
+        rule = self.last
+        if of is None or not subjects or not objects:
+            return
+        if rule is None or "id" not in rule.notes or rule.notes["id"].text != of.text:
+            hint = "a part stands directly below the rule that it belongs to, and names its id"
+            self.values.fault("P509", f"the rule above is not {shown(of.text)}", said["part_of"].span, hint)
+            return
+        line = self.values.line(node.span.line)
+        part = _Rule(rule.kind, line, rule.common, rule.notes)
+        yield from self.rows(part, subjects, objects, node, {"part_of": of})
+
+    def rows(
+        self, rule: _Rule, subjects: Sequence[Field], objects: Sequence[Field], node: Node, notes: Mapping[str, Field]
+    ) -> Iterator[Found]:
+        if len(subjects) * len(objects) > MAX_ROWS_OF_RULE:
+            message = f"{len(subjects)} subjects with {len(objects)} objects are more than {MAX_ROWS_OF_RULE} rows"
+            self.values.fault("P510", message, node.span, "use a role (g) or a set (g2)")
+            return
+        columns = self.columns.get(rule.kind, COLUMNS)
+        faults = self.values.faults
+        before = len(faults.errors), len(faults.warnings)
+        for number, (subject, obj) in enumerate(product(subjects, objects)):
+            fields = {**rule.common, "sub": subject, "obj": obj}
+            said = notes if number == 0 else {"part_of": notes.get("part_of") or rule.notes["id"]}
+            yield rule.kind, Row("p", tuple(fields[column] for column in columns), rule.line, said, rule.line)
+            if number and (len(faults.errors), len(faults.warnings)) != before:
+                _tell_once(faults)
+
+    def kind(self, said: Mapping[str, Node]) -> PermissionKind | None:
+        word = self.values.text(said["kind"], "kind") if "kind" in said else None
+        if word is None:
+            return None
+        if word.text not in _KINDS:
+            hint = meant(word.text, _KINDS) or "known are " + ", ".join(_KINDS)
+            self.values.fault("P505", f"kind {shown(word.text)} is unknown", said["kind"].span, hint)
+            return None
+        return PermissionKind(word.text)
+
+    def common(
+        self, kind: PermissionKind | None, said: Mapping[str, Node], columns: Sequence[str], node: Node
+    ) -> dict[str, Field] | None:
+        """What stands in every row of a rule: all columns but subject and object. None after a fault."""
+        effect = self.effect(kind, said, node)
+        found: dict[str, Field | None] = {"eft": effect}
+        found["act"] = self.actions(kind, said, "deny" if effect and effect.text == "deny" else "allow", node)
+        for column in columns:
+            if column not in KEY_OF:
+                found[column] = self.plain(said, column, node)
+        fields = {column: value for column, value in found.items() if value is not None}
+        return fields if len(fields) == len(found) else None
+
+    def effect(self, kind: PermissionKind | None, said: Mapping[str, Node], node: Node) -> Field | None:
+        """Allow, unless said; a guardrail is a deny row and nothing else."""
+        guardrail = kind is PermissionKind.GUARDRAIL
+        if "effect" not in said:
+            return self.values.implied("deny" if guardrail else "allow", node.span)
+        effect = self.values.text(said["effect"], "effect")
+        if effect is not None and guardrail and effect.text == "allow":
+            hint = "leave effect out, or choose another kind"
+            self.values.fault("P505", "a guardrail only denies", said["effect"].span, hint)
+            return None
+        return effect
+
+    def actions(self, kind: PermissionKind | None, said: Mapping[str, Node], effect: str, node: Node) -> Field | None:
+        """The `|` list. Without actions a rule allows what using means, and denies everything: each the safer one."""
+        kept: Sequence[Field] | None = [self.values.implied(USE if effect == "allow" else "*", node.span)]
+        if "actions" in said:
+            kept = self.values.texts(said["actions"], "actions")
+        if "permission_type" in said:
+            lent = self.lent(kind, said, node)
+            kept = None if kept is None or lent is None else self.with_type(kept, lent, "actions" in said)
+        return None if not kept else _joined(kept)
+
+    def lent(self, kind: PermissionKind | None, said: Mapping[str, Node], node: Node) -> Field | None:
+        """The seed's permission_type: `call` or `delegate`."""
+        place = said["permission_type"]
+        word = self.values.text(place, "permission_type")
+        if word is not None and word.text not in PERMISSION_TYPES:
+            hint = meant(word.text, PERMISSION_TYPES) or "write call or delegate"
+            self.values.fault("P505", f"permission_type {shown(word.text)} is unknown", place.span, hint)
+            return None
+        if kind is not None and kind not in _NHI_KINDS:
+            hint = "it belongs to user_to_nhi and nhi_to_nhi; write actions"
+            self.values.fault("P505", f"permission_type says nothing in {kind.value}", place.key or place.span, hint)
+            return None
+        return word
+
+    def with_type(self, actions: Sequence[Field], lent: Field, written: bool) -> Sequence[Field]:
+        """CONTRACT 1.3: `call` is the actions as they stand, `delegate` adds `delegate`. A call whose actions are not
+        written lends nothing."""
+        if lent.text == "call":
+            usual = [word for word in USED if word != DELEGATE]
+            return actions if written else [same_place(actions[0], "|".join(usual))]
+        there = {word.strip() for action in actions for word in action.text.split("|")}
+        return actions if there & {DELEGATE, USE, "*"} else [*actions, same_place(lent, DELEGATE)]
+
+    def plain(self, said: Mapping[str, Node], key: str, node: Node) -> Field | None:
+        """A column that is written as it stands; `-` where it is not."""
+        if key not in said:
+            return self.values.implied(NONE, node.span)
+        value, place = said[key].value, said[key]
+        if key in ("expires_at", "when") or (isinstance(value, str) and value == NONE):
+            return self.values.text(place, key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.values.implied(str(value), place.span)
+        if key == "max_calls_per_hour":
+            self.values.fault("P501", f"{key} must be a whole number", place.span, "write it without quotes: 120")
+            return None
+        return self.values.text(place, key)
+
+
+def _tell_once(faults: Faults) -> None:
+    """What is wrong in all rows of a rule stands in one place, and is one fault."""
+    faults.errors[:] = dict.fromkeys(faults.errors)
+    faults.warnings[:] = dict.fromkeys(faults.warnings)
+
+
+def _joined(actions: Sequence[Field]) -> Field:
+    """One field for a list: each action keeps its place."""
+    places: list[Place] = []
+    offset = 0
+    for action in actions:
+        own = action.places if isinstance(action, YamlField) else ()
+        places += [Place(offset + place.offset, place.line, place.column) for place in own]
+        offset += len(action.text) + 1
+    text = "|".join(action.text for action in actions)
+    return YamlField(text, actions[0].column, actions[0].width, places=tuple(places))
+
+
+def _content_id(rule: _Rule, subjects: Sequence[Field], objects: Sequence[Field]) -> str:
+    """A name for a rule of several rows that has none: from what it says, in whatever order it says it."""
+    texts: dict[str, object] = {column: found.text for column, found in rule.common.items()}
+    actions = {word.strip() for word in rule.common["act"].text.split("|")}
+    texts["act"] = sorted((actions - {USE}) | (set(USED) if USE in actions else set()))
+    texts["sub"] = sorted(found.text for found in subjects)
+    texts["obj"] = sorted(found.text for found in objects)
+    return sha256(repr((rule.kind.value, sorted(texts.items()))).encode()).hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""What does a value in a policy's YAML say, if it is what was asked for?
+
+Each reader returns what stands there with its place, or None after a fault: so one file tells all its faults at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.policy.faults import Faults, Line, meant, shown
+from sidecar.policy.rows import Field
+from sidecar.policy.yaml_places import Place, YamlField, hidden_character, places_of
+from sidecar.settings.nodes import Node, Span
+
+# What other systems and the seeds call it.
+_OTHERS_SAY: Mapping[str, str] = {
+    "allowed_actions": "actions",
+    "source_id": "subject",
+    "user_id": "subject",
+    "principal": "subject",
+    "target_id": "object",
+    "nhi_id": "object",
+    "resource": "object",
+    "tool": "object",
+    "condition": "when",
+    "decision": "effect",
+}
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "principals", "budgets", "costs"), "limits belong into budgets.yaml"),
+    **dict.fromkeys(("tests", "suite"), "policy tests belong into the folder tests/"),
+}
+
+_EMPTY_HINT = "say something, or take the key away"
+
+
+@dataclass(slots=True)
+class Values:
+    """The values of one file."""
+
+    file: str
+    lines: Sequence[str]
+    faults: Faults
+    known: dict[int, Line] = field(default_factory=dict)
+
+    def mapping(self, node: Node, what: str, known: Sequence[str], needed: Sequence[str]) -> dict[str, Node] | None:
+        """Its keys, when it is a mapping, whatever may be wrong with them."""
+        if not isinstance(node.value, dict):
+            self.fault("P501", f"{what} is a mapping of keys to values", node.span, "known are " + ", ".join(known))
+            return None
+        for key, child in node.value.items():
+            if key not in known:
+                self.fault("P502", f"{shown(key)} is unknown here", child.key or child.span, _hint_for(key, known))
+        missing = [key for key in needed if key not in node.value]
+        for key in missing:
+            self.fault("P503", f'the key "{key}" is missing', node.span)
+        return node.value
+
+    def entries(self, node: Node, what: str, wanted: str = "a list") -> list[Node]:
+        if isinstance(node.value, list) and node.value:
+            return node.value
+        empty = node.value is None or node.value in ([], {})
+        code, message = ("P506", f"{what} is empty") if empty else ("P501", f"{what} must be {wanted}")
+        self.fault(code, message, (node.key or node.span) if empty else node.span, _EMPTY_HINT if empty else "")
+        return []
+
+    def texts(self, node: Node | None, what: str) -> list[YamlField] | None:
+        """One text or a list of them, each once. None after a fault; nothing at all is the business of `mapping`."""
+        if node is None:
+            return None
+        if not isinstance(node.value, list):
+            one = self.text(node, what)
+            return None if one is None else [one]
+        found = [self.text(entry, what) for entry in self.entries(node, what)]
+        first: dict[str, YamlField] = {}
+        for field_ in found:
+            if field_ is not None and first.setdefault(field_.text, field_) is not field_:
+                message = f"{shown(field_.text)} stands here twice"
+                self.faults.error("P508", message, field_.line_of(), field_.column, field_.width, "keep one")
+                return None
+        return [*first.values()] if first and None not in found else None
+
+    def text(self, node: Node, what: str) -> YamlField | None:
+        if isinstance(node.value, str):
+            field_ = self.placed(node.value, node.span)
+            return None if hidden_character(field_.line_of(), self.faults, field_.text, field_.column) else field_
+        if node.value is None:
+            self.fault("P506", f"{what} is empty", node.key or node.span, _EMPTY_HINT)
+        elif isinstance(node.value, dict | list):
+            self.fault("P501", f"{what} must be text", node.span)
+        else:
+            written = self.lines[node.span.line - 1][node.span.column - 1 :][: node.span.width]
+            self.fault("P501", f"{what} must be text, not {written}", node.span, f'quote it: "{written}"')
+        return None
+
+    def notes(self, said: Mapping[str, Node], known: Sequence[str]) -> dict[str, Field] | None:
+        found = {key: self.note(key, node) for key, node in said.items() if key in known}
+        notes: dict[str, Field] = {key: value for key, value in found.items() if value is not None}
+        return notes if len(notes) == len(found) else None
+
+    def note(self, key: str, node: Node) -> Field | None:
+        if key != "shadow":
+            return self.text(node, key)
+        if isinstance(node.value, bool):
+            return self.implied("true" if node.value else "false", node.span)
+        self.fault("P501", "shadow is true or false", node.span, "write true or false without quotes")
+        return None
+
+    def placed(self, text: str, span: Span) -> YamlField:
+        """A text that stands there."""
+        line = self.line(span.line)
+        mark = line.text[span.column - 1 : span.column]
+        if mark and mark in "|>":
+            text = text.rstrip("\n")
+        following = (self.line(number) for number in range(span.line + 1, len(self.lines) + 1))
+        places = places_of(text, line, span.column, following)
+        first = places[0]
+        if first.line is not line:  # the text begins below its `|` or `>`
+            return YamlField(text, first.column, len(first.line.text) - first.column + 1, places=places)
+        return YamlField(text, span.column, span.width, places=places)
+
+    def implied(self, text: str, span: Span) -> YamlField:
+        """A text that nobody wrote: its place is that of what implies it."""
+        place = Place(0, self.line(span.line), span.column)
+        return YamlField(text, span.column, span.width, places=(place,))
+
+    def line(self, number: int) -> Line:
+        line = self.known.get(number)
+        if line is None:
+            text = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+            line = self.known[number] = Line(self.file, number, text)
+        return line
+
+    def fault(self, code: str, message: str, span: Span, hint: str = "") -> None:
+        self.faults.error(code, message, self.line(span.line), span.column, span.width, hint)
+
+
+def _hint_for(key: str, known: Sequence[str]) -> str:
+    other = _OTHERS_SAY.get(key, "")
+    if other in known:
+        return f'did you mean "{other}"?'
+    elsewhere = _ELSEWHERE.get(key, "") if "rules" in known else ""
+    return elsewhere or meant(key, known) or "known are " + ", ".join(known)

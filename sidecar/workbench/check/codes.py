@@ -1,0 +1,264 @@
+"""What is each code about, and how is it mended?
+
+The one table of the codes of policy faults: `docs/policy-errors.md`, SARIF's rules and the tests all read it. Codes of
+other files (`sidecar.yaml`, `budgets.yaml`) begin with other letters and are told by their own readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Level = Literal["error", "warning", "note"]
+
+
+class Meaning(NamedTuple):
+    """`about` in one line, `mend` in one or two sentences. A note is a warning of less weight: it costs nothing yet."""
+
+    about: str
+    mend: str
+    level: Level = "error"
+
+
+FILES: Mapping[str, Meaning] = {
+    "P001": Meaning(
+        "A file or folder cannot be read, or is larger than is read",
+        "Put it there, make it readable, or split it. A pipe or a device is never opened.",
+    ),
+    "P002": Meaning(
+        "A file whose name says nothing",
+        "Rename it to <kind>.csv, <kind>.<name>.csv, roles.csv or guardrails.csv, or take it out of the folder. An "
+        "unknown file is an error so that a mistyped name is never a policy that silently does not apply.",
+    ),
+    "P003": Meaning("A YAML file that is not read", "Write the same rules as CSV, or move the file."),
+    "P004": Meaning(
+        "No rule in any file",
+        "An empty policy is a broken mount or a truncated file far more often than a wish: write at least one rule.",
+    ),
+    "P005": Meaning("A file that is not UTF-8", "Save it as UTF-8."),
+    "P006": Meaning("A file that this version does not obey", "Remove it: it must not look as if it worked."),
+    "P007": Meaning("A file that an editor left behind", "Remove it: it is not read.", "warning"),
+}
+
+ROWS: Mapping[str, Meaning] = {
+    "P101": Meaning("A row of unknown type", "A row begins with p, g or g2; fields are separated by commas."),
+    "P102": Meaning(
+        "A row with too few or too many fields, or a quote that does not fit",
+        "Write every column of the model, - for none. Quote a field that holds a comma or a double quote, as in RFC "
+        "4180.",
+    ),
+    "P103": Meaning(
+        "No subject, or one that this permission kind never asks",
+        "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool and guardrails ask both. Roles are written "
+        "role:<name>, everybody who was identified is *.",
+    ),
+    "P104": Meaning("An unknown action", "Write one of the actions, a pattern that some action fits, or use."),
+    "P105": Meaning(
+        "An effect that is neither allow nor deny",
+        "Write it in lower case, with nothing behind it: a comment stands on a line of its own.",
+    ),
+    "P106": Meaning("No time", "Write an RFC 3339 time with a zone, such as 2027-03-31T00:00:00Z."),
+    "P107": Meaning(
+        "No limit",
+        "Write a number from 1 to 999999999, or - for none. A limit of 0 would be a deny row in disguise; a deny row "
+        "has none.",
+    ),
+    "P108": Meaning("The same rule, or the same id, twice", "Take one away, or give it an id of its own."),
+    "P109": Meaning(
+        "A #: line that says something unknown",
+        "It holds key=value pairs (id owner reason shadow per created_at) and stands directly above its row.",
+    ),
+    "P110": Meaning(
+        "A character that may look like another, or like none, or a line that is too long",
+        "Retype it: names are plain ASCII. Invisible and control characters are refused everywhere.",
+    ),
+    "P111": Meaning("A row in the wrong file", "p rows go into <kind>.csv, g and g2 rows into roles.csv."),
+    "P112": Meaning(
+        "A row outside of what its folder may say",
+        "Name what policy.scopes permits this folder, or ask who owns sidecar.yaml for a wider scope.",
+    ),
+    "P113": Meaning(
+        "No object, or one that this permission kind never asks",
+        "Write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri>, nhi:<name> or set:<name>. One "
+        "row, one object: put several into a set.",
+    ),
+    "P114": Meaning(
+        "A part of a rule that does not fit the rule",
+        "A row with part_of stands below another row of that rule, and differs from it in subject and object only.",
+    ),
+    "P115": Meaning(
+        "A deny row under a model that knows no deny",
+        "Take the row away, or give the model the effect some-allow-and-no-deny.",
+    ),
+    "P116": Meaning("No domain", "Write the namespace of an issuer exactly, or - for principals without one."),
+    "P120": Meaning(
+        "A deny row that ends",
+        "What it forbids will be allowed then. Take the expiry away, or let the allow row end instead.",
+        "warning",
+    ),
+    "P121": Meaning("An upstream that is not configured", "Correct the name, or add it to upstreams.", "warning"),
+}
+
+MODELS: Mapping[str, Meaning] = {
+    "P201": Meaning("A line of a model that Casbin's form does not have", "Keep to the five sections and their keys."),
+    "P202": Meaning(
+        "A definition with other names than ours",
+        "A request, a row and a role have fixed fields; columns may stand in any order.",
+    ),
+    "P203": Meaning(
+        "An effect that allows by default, or by the order of rows",
+        "Write e = some(where (p.eft == allow)) && !some(where (p.eft == deny)).",
+    ),
+    "P204": Meaning(
+        "Something in a matcher that is not one of our functions over our names",
+        "Use && || ! == != and who glob globs live holds g g2 over the fields of r and p.",
+    ),
+    "P205": Meaning(
+        "A matcher that would let an expired row, a failed condition or any request match",
+        "Keep live(p.expires_at, r.ctx) and holds(p.when, p.eft, r.ctx) in the conjunction, and read r.sub, r.obj and "
+        "r.act.",
+    ),
+    "P206": Meaning(
+        "A matcher for which every question walks all rows",
+        "Compare a field of the request with one column, as the shipped models do: then rows are looked up.",
+        "warning",
+    ),
+    "P207": Meaning(
+        "A part of a matcher that pycasbin must answer",
+        "It is answered rightly and slowly. Write it with == != in && || ! and our functions.",
+        "warning",
+    ),
+    "P208": Meaning(
+        "A model that cannot be exported",
+        "Plain pycasbin would need more than rows and roles for domains and priority: export another model.",
+    ),
+}
+
+ROLES: Mapping[str, Meaning] = {
+    "P301": Meaning("Roles or sets in a circle", "Take one of the rows of the circle away."),
+    "P302": Meaning("Roles or sets nested too deeply", "Put members nearer to the role that rules name: eight levels."),
+    "P303": Meaning(
+        "A name in roles.csv that is none, or not exact",
+        "Write user:…, nhi:… or role:… into roles, objects into sets; wildcards belong into rules.",
+    ),
+    "P304": Meaning("The same g or g2 row twice", "Take one away.", "warning"),
+    "P305": Meaning("A rule on a set that nothing is in", "Correct the name, or fill the set with g2 rows.", "warning"),
+}
+
+CONDITIONS: Mapping[str, Meaning] = {
+    "P401": Meaning("A condition that does not compile", "Mend the CEL expression at the place that is marked."),
+    "P402": Meaning("A condition that gives no Boolean", "Compare: size(args.items) < 10."),
+    "P403": Meaning(
+        "A field that does not exist",
+        "principal and origin have name, kind, id, scopes and roles; call has server, tool, action and meta.",
+    ),
+    "P404": Meaning("has_role of something that the caller wrote", "Ask principal, origin or one of chain."),
+    "P405": Meaning(
+        "An allow row that trusts call.meta",
+        "The caller writes it: whoever wants to be allowed can claim it. Use the chain, roles or scopes.",
+        "warning",
+    ),
+}
+
+YAML: Mapping[str, Meaning] = {
+    "P501": Meaning("A value of the wrong type", "Write a text, a number, a list or a map, as the hint says."),
+    "P502": Meaning("An unknown key", "Write the key that was meant, or take it away."),
+    "P503": Meaning("A key is missing", "Write it."),
+    "P504": Meaning("Another version of the format", "Write version: 1."),
+    "P505": Meaning("A value that is not one of the words", "Write one of them."),
+    "P506": Meaning("An empty file, or an empty list", "Fill it, or remove it."),
+    "P507": Meaning("A capability without a dot", "Write <server>.<tool>; the first dot splits, * matches any run."),
+    "P508": Meaning("The same thing said twice", "Take one away."),
+    "P509": Meaning("A part of another rule than the one above", "Write it below the rule that it is a part of."),
+    "P510": Meaning("A rule that stands for too many rows", "Use a role for its subjects, or a set for its objects."),
+}
+
+SUSPICIOUS: Mapping[str, Meaning] = {
+    "P601": Meaning(
+        "A rule that can never match",
+        "Its subject or object is never what this permission kind asks. Move the rule to the kind that asks it, or "
+        "take it away.",
+        "warning",
+    ),
+    "P602": Meaning(
+        "A rule none of whose actions is ever asked of its object",
+        "Tools are asked tools/call, prompts prompts/get, resources resources/read, agents the message and task "
+        "actions and delegate.",
+        "warning",
+    ),
+    "P603": Meaning("An action that is never asked of the rule's object", "Take it away, or write use.", "note"),
+    "P604": Meaning(
+        "A role that nobody has",
+        "Give it members in roles.csv, or name the role that was meant. Roles of tokens are role:<namespace>/<value>.",
+        "warning",
+    ),
+    "P605": Meaning(
+        "A condition that always comes out the same",
+        "Take the condition away, or the rule. On a deny row, what always fails always denies.",
+        "warning",
+    ),
+    "P606": Meaning(
+        "A condition on arguments where there are none",
+        "Only tool calls, prompts and messages carry arguments; a delegation and a resource have none. Ask call, "
+        "origin or principal instead.",
+        "warning",
+    ),
+    "P607": Meaning(
+        "A pattern or a set's object on no upstream that exists",
+        "Correct the server's name, or add it to upstreams.",
+        "warning",
+    ),
+    "P611": Meaning(
+        "An allow rule that a deny rule covers",
+        "Everything that it allows is denied: take one of the two away, or narrow the deny.",
+        "warning",
+    ),
+    "P612": Meaning("An allow rule that adds nothing to another one", "Take the narrower one away.", "note"),
+    "P613": Meaning(
+        "A limit that can never be reached",
+        "A tighter one always applies to the same calls: lower this one, or take it away.",
+        "warning",
+    ),
+    "P621": Meaning("A rule that has expired", "Take it away, or renew it in a reviewed change.", "warning"),
+    "P622": Meaning("A rule that expires soon", "Renew it in a reviewed change, or let it end.", "warning"),
+    "P623": Meaning(
+        "A shadow rule that is older than 30 days",
+        "Read what it would have denied or allowed in the audit, then enforce it or take it away.",
+        "warning",
+    ),
+    "P631": Meaning("A role that no rule and no budget uses", "Take its rows away, or use it.", "note"),
+    "P632": Meaning("A set that no rule uses", "Take its rows away, or use it.", "note"),
+    "P633": Meaning("A file without a row", "Fill it, or remove it: it may have been truncated.", "warning"),
+    "P634": Meaning(
+        "Two names that look alike",
+        "If one is a slip of the pen, correct it; if both exist, rename one: reviewers will not tell them apart.",
+        "warning",
+    ),
+    "P635": Meaning("Two rule ids that look alike", "Rename one: both stand in audit and metrics.", "note"),
+    "P641": Meaning(
+        "A deny rule that reads an argument without has()",
+        "A call that leaves the argument out is denied too. If that is not meant, write has(args.x) && args.x == ….",
+        "warning",
+    ),
+    "P642": Meaning(
+        "A deny rule that a missing claim switches off",
+        "A token without the claim is not denied. Turn it round (deny unless the role is there), or make the claim "
+        "required in roles_from.",
+        "warning",
+    ),
+    "P643": Meaning(
+        "An order between something and a number in quotes",
+        "Text is compared letter by letter, so '10' < '9', and a number never: take the quotes away.",
+        "warning",
+    ),
+    "P651": Meaning("An allow rule for everybody", "Name a role, or the callers, or add a condition.", "warning"),
+    "P652": Meaning("An allow rule on everything", "Name the servers, or a set, or add a condition.", "warning"),
+    "P653": Meaning(
+        "An allow rule for callers without a credential",
+        "It is obeyed only on upstreams that permit anonymous callers; be sure that it is meant.",
+        "note",
+    ),
+    "P661": Meaning("A rule without an owner (only with --strict)", "Write owner=… into its #: line.", "note"),
+}
+
+CODES: Mapping[str, Meaning] = {**FILES, **ROWS, **MODELS, **ROLES, **CONDITIONS, **YAML, **SUSPICIOUS}

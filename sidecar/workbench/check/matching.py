@@ -1,0 +1,111 @@
+"""Which rules can never match, or not in the way that they are written?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+
+from sidecar.policy.faults import meant, shown
+from sidecar.policy.grammar import ACTIONS, USED
+from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
+from sidecar.workbench.check.policy import KINDS_ASKED, Finding, Policy, possible_actions
+
+MAX_NEAR = 500  # names that a hint is looked for among
+_ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
+_WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
+
+
+def never_asked(policy: Policy) -> Iterator[Finding]:
+    """P601: a set or role whose every member is of a kind that is never asked."""
+    for rule in policy.rules:
+        if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
+            objects = _listed(KINDS_ASKED[rule.kind][1])
+            message = f"{rule.kind.value} asks about {objects}, and {shown(rule.object)} holds none"
+            yield Finding("P601", message, "agent_to_tool asks about tools", rule, "obj")
+        if rule.subject.startswith("role:") and _is_of_others(policy, rule):
+            message = f"{rule.kind.value} never asks anybody who has {shown(rule.subject)}"
+            yield Finding("P601", message, _ASKS_WHOM, rule, "sub")
+
+
+def _is_of_others(policy: Policy, rule: Rule) -> bool:
+    people = policy.people(rule.subject)
+    kinds = {name.partition(":")[0] for name in people}
+    return bool(people) and not kinds & KINDS_ASKED[rule.kind][0] and not policy.may_be_granted(rule.subject)
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(f"{word}:…" for word in sorted(words))
+
+
+def actions_never_asked(policy: Policy) -> Iterator[Finding]:
+    """P602: none of a rule's actions is asked of its object. P603: some are not, and were written one by one."""
+    for rule in policy.rules:
+        kinds = policy.object_kinds(rule)
+        if not kinds:
+            continue
+        if not policy.asked(rule):
+            yield Finding("P602", *_none_asked(rule, kinds), rule, "act")
+        elif not set(USED) <= set(rule.actions):
+            yield from _some_not_asked(rule, kinds)
+
+
+def _none_asked(rule: Rule, kinds: frozenset[str]) -> tuple[str, str]:
+    """The message and the hint."""
+    word = max(kinds)
+    if rule.kind is PermissionKind.AGENT_TO_TOOL and word == "nhi":
+        server = rule.object.removeprefix("nhi:")
+        what = "opens its sessions and lists, and nothing else" if rule.effect == "allow" else "forbids nothing"
+        hint = f"for what is on it write tool:{server}/*, prompt:{server}/*, resource:{server}/*"
+        return f"on an MCP server as a whole this {what}", f"{hint}; for the server itself, initialize or *"
+    asked = " or ".join(sorted(possible_actions(rule.kind, kinds))) if word != "nhi" else "message/send, delegate …"
+    return f"no call of {_WORDS[word]} is asked as {' or '.join(rule.actions[:3])}", f"write {asked}, or use"
+
+
+def _some_not_asked(rule: Rule, kinds: frozenset[str]) -> Iterator[Finding]:
+    possible = possible_actions(rule.kind, kinds)
+    for action in rule.actions:
+        if action in ACTIONS and action not in possible and action != DELEGATE:
+            message = f"{action} is never asked of {_WORDS[max(kinds)]}"
+            yield Finding("P603", message, "take it away, or write use", rule, "act", action)
+
+
+def roles_nobody_has(policy: Policy) -> Iterator[Finding]:
+    """P604: no `g` row fills it, and no token can bring it."""
+    filled = [role for role in policy.members if policy.people(role) or policy.may_be_granted(role)]
+    known = set(filled)
+    for rule in policy.rules:
+        role = rule.subject
+        if role.startswith("role:") and role not in known and not policy.may_be_granted(role):
+            hint = partial(_who_has, policy, role, filled)
+            yield Finding("P604", f"nobody has {shown(role)}", hint, rule, "sub")
+
+
+def _who_has(policy: Policy, role: str, filled: Iterable[str]) -> str:
+    spaces = [f"role:{one.namespace}/…" for one in policy.granting or ()] if "/" in role else []
+    grants = f"issuers grant {', '.join(spaces)}" if spaces else "write a g row that fills it"
+    return near(role, filled) or grants
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`did you mean …?`, looked for among names of about the same length."""
+    alike = (other for other in names if other != name and abs(len(other) - len(name)) <= 2)
+    return meant(name, islice(alike, MAX_NEAR))
+
+
+def on_no_upstream(policy: Policy) -> Iterator[Finding]:
+    """P607: a server pattern that no upstream fits, or a set's object on none. (P121 is for exact names in rules.)"""
+    names = policy.names or frozenset()
+    for rule in policy.rules:
+        server = rule.object.partition(":")[2].partition("/")[0]
+        if "*" in server and not policy.on_known_server(rule.object):
+            yield Finding("P607", f"no upstream fits {shown(rule.object)}", f"there are {_some(names)}", rule, "obj")
+    for element in policy.source.sets.parents:
+        if not policy.on_known_server(element):
+            server = element.partition(":")[2].partition("/")[0]
+            yield Finding("P607", f"no upstream {shown(server)}", meant(server, names), name=element)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (" …" if len(ordered) > 5 else "") if ordered else "no upstreams"

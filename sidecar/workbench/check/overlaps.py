@@ -1,0 +1,226 @@
+"""Which rules does another one make pointless?
+
+An allow that a deny covers, an allow that another allow covers, a limit below which a tighter one always applies.
+A rule covers another when everybody, everything and every action that the other can mean, it means as well. The
+covering rule is looked up: by those subjects that cover this one, then by those of its objects that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sidecar.limits.plan import Cap, Entry
+from sidecar.policy.patterns import glob
+from sidecar.vocabulary import ANONYMOUS, PermissionKind, Rule
+from sidecar.workbench.check.cover import Patterns
+from sidecar.workbench.check.policy import Finding, Policy
+
+MAX_ALIKE = 32  # rules with one subject and one object that are looked at
+MAX_SET = 2000  # objects of a set that are held against a pattern
+_EVERYBODY = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
+
+
+@dataclass(slots=True)
+class _OnObjects:
+    """The rules of one subject, by their object."""
+
+    rules: dict[str, list[Rule]] = field(default_factory=dict)
+    patterns: Patterns = field(default_factory=Patterns)
+    over_sets: dict[str, set[str]] = field(default_factory=dict)
+
+
+class Covering:
+    """Some rules, to be asked which of them cover another, once all of them were added."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._by_subject: dict[str, _OnObjects] = {}
+        self._subjects = Patterns()
+        self._wider: dict[tuple[PermissionKind, str], list[str]] = {}
+
+    def add(self, rule: Rule) -> None:
+        self._subjects.add(rule.subject)
+        on = self._by_subject.setdefault(rule.subject, _OnObjects())
+        on.patterns.add(rule.object)
+        alike = on.rules.setdefault(rule.object, [])
+        if len(alike) < MAX_ALIKE:
+            alike.append(rule)
+
+    def over(self, rule: Rule) -> Iterator[Rule]:
+        """Those that cover it, itself included if it is one of them."""
+        asked = self._policy.asked(rule)
+        key = (rule.kind, rule.subject)
+        if key not in self._wider:
+            self._wider[key] = self._wider_subjects(rule)
+        for subject in self._wider[key]:
+            on = self._by_subject[subject]
+            for obj in self._wider_objects(rule.object, on):
+                for other in on.rules.get(obj, ()):
+                    if _means(other, rule) and _does(other, rule, asked):
+                        yield other
+
+    def _wider_subjects(self, rule: Rule) -> list[str]:
+        name = rule.subject
+        found = dict.fromkeys(self._subjects.covering(name))
+        if name != ANONYMOUS:
+            found.update(dict.fromkeys(("*", _EVERYBODY.get(rule.kind, "*"))))
+            found.update(dict.fromkeys(self._policy.roles_above(name)))
+        return [subject for subject in found if subject in self._by_subject]
+
+    def _wider_objects(self, obj: str, on: _OnObjects) -> set[str]:
+        above = self._policy.source.sets.closure((obj,)) if obj in self._policy.source.sets.parents else frozenset()
+        found = {obj, "*", *above}
+        if not obj.startswith("set:"):
+            return found.union(on.patterns.covering(obj))
+        if obj not in on.over_sets:
+            on.over_sets[obj] = found | self._over_all(self._policy.things(obj), on)
+        return on.over_sets[obj]
+
+    @staticmethod
+    def _over_all(things: list[str], on: _OnObjects) -> set[str]:
+        """The patterns that each of these objects fits."""
+        if not things or len(things) > MAX_SET:
+            return set()
+        common = on.patterns.covering(things[0])
+        return {pattern for pattern in common if all(glob(thing, pattern) for thing in things)}
+
+
+def _does(other: Rule, rule: Rule, asked: frozenset[str]) -> bool:
+    """Whether `other` means every action of the rule that is ever asked."""
+    if other.actions == rule.actions:
+        return True
+    return all(any(glob(action, pattern) for pattern in other.actions) for action in asked)
+
+
+def _means(other: Rule, rule: Rule) -> bool:
+    """Whether `other` means this rule's subject: `anonymous` is allowed by exactly that word only."""
+    return rule.subject != ANONYMOUS or other.effect == "deny" or other.subject == ANONYMOUS
+
+
+def denied_anyway(policy: Policy) -> Iterator[Finding]:
+    """P611: an allow rule all of whose calls a deny rule or a guardrail forbids, always."""
+    denies = {kind: Covering(policy) for kind in PermissionKind}
+    for rule in policy.rules:
+        if rule.effect == "deny" and not rule.shadow and rule.expires_at is None and not rule.when:
+            denies[rule.kind].add(rule)
+    guarded = denies[PermissionKind.GUARDRAIL]
+    for rule in policy.rules:
+        if rule.effect != "allow" or rule.shadow or not policy.asked(rule) or rule.kind not in policy.standard:
+            continue
+        deny = next(denies[rule.kind].over(rule), None) or next(guarded.over(rule), None)
+        if deny is not None:
+            message = f"everything that this allows is denied by {_named(deny)}"
+            yield Finding("P611", message, "take this row away, or narrow the deny", rule, "obj")
+
+
+def said_twice(policy: Policy) -> Iterator[Finding]:
+    """P612: an allow rule that adds nothing. P613: its limit is above that of an allow that covers it."""
+    allows = {kind: Covering(policy) for kind in PermissionKind}
+    for rule in policy.rules:
+        if rule.effect == "allow" and not rule.shadow:
+            allows[rule.kind].add(rule)
+    for rule in policy.rules:
+        if rule.effect != "allow" or rule.shadow or not policy.asked(rule) or rule.kind not in policy.standard:
+            continue
+        for other in allows[rule.kind].over(rule):
+            if other == rule or not _lasts(other, rule):
+                continue
+            found = _beside(rule, other, mutual=_is_mutual(allows[rule.kind], rule, other))
+            if found is not None:
+                yield found
+                break
+
+
+def _lasts(other: Rule, rule: Rule) -> bool:
+    """Whether `other` holds whenever `rule` does."""
+    if other.when not in ("", rule.when):
+        return False
+    return other.expires_at is None or (rule.expires_at is not None and rule.expires_at <= other.expires_at)
+
+
+def _is_mutual(allows: Covering, rule: Rule, other: Rule) -> bool:
+    return _lasts(rule, other) and any(one == rule for one in allows.over(other))
+
+
+def _beside(rule: Rule, other: Rule, *, mutual: bool) -> Finding | None:
+    """What `rule` is worth beside `other`, which covers it. Of two that say the same, the later one is told."""
+    limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
+    counted_alike = other.per in (rule.per, "rule")
+    if limit is not None and tighter is not None and tighter < limit and counted_alike:
+        message = f"{limit} calls an hour are never reached: {_named(other)} allows {tighter} of the same calls"
+        return Finding("P613", message, "lower it, or take this row away", rule, "max_calls_per_hour")
+    if limit is not None and (tighter is None or tighter > limit or not counted_alike):
+        return None
+    if mutual and _spot(rule) < _spot(other) and (other.max_calls_per_hour is None or limit == tighter):
+        return None
+    return Finding("P612", f"{_named(other)} allows this already", "take one of the two away", rule, "obj")
+
+
+def _spot(rule: Rule) -> tuple[str, int, str, str]:
+    return rule.file, rule.line, rule.subject, rule.object
+
+
+def _named(rule: Rule) -> str:
+    return f'"{rule.id}" ({rule.file}:{rule.line})'
+
+
+# --- limits and budgets -----------------------------------------------------------------------------------------------
+
+
+def above_a_budget(policy: Policy) -> Iterator[Finding]:
+    """P613: a rule's limit above what an entry of budgets.yaml lets through in an hour."""
+    ceilings = _Ceilings(policy)
+    for rule in policy.rules:
+        if rule.max_calls_per_hour is None or rule.shadow:
+            continue
+        lowest = ceilings.lowest(rule)
+        if lowest is not None and lowest[0] < rule.max_calls_per_hour:
+            most, entry = lowest
+            message = f"{rule.max_calls_per_hour} calls an hour are never reached: budgets.yaml allows {most}"
+            hint = f"{entry.source}: {entry.pattern} applies to all of these calls"
+            yield Finding("P613", message, hint, rule, "max_calls_per_hour")
+
+
+class _Ceilings:
+    """The most calls in any hour that budgets let through, by subject and object."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._entries: dict[str, list[tuple[int, Entry]]] = {}
+        for entry in (*policy.budgets.tools, *policy.budgets.principals):
+            most = min((one for cap in entry.caps if (one := _in_an_hour(cap)) is not None), default=None)
+            if most is not None:
+                self._entries.setdefault(f"{entry.source}:{entry.pattern}", []).append((most, entry))
+        self._objects = Patterns(entry.pattern for entry in policy.budgets.tools)
+        self._subjects = Patterns(entry.pattern for entry in policy.budgets.principals)
+
+    def lowest(self, rule: Rule) -> tuple[int, Entry] | None:
+        """The tightest entry that always applies, and counts at least what the rule's own limit counts."""
+        found = [pair for pair in self._over(rule) if _counts(pair[1], rule)]
+        return min(found, key=lambda pair: pair[0], default=None)
+
+    def _over(self, rule: Rule) -> Iterator[tuple[int, Entry]]:
+        for name in (rule.subject, *self._policy.roles_above(rule.subject)):
+            for pattern in self._subjects.covering(name):
+                if name.startswith("role:") == pattern.startswith("role:"):
+                    yield from self._entries.get(f"principals:{pattern}", ())
+        if not rule.object.startswith("set:"):
+            for pattern in self._objects.covering(rule.object):
+                yield from self._entries.get(f"tools:{pattern}", ())
+
+
+def _counts(entry: Entry, rule: Rule) -> bool:
+    alone = "*" not in rule.subject and not rule.subject.startswith("role:")
+    return not entry.each or rule.per == "subject" or alone
+
+
+def _in_an_hour(cap: Cap) -> int | None:
+    """The most that a cap lets through in any 60 minutes; None if it says nothing about that."""
+    if cap.kind == "hour":
+        return cap.most
+    if cap.kind == "day":  # two calendar days may meet within an hour
+        return 2 * cap.most
+    if cap.kind == "rate" and cap.interval_us:
+        return cap.most + 3_600_000_000 // cap.interval_us
+    return None

@@ -1,0 +1,455 @@
+"""Does a policy in YAML say exactly the rows that it would say in CSV, and every fault its place?"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.cli import main
+from sidecar.errors import Fault
+from sidecar.policy.faults import Faults
+from sidecar.policy.grammar import USED
+from sidecar.policy.rows import Row, parse_rows
+from sidecar.policy.yaml_places import YamlField
+from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml
+from sidecar.policy.yaml_schema import policy_schema
+from sidecar.vocabulary import PermissionKind
+
+CONTRACT = """\
+version: 1
+rules:
+  - id: researcher-reads-github
+    kind: agent_to_tool
+    subject: nhi:researcher
+    object: [set:github-read, "tool:github/search_*"]
+    actions: [use]
+    max_calls_per_hour: 120
+    when: args.repo.startsWith('acme/')
+    owner: platform@acme.example
+  - {id: nobody-deletes, kind: guardrail, effect: deny, subject: "*", object: "tool:*/delete_*", reason: "Runbook 12"}
+roles: {role:oncall: [user:alice, user:bob]}         # or the seed's list of {role, capabilities, members}
+sets: {set:github-read: [tool:github/search_code, tool:github/get_file]}
+"""
+RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t%s}\n"
+CALLED = "|".join(word for word in USED if word != "delegate")
+
+Found = list[tuple[PermissionKind | None, Row]]
+
+
+def read(text: str, **more: Any) -> tuple[Found, list[Fault]]:
+    faults = Faults()
+    return list(parse_yaml("p.yaml", text, faults, **more)), faults.errors
+
+
+def said(text: str) -> list[str]:
+    """The rows as CSV lines of their texts, notes behind them."""
+    found, faults = read(text)
+    assert not faults, "\n".join(map(str, faults))
+    return [line_of(row) for _, row in found]
+
+
+def line_of(row: Row) -> str:
+    notes = " ".join(f"{key}={field.text}" for key, field in row.notes.items())
+    return ", ".join([row.type, *(field.text for field in row.fields)]) + (f" #: {notes}" if notes else "")
+
+
+def at(fault: Fault) -> tuple[int, int, str, str]:
+    return fault.line, fault.column, fault.code, fault.message
+
+
+def test_the_example_of_the_contract_says_these_rows() -> None:
+    condition = "args.repo.startsWith('acme/')"
+    assert said(CONTRACT) == [
+        f"p, nhi:researcher, set:github-read, use, -, 120, {condition}, allow"
+        " #: id=researcher-reads-github owner=platform@acme.example",
+        f"p, nhi:researcher, tool:github/search_*, use, -, 120, {condition}, allow #: part_of=researcher-reads-github",
+        "p, *, tool:*/delete_*, *, -, -, -, deny #: id=nobody-deletes reason=Runbook 12",
+        "g, user:alice, role:oncall",
+        "g, user:bob, role:oncall",
+        "g2, tool:github/search_code, set:github-read",
+        "g2, tool:github/get_file, set:github-read",
+    ]
+
+
+def test_every_row_knows_its_kind() -> None:
+    kinds = [kind for kind, _ in read(CONTRACT)[0]]
+    assert kinds == [PermissionKind.AGENT_TO_TOOL] * 2 + [PermissionKind.GUARDRAIL] + [None] * 4
+
+
+def test_a_row_is_what_the_csv_reader_makes_of_the_same_row() -> None:
+    text = '#: id=x reason="a ""b"" c" per=origin\np, role:r, tool:s/*, use|tools/*, -, 7, "f(1, 2)", allow\n'
+    (csv_row,) = parse_rows("p.csv", text, Faults())
+    (_, row), *rest = read(
+        "version: 1\nrules:\n- {id: x, reason: 'a \"b\" c', per: origin, kind: agent_to_tool, subject: role:r,\n"
+        "   object: tool:s/*, actions: [use, tools/*], max_calls_per_hour: 7, when: 'f(1, 2)'}\n"
+    )[0]
+    assert not rest
+    assert line_of(row) == line_of(csv_row)
+
+
+def test_columns_stand_in_the_order_of_the_model() -> None:
+    columns = ("eft", "when", "act", "obj", "sub", "max_calls_per_hour", "expires_at", "dom")
+    text = RULE % ", dom: acme"
+    found, faults = read(text, columns={PermissionKind.AGENT_TO_TOOL: columns})
+    assert not faults
+    assert [field.text for field in found[0][1].fields] == ["allow", "-", "use", "tool:s/t", "nhi:a", "-", "-", "acme"]
+
+
+# --- defaults and the seeds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "row"),
+    [
+        ("agent_to_tool", "", "use, -, -, -, allow"),
+        ("agent_to_tool", "effect: deny", "*, -, -, -, deny"),
+        ("guardrail", "", "*, -, -, -, deny"),
+        ("guardrail", "actions: tools/call", "tools/call, -, -, -, deny"),
+        ("agent_to_tool", "actions: [tools/call, prompts/get]", "tools/call|prompts/get, -, -, -, allow"),
+        ("agent_to_tool", "actions: tools/call|prompts/get", "tools/call|prompts/get, -, -, -, allow"),
+        ("agent_to_tool", 'expires_at: "-", max_calls_per_hour: "-", when: "-"', "use, -, -, -, allow"),
+        ("agent_to_tool", "expires_at: 2027-03-31T00:00:00Z", "use, 2027-03-31T00:00:00Z, -, -, allow"),
+        ("agent_to_tool", "max_calls_per_hour: 0", "use, -, 0, -, allow"),  # the rows' own reader refuses it
+        ("nhi_to_nhi", "permission_type: call", f"{CALLED}, -, -, -, allow"),
+        ("nhi_to_nhi", "permission_type: delegate", "use, -, -, -, allow"),
+        ("nhi_to_nhi", "permission_type: call, actions: [message/send]", "message/send, -, -, -, allow"),
+        ("nhi_to_nhi", "permission_type: delegate, actions: [message/send]", "message/send|delegate, -, -, -, allow"),
+        ("nhi_to_nhi", "permission_type: delegate, actions: [use]", "use, -, -, -, allow"),
+    ],
+)
+def test_what_is_not_said_is_the_safer_thing(kind: str, more: str, row: str) -> None:
+    text = f"version: 1\nrules: [{{kind: {kind}, subject: nhi:a, object: nhi:b{', ' if more else ''}{more}}}]\n"
+    assert said(text) == [f"p, nhi:a, nhi:b, {row}"]
+
+
+def test_the_seeds_roles_become_allow_rows_and_members() -> None:
+    text = """\
+version: 1
+roles:
+  - role: evidence-collector
+    capabilities: [github.commits.list, jira.*, "*.*", "*.read"]
+    members: [nhi:x]
+    owner: audit
+  - {role: role:auditor, members: user:eve}
+"""
+    assert said(text) == [
+        "p, role:evidence-collector, tool:github/commits.list, use, -, -, -, allow #: owner=audit",
+        "p, role:evidence-collector, tool:jira/*, use, -, -, -, allow #: owner=audit",
+        "p, role:evidence-collector, tool:*, use, -, -, -, allow #: owner=audit",
+        "p, role:evidence-collector, tool:*/read, use, -, -, -, allow #: owner=audit",
+        "g, nhi:x, role:evidence-collector #: owner=audit",
+        "g, user:eve, role:auditor",
+    ]
+
+
+def test_a_set_in_the_list_form_may_have_an_owner() -> None:
+    text = "version: 1\nsets: [{set: set:q, objects: [tool:s/a, set:r], owner: me}]\n"
+    assert said(text) == ["g2, tool:s/a, set:q #: owner=me", "g2, set:r, set:q #: owner=me"]
+
+
+# --- rules of several rows ------------------------------------------------------------------------------------------
+
+
+def ids(more: str, kind: str = "agent_to_tool") -> set[str]:
+    found, faults = read(f"version: 1\n\n\nrules:\n- {{kind: {kind}, {more}}}\n")
+    assert not faults
+    return {field.text for _, row in found for key, field in row.notes.items() if key in ("id", "part_of")}
+
+
+def test_a_rule_of_several_rows_has_an_id_by_what_it_says_and_not_by_how() -> None:
+    one = ids("subject: [nhi:a, nhi:b], object: [tool:s/a, tool:s/b], actions: [use]")
+    assert len(one) == 1 and all(len(name) == 16 for name in one)
+    assert ids("object: [tool:s/b, tool:s/a], subject: [nhi:b, nhi:a], owner: me") == one
+    assert ids(f"object: [tool:s/b, tool:s/a], subject: [nhi:b, nhi:a], actions: [{', '.join(reversed(USED))}]") == one
+    assert ids("subject: [nhi:a, nhi:b], object: tool:s/a") != one
+    assert ids("subject: [nhi:a, nhi:b], object: [tool:s/a, tool:s/b]", "nhi_to_nhi") != one
+    assert ids("subject: [nhi:a, nhi:b], object: [tool:s/a, tool:s/b], when: args.x == 1") != one
+
+
+def test_every_subject_gets_every_object_and_a_part_gets_more() -> None:
+    text = """\
+version: 1
+rules:
+  - {id: x, kind: agent_to_tool, subject: [nhi:a, nhi:b], object: [tool:s/a, tool:s/b], when: args.ok, owner: me}
+  - {part_of: x, subject: nhi:c, object: [tool:s/c]}
+  - {part_of: x, subject: nhi:d, object: tool:s/d}
+"""
+    rest = "use, -, -, args.ok, allow"
+    assert said(text) == [
+        f"p, nhi:a, tool:s/a, {rest} #: id=x owner=me",
+        f"p, nhi:a, tool:s/b, {rest} #: part_of=x",
+        f"p, nhi:b, tool:s/a, {rest} #: part_of=x",
+        f"p, nhi:b, tool:s/b, {rest} #: part_of=x",
+        f"p, nhi:c, tool:s/c, {rest} #: part_of=x",
+        f"p, nhi:d, tool:s/d, {rest} #: part_of=x",
+    ]
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "code", "hint"),
+    [
+        ("", (0, 1), "P506", "write version: 1 and what it says: rules, roles or sets"),
+        ("# nothing\n", (0, 1), "P506", ""),
+        ("- 1\n", (1, 1), "P501", "known are version, rules, roles, sets"),
+        ("version: 1\n", (1, 1), "P503", "write rules, roles or sets"),
+        ("rules: []\n", (1, 1), "P503", ""),
+        ("version: 2\nsets: {set:a: nhi:x}\n", (1, 10), "P504", "write version: 1"),
+        ("version: true\nsets: {set:a: nhi:x}\n", (1, 10), "P504", ""),
+        ("version: 1.0\nsets: {set:a: nhi:x}\n", (1, 10), "P504", ""),
+        ('version: "1"\nsets: {set:a: nhi:x}\n', (1, 10), "P504", ""),
+        ("version: 1\nrule: []\n", (2, 1), "P502", 'did you mean "rules"?'),
+        ("version: 1\ntools: {}\nrules: 1\n", (2, 1), "P502", "limits belong into budgets.yaml"),
+        ("version: 1\nrules: []\n", (2, 1), "P506", "say something, or take the key away"),
+        ("version: 1\nrules:\n", (2, 1), "P506", ""),
+        ("version: 1\nrules: {}\n", (2, 1), "P506", ""),
+        ("version: 1\nrules: {a: b}\n", (2, 8), "P501", ""),
+        ("version: 1\nrules: [1]\n", (2, 9), "P501", ""),
+        (RULE % ", subjet: x", (3, 61), "P502", 'did you mean "subject"?'),
+        (RULE % ", allowed_actions: x", (3, 61), "P502", 'did you mean "actions"?'),
+        (RULE % ", when: ", (3, 61), "P506", "say something, or take the key away"),
+        (RULE % ", when: true", (3, 67), "P501", 'quote it: "true"'),
+        (RULE % ", id: 12", (3, 65), "P501", 'quote it: "12"'),
+        (RULE % ", reason: 1.5", (3, 69), "P501", 'quote it: "1.5"'),
+        (RULE % ", owner: [a]", (3, 68), "P501", ""),
+        (RULE % ", owner: yes", (3, 68), "Y012", 'write true or false, or quote it: "yes"'),
+        (RULE % ", owner: 0x10", (3, 68), "Y012", 'quote it: "0x10"'),
+        (RULE % ', max_calls_per_hour: "12"', (3, 81), "P501", "write it without quotes: 120"),
+        (RULE % ", max_calls_per_hour: 1.5", (3, 81), "P501", "write it without quotes: 120"),
+        (RULE % ", max_calls_per_hour: true", (3, 81), "P501", "write it without quotes: 120"),
+        (RULE % ', shadow: "true"', (3, 69), "P501", "write true or false without quotes"),
+        (RULE % ", actions: []", (3, 61), "P506", ""),
+        (RULE % ", actions: [use, use]", (3, 76), "P508", "keep one"),
+        (RULE % ", actions: [1]", (3, 71), "P501", 'quote it: "1"'),
+        (RULE % ", permission_type: calls", (3, 78), "P505", 'did you mean "call"?'),
+        (RULE % ", permission_type: call", (3, 61), "P505", ""),
+        (RULE % ", owner: a, owner: b", (3, 71), "Y010", ""),
+        (RULE % ", owner: &a b", (3, 68), "Y008", ""),
+        (RULE % ", owner: !!str b", (3, 68), "Y009", ""),
+        (RULE % ', when: "a\\u200bb"', (3, 67), "P110", ""),
+        ("version: 1\nrules: [{kind: agent_to_tools, subject: a, object: b}]\n", (2, 16), "P505", "did you mean"),
+        ("version: 1\nrules: [{subject: a, object: b}]\n", (2, 9), "P503", ""),
+        ("version: 1\nrules: [{kind: guardrail, subject: a, object: b, effect: allow}]\n", (2, 58), "P505", ""),
+        ("version: 1\nrules:\n- kind: guardrail\n  object: b\n  subject: *\n", (5, 13), "Y005", "must be quoted"),
+        ("version: 1\nrules:\n- subject: *b\n", (3, 12), "Y008", "must be quoted"),
+        ("version: 1\nrules:\n- when: -\n", (3, 9), "Y005", 'leave the key out, or quote it: "-"'),
+        ("version: 1\nrules: [{part_of: x, subject: a, object: b}]\n", (2, 19), "P509", "directly below"),
+        ("version: 1\nroles: {}\n", (2, 1), "P506", "say something"),
+        ("version: 1\nsets: {}\n", (2, 1), "P506", "say something"),
+        ("version: 1\nroles: {role:x: []}\n", (2, 9), "P506", ""),
+        ("version: 1\nroles: {role:x: [user:a, user:a]}\n", (2, 26), "P508", "keep one"),
+        ("version: 1\nroles: [{role: x}]\n", (2, 9), "P503", ""),
+        ("version: 1\nroles: [{rolle: x, members: user:a}]\n", (2, 10), "P502", 'did you mean "role"?'),
+        ("version: 1\nroles: [{role: x, capabilities: [github]}]\n", (2, 34), "P507", "write <server>.<tool>"),
+        ("version: 1\nroles: [{role: x, capabilities: [.x]}]\n", (2, 34), "P507", ""),
+        ("version: 1\nroles: 3\n", (2, 8), "P501", ""),
+        ("version: 1\nsets: [{set: set:a}]\n", (2, 8), "P503", ""),
+        ("version: 1\nsets: {set:a: nhi:x}\n---\nversion: 1\n", (3, 1), "Y006", ""),
+        ("version: 1\nsets: {set:a: nhi:x} # \u200b\n", (2, 24), "P110", ""),
+        ("version: 1\nsets:\n\tset:a: nhi:x\n", (3, 1), "Y004", ""),
+    ],
+)
+def test_every_fault_has_its_place_and_a_hint(text: str, place: tuple[int, int], code: str, hint: str) -> None:
+    _, faults = read(text)
+    found = [fault for fault in faults if (fault.line, fault.column, fault.code) == (*place, code)]
+    assert found, "\n".join(map(str, faults))
+    assert hint in found[0].hint
+    if found[0].line and code != "Y004":
+        assert found[0].source == text.split("\n")[found[0].line - 1]
+
+
+def test_all_faults_are_told_at_once_and_the_good_rows_are_still_read() -> None:
+    text = """\
+version: 3
+rules:
+  - {kind: agent_to_tol, subject: nhi:a, object: tool:s/t}
+  - {kind: agent_to_tool, subject: nhi:b, object: tool:s/t}
+  - {kind: agent_to_tool, subject: 1, object: , max_calls_per_hour: many}
+roles: {role:x: 7}
+"""
+    found, faults = read(text)
+    assert [line_of(row) for _, row in found] == ["p, nhi:b, tool:s/t, use, -, -, -, allow"]
+    assert sorted((fault.line, fault.code) for fault in faults) == [
+        (1, "P504"),
+        (3, "P505"),
+        (5, "P501"),
+        (5, "P501"),
+        (5, "P506"),
+        (6, "P501"),
+    ]
+
+
+def test_what_is_wrong_in_every_row_of_a_rule_is_told_once() -> None:
+    faults = Faults()
+    subjects = ", ".join(f"nhi:a{number}" for number in range(300))
+    text = f"version: 1\nrules:\n- {{kind: nhi_to_nhi, subject: [{subjects}], object: nhi:b}}\n"
+    rows = parse_yaml("p.yaml", text, faults)
+    for number, (_, row) in enumerate(rows):
+        obj = row.fields[1]
+        faults.error("P113", "no object here", row.line, obj.column, obj.width)
+        faults.warn("P121", "no upstream", row.line, obj.column, obj.width)
+        if number == 299:
+            faults.error("P103", "no subject here", row.line, row.fields[0].column)
+    assert [fault.code for fault in faults.errors] == ["P113", "P103"]
+    assert [fault.code for fault in faults.warnings] == ["P121"]
+
+
+def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.policy.yaml_rows.MAX_BYTES", 100)
+    assert [fault.code for fault in read(CONTRACT)[1]] == ["P510"]
+
+
+def test_a_rule_of_too_many_rows_is_refused_before_they_are_made() -> None:
+    many = ", ".join(f"nhi:a{number}" for number in range(101))
+    found, faults = read(f"version: 1\nrules:\n- {{kind: nhi_to_nhi, subject: [{many}], object: [{many}]}}\n")
+    assert not found
+    assert [at(fault)[:3] for fault in faults] == [(3, 3, "P510")]
+    assert MAX_ROWS_OF_RULE < 101 * 101
+
+
+@pytest.mark.parametrize("text", ["[" * 100, "{a: " * 100, "version: 1\nrules: " + "[" * 40 + "]" * 40])
+def test_what_is_nested_too_deep_is_a_fault(text: str) -> None:
+    assert read(text)[1]
+
+
+@given(st.text(alphabet=" \n-:[]{}'\"|>*&!%#abcruleskindv1,x@`\t\u200b", max_size=60))
+def test_no_text_makes_the_reader_raise(text: str) -> None:
+    found, faults = read(text)
+    assert faults or found
+    read("version: 1\nrules:\n  - " + text)
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("args.x == ZZZ", "args.x == ZZZ"),
+        ("'args.x == ''a'' && ZZZ'", "args.x == 'a' && ZZZ"),
+        ('"args.x == \\"a\\" && \\x41\\u0041 ZZZ"', 'args.x == "a" && AA ZZZ'),
+        (">-\n      args.x == 1 &&\n      args.y == ZZZ", "args.x == 1 && args.y == ZZZ"),
+        ("|\n      args.y == ZZZ", "args.y == ZZZ"),
+        ("args.x == 1 &&\n      args.y ==\n      ZZZ", "args.x == 1 && args.y == ZZZ"),
+        ("'args.x == ''1'' &&\n      args.y == ''2'' && ZZZ'", "args.x == '1' && args.y == '2' && ZZZ"),
+    ],
+)
+def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, value: str) -> None:
+    text = (
+        f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: tool:s/t\n"
+    )
+    found, faults = read(text)
+    assert not faults
+    when = found[0][1].fields[5]
+    assert isinstance(when, YamlField)
+    assert when.text == value
+    offset = value.index("ZZZ")
+    line = when.line_of(offset)
+    assert line.text[when.column_of(offset) - 1 :].startswith("ZZZ")
+    assert line.text == text.split("\n")[line.number - 1]
+
+
+def test_each_action_of_a_list_has_its_own_place() -> None:
+    text = RULE % ",\n     actions: [tools/call,\n       'prompts/get', nonsense]"
+    actions = read(text)[0][0][1].fields[2]
+    assert isinstance(actions, YamlField)
+    places = [actions.part(actions.text.index(word), word) for word in ("tools/call", "prompts/get", "nonsense")]
+    assert [(part.line_of().number, part.column) for part in places] == [(4, 16), (5, 9), (5, 23)]
+
+
+def test_a_line_break_that_stays_in_a_condition_is_refused() -> None:
+    _, (fault,) = read("version: 1\nrules:\n- kind: guardrail\n  subject: x\n  object: x\n  when: |\n    a ==\n    b\n")
+    assert (fault.line, fault.column, fault.code) == (7, 5, "P110")
+    assert ">-" in fault.hint
+
+
+# --- the schema -----------------------------------------------------------------------------------------------------
+
+
+def valid(text: str) -> bool:
+    return bool(jsonschema.Draft202012Validator(policy_schema()).is_valid(yaml.safe_load(text)))
+
+
+def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
+    jsonschema.Draft202012Validator.check_schema(policy_schema())
+    assert valid(CONTRACT)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        ", id: a/b.c",
+        ", actions: use",
+        ", actions: [tools/call, tasks/*, 'a|b']",
+        ", effect: deny",
+        ", expires_at: '2027-03-31T00:00:00Z', max_calls_per_hour: 3, when: args.ok, per: origin, shadow: true",
+        ", created_at: '2026-03-31T00:00:00.5+01:00', owner: x, reason: ''",
+    ],
+)
+def test_schema_and_reader_agree_on_what_is_good(more: str) -> None:
+    assert valid(RULE % more)
+    assert not read(RULE % more)[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RULE % ", subjet: x",
+        RULE % ", effect: Deny",
+        RULE % ", actions: [tool/call]",
+        RULE % ", actions: []",
+        RULE % ", max_calls_per_hour: 0",
+        RULE % ", max_calls_per_hour: '3'",
+        RULE % ", effect: deny, max_calls_per_hour: 3",
+        RULE % ", when: true",
+        RULE % ", shadow: 'true'",
+        RULE % ", permission_type: call",
+        RULE % ", expires_at: tomorrow",
+        RULE % ", per: user",
+        CONTRACT.replace("version: 1", "version: 2"),
+        CONTRACT.replace("agent_to_tool", "agent_to_tools"),
+        CONTRACT.replace("nhi:researcher", "researcher"),
+        CONTRACT.replace("tool:*/delete_*", "tools:*/delete_*"),
+        CONTRACT.replace("effect: deny", "effect: allow"),
+        CONTRACT.replace("role:oncall", "oncall"),
+        CONTRACT.replace("user:alice", "users:alice"),
+        CONTRACT.replace("rules:", "rule:"),
+        "version: 1\n",
+        "version: 1\nroles: {}\n",
+        "version: 1\nroles: [{role: x}]\n",
+        "version: 1\nroles: [{role: x, capabilities: [github]}]\n",
+        "version: 1\nsets: [{set: set:x}]\n",
+    ],
+)
+def test_a_typo_does_not_fit_the_schema(text: str) -> None:
+    assert not valid(text)
+
+
+def test_the_schema_takes_parts_and_the_seeds_roles() -> None:
+    assert valid("version: 1\nrules: [{part_of: x, subject: nhi:a, object: [tool:s/t]}]\n")
+    assert valid('version: 1\nroles: [{role: auditor, capabilities: ["*.*", git.a.b], members: [nhi:a]}]\n')
+
+
+def test_the_command_prints_the_schema() -> None:
+    done = CliRunner().invoke(main, ["schema", "policy"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == policy_schema()
+
+
+def test_five_thousand_rules_are_read_in_seconds() -> None:
+    rule = "  - {id: r%d, kind: agent_to_tool, subject: nhi:a%d, object: [tool:s/a, tool:s/b], when: args.x == 1}\n"
+    text = "version: 1\nrules:\n" + "".join(rule % (number, number) for number in range(5000))
+    began = time.perf_counter()
+    assert sum(1 for _ in parse_yaml("p.yaml", text, Faults())) == 10_000
+    assert time.perf_counter() - began < 10
