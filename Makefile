@@ -14,13 +14,18 @@ demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-bench: $(READY) ; $(BIN)/python -m bench && $(BIN)/python -m bench.readme
-lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock
+bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
+lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) --require-hashes -r requirements.lock
 	$(BIN)/python $(INSTALL) --no-build-isolation --editable .
+	touch $@
+
+# Other policy engines, for the bench alone. Where one has no wheel for this machine, the bench says that it is missing.
+$(VENV)/rivals: $(READY) bench/rivals.lock
+	$(BIN)/python $(INSTALL) --require-hashes -r bench/rivals.lock || echo "no rivals on this machine"
 	touch $@
 
 # The last 1.x of the official MCP SDK, a peer in the tests: two majors do not fit into one environment.

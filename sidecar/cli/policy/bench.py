@@ -16,8 +16,8 @@ import orjson
 from sidecar.errors import ConfigError
 from sidecar.workbench.bench import own, rivals
 from sidecar.workbench.bench.ladder import SIZES, WILD
-from sidecar.workbench.bench.rungs import QUESTIONS, measured
-from sidecar.workbench.bench.running import OURS, climbed
+from sidecar.workbench.bench.rungs import OURS, QUESTIONS, measured
+from sidecar.workbench.bench.running import climbed
 from sidecar.workbench.places import configured
 
 INVALID = 3

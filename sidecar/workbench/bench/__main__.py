@@ -1,11 +1,13 @@
-"""One size, one engine, in this process: prints what was measured as one line of JSON. `running` starts it."""
+"""One step of measuring, in this process: draw a policy, ask our engine, or ask a rival. `running` starts it.
+
+What is measured prints one line of JSON. Drawing is a step of its own, so that its memory is not counted as ours.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -14,39 +16,46 @@ from sidecar.policy.aside import load_policy_aside
 from sidecar.settings.shipped import shipped
 from sidecar.workbench.bench import ladder, rivals, rungs
 
+DRAW = "draw"
+QUESTIONS_FILE = "questions.json"
+
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("engine")
+    options.add_argument("step")
+    options.add_argument("folder", type=Path)
     options.add_argument("rows", type=int)
     options.add_argument("wild", type=float)
     options.add_argument("questions", type=int)
     options.add_argument("budget_s", type=float)
     chosen = options.parse_args()
-    policy = ladder.drawn(chosen.rows, wild=chosen.wild)
-    asked = list(islice(ladder.questions(policy, chosen.questions), chosen.questions))
-    if chosen.engine == "sidecar":
-        told = _ours(policy, asked)._asdict()
+    folder: Path = chosen.folder
+    if chosen.step == DRAW:
+        policy = ladder.drawn(chosen.rows, wild=chosen.wild)
+        (folder / "policies").mkdir()
+        ladder.write(policy, folder / "policies")
+        asked = list(islice(ladder.questions(policy, chosen.questions), chosen.questions))
+        (folder / QUESTIONS_FILE).write_text(json.dumps(asked))
+        return
+    asked = [ladder.Asked(*one) for one in json.loads((folder / QUESTIONS_FILE).read_text())]
+    if chosen.step == rungs.OURS:
+        told = _ours(folder, asked)._asdict()
     else:
-        told = _rival(chosen.engine, policy, asked, chosen.budget_s)
-    sys.stdout.write(json.dumps({"engine": chosen.engine, "wild": chosen.wild, **told}) + "\n")
+        told = _rival(chosen.step, ladder.drawn(chosen.rows, wild=chosen.wild), folder, asked, chosen.budget_s)
+    sys.stdout.write(json.dumps({"engine": chosen.step, "wild": chosen.wild, **told}) + "\n")
 
 
-def _ours(policy: ladder.Drawn, asked: list[ladder.Asked]) -> rungs.Rung:
-    with tempfile.TemporaryDirectory() as folder:
-        ladder.write(policy, Path(folder))
-        del policy
-        began = time.perf_counter()
-        source = load_policy_aside(shipped("models"), Path(folder))
-        took_s = time.perf_counter() - began
-    return rungs.measured(source, asked, took_s, now_s=time.time())
+def _ours(folder: Path, asked: list[ladder.Asked]) -> rungs.Rung:
+    began = time.perf_counter()
+    source = load_policy_aside(shipped("models"), folder / "policies")
+    return rungs.measured(source, asked, time.perf_counter() - began, now_s=time.time())
 
 
-def _rival(name: str, policy: ladder.Drawn, asked: list[ladder.Asked], budget_s: float) -> dict[str, object]:
+def _rival(
+    name: str, policy: ladder.Drawn, folder: Path, asked: list[ladder.Asked], budget_s: float
+) -> dict[str, object]:
     """Until the questions or the time are over; at least one is answered, or whoever started this ends it."""
-    with tempfile.TemporaryDirectory() as folder:
-        ladder.write(policy, Path(folder))
-        ours = rungs.Reference.of(load_policy_aside(shipped("models"), Path(folder)), time.time())
+    ours = rungs.Reference.of(load_policy_aside(shipped("models"), folder / "policies"), time.time())
     began = time.perf_counter()
     allows = rivals.rival(name, policy, asked)
     load_s = time.perf_counter() - began

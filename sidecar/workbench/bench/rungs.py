@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sidecar.policy import Engine, PolicySource
 from sidecar.workbench.bench.ladder import Asked
 
+OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from sidecar.workbench.bench.__main__ import DRAW
 from sidecar.workbench.bench.ladder import SIZES, WILD
 from sidecar.workbench.bench.rivals import NAMES, is_installed
-from sidecar.workbench.bench.rungs import QUESTIONS
+from sidecar.workbench.bench.rungs import OURS, QUESTIONS
 
-OURS = "sidecar"
 OURS_BUDGET_S = 300.0  # a million rows are drawn, written, read and asked about
 RIVAL_BUDGET_S = 60.0  # from the moment the policy is handed over: loading included
 
@@ -31,33 +33,31 @@ def climbed(
     """
     for share in wild:
         for rows in sizes:
-            yield _measured(OURS, rows, share, questions, OURS_BUDGET_S)
-            for name in rivals:
-                yield _measured(name, rows, share, questions, budget_s)
+            with tempfile.TemporaryDirectory() as folder:
+                drawn = partial(_step, folder=folder, rows=rows, wild=share, questions=questions)
+                drawn(DRAW, budget_s=OURS_BUDGET_S)
+                yield _measured(OURS, drawn, OURS_BUDGET_S, rows, share)
+                for name in rivals:
+                    yield _measured(name, drawn, budget_s, rows, share)
 
 
-def _measured(engine: str, rows: int, wild: float, questions: int, budget_s: float) -> dict[str, Any]:
+def _measured(engine: str, step: Callable[..., str], budget_s: float, rows: int, wild: float) -> dict[str, Any]:
     failed = {"engine": engine, "wild": wild, "rows": rows}
     if engine in NAMES and not is_installed(engine):
         return {**failed, "error": "not installed"}
-    order = [
-        sys.executable,
-        "-m",
-        "sidecar.workbench.bench",
-        engine,
-        str(rows),
-        str(wild),
-        str(questions),
-        str(budget_s),
-    ]
-    # What is drawn and written before the clock starts takes some twenty microseconds a row.
-    patience_s = budget_s + 10 + rows * 40e-6
     try:
-        done = subprocess.run(order, capture_output=True, text=True, timeout=patience_s, check=True)
-        told: dict[str, Any] = json.loads(done.stdout)
+        told: dict[str, Any] = json.loads(step(engine, budget_s=budget_s))
     except subprocess.TimeoutExpired:
         return {**failed, "error": f"no answer within {budget_s:.0f} s"}
     except (subprocess.CalledProcessError, ValueError) as error:
         said = getattr(error, "stderr", "") or str(error)
         return {**failed, "error": said.strip().rpartition("\n")[2][:200]}
     return told
+
+
+def _step(name: str, *, folder: str, rows: int, wild: float, questions: int, budget_s: float) -> str:
+    """What one step prints. Raises TimeoutExpired: what is drawn before a clock starts takes some 40 µs a row."""
+    order = [sys.executable, "-m", "sidecar.workbench.bench", name, folder, str(rows), str(wild), str(questions)]
+    patience_s = budget_s + 10 + rows * 40e-6
+    done = subprocess.run([*order, str(budget_s)], capture_output=True, text=True, timeout=patience_s, check=True)
+    return done.stdout
