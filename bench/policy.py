@@ -3,7 +3,8 @@
     python -m bench.policy            measure everything (some twenty minutes), keep the figures, draw the picture
     python -m bench.policy --draw     only draw it again
 
-The measuring is `sidecar policy bench`; this keeps its figures in `bench/policy.json` and draws `docs/policy-bench.svg`.
+The measuring is `sidecar policy bench`; this keeps its figures in `bench/policy.json` and draws
+`docs/policy-bench.svg`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 def picture(figures: Sequence[dict[str, Any]]) -> str:
     """Medians over sizes, both as powers of ten."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+        ' font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#fff"/>',
         f'<text x="{LEFT}" y="18" font-size="13">One decision, median, by the number of rules</text>',
         *_grid(),

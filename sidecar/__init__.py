@@ -7,6 +7,7 @@ A call's way, and where each question is answered:
         at which address?      arrival        passage, relay   what of the answer may the caller have?
         who?                   identity/
         what?                  intents, protocols/
+        anybody disabled?      disabled/
         may they?              policy/
         well formed?           arguments
         how often?             limits/
@@ -16,6 +17,7 @@ A call's way, and where each question is answered:
     app        builds every object once, and owns their beginnings and ends
     loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to
     snapshot   what one request reads, frozen; swapped whole on reload
+    watching   whether the operator's files changed; reloading: how that comes into force
     turn       what is known of one request while it is on its way
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -29,28 +27,31 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
-from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
+from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
 from sidecar.loading import first_snapshot, next_snapshot
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
+from sidecar.reloading import Reloader
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import UnixAddress
+from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Snapshot
 from sidecar.upstreams.sessions import Sessions
+from sidecar.watching import Look, Watcher, look_at
 from sidecar.whole import Whole
 
 log = logging.getLogger("sidecar")
 
-CONTROL_SOCKET = "control.sock"
 LAG_EVERY_S = 0.5
-RETIRE_LOOK_S = 0.1
 LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
-NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
+SHADOW, ENFORCE = "shadow", "enforce"
+SHADOWED = "what policy or a limit would refuse is recorded and let pass"
 
 
 @dataclass(slots=True)
@@ -66,13 +67,14 @@ class App:
     sessions: Sessions
     pipeline: Pipeline
     live: Live
+    switch: KillSwitch
+    seen: InitVar[Look]
+    watcher: Watcher = field(init=False)
+    reloader: Reloader = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     background: list[asyncio.Task[None]] = field(default_factory=list)
-    retiring: set[asyncio.Task[None]] = field(default_factory=set)
     started_at: float = field(default_factory=time.time)
-    loaded_at: float = field(default_factory=time.time)
-    trouble: tuple[str, ...] = ()
-    _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _mode_told: str = ENFORCE
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -85,22 +87,33 @@ class App:
             metrics = Metrics(upstreams=tuple(settings.upstreams))
             audit = _open_audit(settings, metrics)
             undo.callback(audit.close)
+            seen = look_at(path, settings)  # before it is read: what is written from now on is a change
             first = first_snapshot(settings, base_url_of(settings, data))
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
-            app = cls._assemble(path, environ, settings, audit, metrics, first)
+            ledger = Ledger.open(settings.data / LEDGER_FILE)
+            app = cls._assemble(path, environ, settings, audit, metrics, first, ledger, seen)
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
+            await app.switch.sync()  # whom other replicas disabled, before the first call
             app._witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app._listen(data, undo)
+            app._now_serving()
             app._run_background()
-            app._tell_metrics()
             undo.pop_all()
             return app
 
     @classmethod
     def _assemble(
-        cls, path: Path, environ: Mapping[str, str], settings: Settings, audit: Audit, metrics: Metrics, first: Snapshot
+        cls,
+        path: Path,
+        environ: Mapping[str, str],
+        settings: Settings,
+        audit: Audit,
+        metrics: Metrics,
+        first: Snapshot,
+        ledger: Ledger,
+        seen: Look,
     ) -> Self:
         limiter = Limiter(open_store(settings.store.url, time.time))
         sessions = Sessions(
@@ -109,7 +122,8 @@ class App:
             max_sessions=settings.sessions.max,
             max_per_principal=settings.sessions.max_per_principal,
         )
-        live = Live(first, time.time, partial(next_snapshot, path, environ))
+        live = Live(first, time.time)
+        switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         pipeline = Pipeline(
             live=live,
             sessions=sessions,
@@ -117,10 +131,23 @@ class App:
             limiter=limiter,
             audit=audit,
             metrics=metrics,
-            exchanges=Exchanges(live, sessions),
+            exchanges=Exchanges(live, sessions, switch),
+            switch=switch,
             clock=time.time,
         )
-        return cls(path, environ, settings, audit, metrics, limiter, sessions, pipeline, live)
+        return cls(path, environ, settings, audit, metrics, limiter, sessions, pipeline, live, switch, seen)
+
+    def __post_init__(self, seen: Look) -> None:
+        self.watcher = Watcher(self.path, lambda: self.live.current.settings, seen)
+        self.reloader = Reloader(
+            self.live,
+            partial(next_snapshot, self.path, self.environ),
+            self.settings,
+            self.watcher,
+            self.metrics,
+            witness=self._witness,
+            serves=self._now_serving,
+        )
 
     @property
     def base_url(self) -> str:
@@ -133,10 +160,10 @@ class App:
         await self.pipeline.drain(self.settings.server.shutdown_grace_s)  # who comes meanwhile hears 503, not silence
         left_s = max(LAST_WORDS_S, until_s - asyncio.get_running_loop().time())
         await asyncio.gather(*(listener.close(left_s) for listener in self.listeners))
-        running = [*self.background, *self.retiring]
-        for task in running:
+        for task in self.background:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*self.background, return_exceptions=True)
+        await self.reloader.close()
         for service in self.live.current.services.values():
             await service.close()
         await self.live.current.identity.close()
@@ -151,7 +178,7 @@ class App:
         """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out."""
         if self.pipeline.draining:
             return False, {"status": "draining"}
-        trouble = list(self.trouble)
+        trouble = list(self.reloader.trouble)
         if not self.limiter.store.up:
             trouble.append("the store is out: calls with limits are refused")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -165,52 +192,47 @@ class App:
             "version": __version__,
             "ready": ready,
             **why,
-            "started_at": _rfc3339(self.started_at),
+            "banners": list(self.banners()),
+            "started_at": rfc3339(self.started_at),
             "policy": {
                 "revision": now.engine.revision,
-                "loaded_at": _rfc3339(self.loaded_at),
+                "loaded_at": rfc3339(self.reloader.loaded_at),
                 "rules": dict(now.engine.rule_counts),
                 "warnings": [str(fault) for fault in now.engine.warnings],
-                "mode": now.settings.policy.mode,
+                "mode": self._mode(),
+                "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             },
+            "disabled_principals": len(self.disabled_principals()),
             "upstreams": {name: service.catalogue.summary() for name, service in now.services.items()},
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
             "sessions": len(self.sessions),
         }
 
+    def banners(self) -> tuple[str, ...]:
+        """What an operator must not overlook, in sentences."""
+        until = self.live.current.shadow_until
+        shadow = (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self._mode() == SHADOW and until else ()
+        count = len(self.disabled_principals())
+        disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
+        return (*shadow, *disabled, *self.reloader.trouble)
+
+    def disabled_principals(self) -> Sequence[Entry]:
+        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        now_s = self.pipeline.clock()
+        return (*self.switch.disabled.in_force(now_s), *self.live.current.disabled.in_force(now_s))
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """Disable a principal, here and at every replica. Raises SwitchError."""
+        return await self.switch.disable(principal, reason=reason, until=until, by=by)
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        return await self.switch.enable(principal, by=by)
+
     async def reload(self, by: str) -> str:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
-        async with self._reloading:
-            old = self.live.current
-            try:
-                new = await self._next(old, by)
-            except ConfigError as error:
-                self.trouble = ("the newest files are not in force, the old policy serves", *map(str, error.faults))
-                self.metrics.policy_reloaded("failed")
-                log.error("reload failed; the old policy serves on\n%s", error)
-                with suppress(SettingsError):
-                    self._witness("reload-failed", by, policy_revision=old.engine.revision)
-                raise
-            self.live.current = new
-            self.loaded_at = time.time()
-            self.trouble = _restart_needed(self.settings, new.settings)
-            self._tell_metrics()
-            self.metrics.policy_reloaded("ok")
-            retiring = asyncio.create_task(self._retire(old, new))
-            self.retiring.add(retiring)
-            retiring.add_done_callback(self.retiring.discard)
-            return new.engine.revision
-
-    async def _next(self, old: Snapshot, by: str) -> Snapshot:
-        """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
-        new = await self.live.build(old)
-        try:
-            self._witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
-        except SettingsError:
-            await self._retire(new, old)
-            raise
-        return new
+        return await self.reloader.reload(by)
 
     def _witness(self, what: str, by: str, **facts: object) -> None:
         """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
@@ -221,21 +243,6 @@ class App:
             hint = "is its disk full, or read-only?"
             path = self.settings.audit_path
             raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111", hint=hint)]) from None
-
-    async def _retire(self, old: Snapshot, new: Snapshot) -> None:
-        """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
-        gone = [service for name, service in old.services.items() if new.services.get(name) is not service]
-        patience_s = max((service.timeout_s for service in old.services.values()), default=0.0)
-        try:
-            # What lasts longer than the longest call is a stream, and its reader comes back.
-            for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
-                if not self.live.is_read(old):
-                    break
-                await asyncio.sleep(RETIRE_LOOK_S)
-        finally:
-            await old.identity.close()
-            for service in gone:
-                await service.close()
 
     # --- beginnings -------------------------------------------------------------------------------------------------
 
@@ -266,7 +273,7 @@ class App:
             for credential in settings.admin.credentials
         }
         admin = take(settings.admin.listen, undo, self.path)
-        control = take(UnixAddress(settings.data / CONTROL_SOCKET), undo, self.path)
+        control = take(UnixAddress(settings.control_path), undo, self.path)
         found = [
             (admin, Admin(self, self.metrics, local_entrance(admin), secrets_)),
             (control, Admin(self, self.metrics, local_entrance(control), {}, trusted=True)),
@@ -292,8 +299,16 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
-        jobs = (exchanges.run_farewells(), exchanges.run_sweeps(), self._watch())
+        jobs = (
+            exchanges.run_farewells(),
+            exchanges.run_sweeps(),
+            self.switch.run(),
+            self.watcher.run(self.reloader.files_changed),
+            self._watch(),
+        )
         self.background = [asyncio.create_task(job) for job in jobs]
+        for task in self.background:
+            task.add_done_callback(_ended)
 
     async def _watch(self) -> None:
         """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
@@ -305,28 +320,41 @@ class App:
             metrics.sessions(len(self.sessions))
             metrics.streams("mcp", len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
+            self._tell_mode()  # shadow mode ends by the clock
 
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]
 
-    def _tell_metrics(self) -> None:
+    def _now_serving(self) -> None:
+        """A snapshot came into force: tell the operators what it is."""
         now = self.live.current
         engine = now.engine
         self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
-        self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.loaded_at)
+        self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
-        self.metrics.enforcement(self.settings.policy.mode)
+        self._tell_mode()
+        for banner in self.banners():
+            log.warning(banner)
+        self.watcher.hint()  # other files may count now
+
+    def _mode(self) -> str:
+        return SHADOW if self.live.current.shadows(self.pipeline.clock()) else ENFORCE
+
+    def _tell_mode(self) -> None:
+        """The mode in force, as a metric, and each change of it on record."""
+        mode, until = self._mode(), self.live.current.shadow_until
+        self.metrics.enforcement(mode)
+        if mode == self._mode_told:
+            return
+        self._mode_told = mode
+        log.warning("policy is in another mode now", extra={"mode": mode, "shadow_until": until and rfc3339(until)})
+        with suppress(SettingsError):  # logged
+            self._witness("mode", "sidecar", mode=mode, shadow_until=until and rfc3339(until))
 
 
 def _broken_at_admin(peer: str, status: int) -> web.Response:
     """The evidence is of callers; who sends garbage to the operators' address is told so, and no more."""
     return web.Response(status=status, headers={"Server": "sidecar"})
-
-
-def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
-    """What was changed and is not in force: told, never half applied (CONTRACT 2.4)."""
-    changed = [name for name in NEEDS_RESTART if getattr(running, name) != getattr(new, name)]
-    return tuple(f"{name} changed in the configuration and needs a restart" for name in changed)
 
 
 def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
@@ -352,5 +380,19 @@ async def _greet(store: Store) -> None:
         log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
 
 
-def _rfc3339(epoch_s: float) -> str:
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds")
+def _share(store: Store) -> Share:
+    """How the kill switch of this replica reaches those of the others; a store that is out is asked again later."""
+
+    async def share(script: str, key: str, arguments: Sequence[str]) -> Any:
+        try:
+            return await store.run(script, key, arguments)
+        except StoreUnavailable:
+            return None
+
+    return share
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    """What runs as long as the process does not end by itself: a bug that must not go unseen."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a background task died", exc_info=error)

@@ -15,6 +15,7 @@ from typing import NamedTuple, assert_never
 
 from aiohttp import web
 
+from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import JSON, Ask, Intent, Leave, Listen, Reply, Tell
 from sidecar.passage import Passage
@@ -22,7 +23,7 @@ from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Id, Notification, Request
 from sidecar.relay import Relay
-from sidecar.snapshot import Live, Service
+from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
@@ -49,6 +50,7 @@ class Exchanges:
 
     live: Live
     sessions: Sessions
+    switch: KillSwitch
     streams: set[Exchange] = field(default_factory=set)
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
 
@@ -59,8 +61,7 @@ class Exchanges:
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
         session = None if isinstance(intent, Ask) and intent.session is None else intent.session
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        ends = [end for end in (caller.expires_at, decision.until) if end is not None]
-        until = min(ends, default=None)
+        until = _end_of(caller, decision, turn.now)
         exchange = Exchange(turn, service, caller, intent.call, session, limit_s, self.streams, turn.now, until)
         match intent:
             case Ask():
@@ -182,16 +183,26 @@ class Exchanges:
                 self.say_farewell(session)
 
     def review(self) -> None:
-        """Cut off every endless stream whose credential or grant is over, or that newer rules deny."""
+        """Cut off every stream of who was disabled meanwhile, and every endless one whose credential or grant is over,
+        or that newer rules deny."""
         now, now_s = self.live.current, self.live.clock()
-        for exchange in [exchange for exchange in self.streams if exchange.endless]:
-            if exchange.judged_by is not now:
-                exchange.judged_by = now
-                decision = now.decide(exchange.caller.chain, exchange.call, now_s)
-                if not decision.allowed:
-                    exchange.cut_off(decision.reason or Reason.NO_MATCHING_RULE)
-            if exchange.until is not None and now_s >= exchange.until:
-                exchange.cut_off(Reason.EXPIRED)
+        disabled = [each for each in (self.switch.disabled, now.disabled) if each.entries]
+        for exchange in list(self.streams):
+            if any(each.touched_by(exchange.caller.chain, exchange.call, now_s) for each in disabled):
+                exchange.cut_off(Reason.PRINCIPAL_DISABLED)
+            elif exchange.endless:
+                self._judge_anew(exchange, now, now_s)
+
+    def _judge_anew(self, exchange: Exchange, now: Snapshot, now_s: float) -> None:
+        if exchange.judged_by is not now:
+            exchange.judged_by = now
+            decision = now.decide(exchange.caller.chain, exchange.call, now_s)
+            exchange.until = _end_of(exchange.caller, decision, now)
+            if not decision.allowed and not now.shadows(now_s):
+                exchange.cut_off(decision.reason or Reason.NO_MATCHING_RULE)
+                return
+        if exchange.until is not None and now_s >= exchange.until:
+            exchange.cut_off(Reason.EXPIRED)
 
     def _relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
         return Relay(exchange, Passage(exchange, expected, self.live.clock))
@@ -201,6 +212,13 @@ class Exchanges:
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
             raise Refusal(Reason.SESSION_UNKNOWN)
+
+
+def _end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
+    """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
+    let it pass. None: never."""
+    passes_until = decision.until if decision.allowed else rules.shadow_until
+    return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
 
 
 def _empty(turn: Turn, status: int) -> web.StreamResponse:

@@ -9,21 +9,28 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
+from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
 from sidecar.identity import Identity
 from sidecar.limits import open_store
-from sidecar.policy import Engine
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy.aside import load_policy_aside
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.upstreams import Catalogue, upstream_from
+from sidecar.watching import key_files
+
+MAX_KEY_BYTES = 16 * 2**20
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
     """Everything that a start would check, without taking an address or writing a file. Raises ConfigError."""
     settings = load_settings(path, environ)
     open_store(settings.store.url, time.time)
+    Ledger.open(settings.data / LEDGER_FILE)
     return first_snapshot(settings, base_url="").engine
 
 
@@ -49,21 +56,52 @@ def _service(settings: Settings, name: str) -> Service:
 
 def first_snapshot(settings: Settings, base_url: str) -> Snapshot:
     """What serves from the start. Raises ConfigError."""
-    identity = Identity.from_settings(settings, time.time, fetch)
-    services = services_from(settings, {})
-    return snapshot_from(settings, identity=identity, services=services, base_url=base_url)
+    return _snapshot(settings, {}, base_url)
 
 
-async def next_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
-    """Built aside, off the loop; nothing of the old one changes until all of the new one is good."""
+async def next_snapshot(
+    path: Path, environ: Mapping[str, str], old: Snapshot, *, only_if_changed: bool = False
+) -> Snapshot:
+    """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
+    gives back `old` itself where the files say what they said."""
     new = await asyncio.to_thread(_read_snapshot, path, environ, old)
+    if only_if_changed and new.says_the_same_as(old):
+        return old  # nothing of the new one was begun: no key fetched, no connection opened
     await new.identity.start(old.identity)
     return new
 
 
 def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
-    settings = load_settings(path, environ)
-    identity = Identity.from_settings(settings, time.time, fetch)
-    services = services_from(settings, old.services)
-    new = snapshot_from(settings, identity=identity, services=services, base_url=old.base_url)
+    new = _snapshot(load_settings(path, environ), old.services, old.base_url)
     return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
+
+
+def _snapshot(settings: Settings, known: Mapping[str, Service], base_url: str) -> Snapshot:
+    keys_digest = digest_of_keys(settings)  # before the keys are read: what changes in between counts as a change
+    return snapshot_from(
+        settings,
+        read_policy(settings),
+        identity=Identity.from_settings(settings, time.time, fetch),
+        services=services_from(settings, known),
+        base_url=base_url,
+        keys_digest=keys_digest,
+    )
+
+
+def read_policy(settings: Settings) -> PolicySource:
+    """Models and rules, checked. Raises PolicyError."""
+    policy = settings.policy
+    return load_policy_aside(policy.models, policy.path, scopes=policy.scopes, names=frozenset(settings.upstreams))
+
+
+def digest_of_keys(settings: Settings) -> str:
+    """What the files of keys and credentials hold, in one digest."""
+    digest = sha256()
+    for path in key_files(settings):
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_KEY_BYTES)
+        except OSError:  # whoever reads it for its content says what is wrong
+            content = b""
+        digest.update(sha256(content).digest())
+    return digest.hexdigest()

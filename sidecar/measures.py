@@ -20,6 +20,7 @@ AUTHENTICATION = frozenset(
         Reason.INSUFFICIENT_SCOPE,
     }
 )
+BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was asked
 UPSTREAM_TROUBLE = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
 
 
@@ -29,10 +30,12 @@ def measure(metrics: Metrics, turn: Turn) -> None:
     status = refusal.answer.status if refusal else "success"
     metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
     if record.decision is not None:
-        _count_decision(metrics, record.decision)
+        _count_decision(metrics, record.decision, "would_deny" if turn.shadow else "deny")
+    for excused in turn.excused:
+        _count_limit(metrics, turn, excused)
     if refusal is not None:
         _count_refusal(metrics, turn, refusal)
-    elif turn.plan is not None:
+    elif turn.plan is not None and not turn.excused:
         for charge in turn.plan.charges:
             metrics.limit_checked(charge.limit, "admitted")
     upstream_s = record.stages_s.get("upstream")
@@ -44,20 +47,24 @@ def measure(metrics: Metrics, turn: Turn) -> None:
         metrics.upstream_up(turn.server, True)
 
 
-def _count_decision(metrics: Metrics, decision: Decision) -> None:
+def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:
     """By the link that decided: the first that was denied, or the last of those that were all allowed."""
     denied = [link for link in decision.links if not link.allowed]
     deciding = denied[0] if denied else decision.links[-1]
-    metrics.decided(deciding.kind, "allow" if decision.allowed else "deny", decision.reason)
+    metrics.decided(deciding.kind, "allow" if decision.allowed else no, decision.reason)
 
 
 def _count_refusal(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
-    if refusal.reason is Reason.METHOD_UNKNOWN:  # denied before there was a question
+    if refusal.reason in BEFORE_POLICY:
         metrics.decided(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
     if refusal.reason in AUTHENTICATION:
         metrics.auth_failed(turn.presented_kind, refusal.reason)
     if refusal.reason is Reason.BAD_ARGUMENTS:
         metrics.schema_violated(turn.server)
+    _count_limit(metrics, turn, refusal)
+
+
+def _count_limit(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
     if refusal.limit is not None:
         metrics.limit_checked(refusal.limit.name, "refused")
     if refusal.reason is Reason.STORE_UNAVAILABLE and turn.plan is not None:

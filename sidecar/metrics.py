@@ -43,16 +43,15 @@ STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
-DECISIONS = ("allow", "deny")
+DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control"), ("written", "failed")
+DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 POLICY_REASONS = (
-    Reason.DENIED_BY_RULE,
-    Reason.EXPIRED,
-    Reason.CONDITION_FALSE,
-    Reason.NO_MATCHING_RULE,
+    *DENIALS,
     Reason.METHOD_UNKNOWN,
+    Reason.PRINCIPAL_DISABLED,
 )
 AUTH_REASONS = (
     Reason.UNAUTHENTICATED,
@@ -192,7 +191,8 @@ class Metrics:
             self._stage_s.observe((stage,), spent_s)
 
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
-        """Policy answered a call. `kind` is that of the deciding link, `decision` allow or deny."""
+        """Policy answered a call. `kind` is that of the deciding link, `decision` allow, deny or, where a denial was
+        let pass, would_deny."""
         self._decisions.add((kind, decision, NONE if reason is None else reason))
 
     def limit_checked(self, limit: str, outcome: str) -> None:
@@ -242,6 +242,8 @@ class Metrics:
         """The mode in force: `enforce` or `shadow`."""
         for each in MODES:
             self._mode.set((each,), each == mode)
+        if mode == "shadow":
+            self._decisions.declare(KINDS, ("would_deny",), DENIALS)
 
     def store_is(self, kind: str) -> None:
         """Which store counts the limits: a word of the configuration."""

@@ -15,7 +15,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange
-from sidecar.vocabulary import Decision
+from sidecar.vocabulary import Decision, Question
 
 
 class Passed(NamedTuple):
@@ -88,9 +88,14 @@ class Passage:
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
         exchange = self.exchange
         question = mcp.entry_question(member, exchange.turn.server, entry)
-        if question is None or not exchange.judged_by.engine.may_list(exchange.caller.chain, question, now_s):
+        if question is None or not self._may_list(question, now_s):
             return False
         return member != "tools" or exchange.service.catalogue.usable(question.name)
+
+    def _may_list(self, question: Question, now_s: float) -> bool:
+        """What is listed is what can be called: in shadow mode, all."""
+        rules = self.exchange.judged_by
+        return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
     def _request(self, request: jsonrpc.Request) -> Passed:
         session = self.exchange.session
@@ -110,11 +115,13 @@ class Passage:
         return Passed(jsonrpc.encode_request(request))
 
     def _ask(self, method: str) -> Decision:
-        exchange = self.exchange
+        """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
+        exchange, now_s = self.exchange, self.now_s()
         question = mcp.server_question(exchange.turn.server, method)
-        decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, self.now_s())
-        exchange.turn.record.server_asked(question, decision)
-        return decision
+        decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
+        shadow = exchange.judged_by.shadows(now_s)
+        exchange.turn.record.server_asked(question, decision, "shadow" if shadow else "enforce")
+        return decision._replace(allowed=True) if shadow else decision
 
     def _notification(self, notification: jsonrpc.Notification) -> Passed:
         if notification.method not in mcp.SERVER_NOTIFICATIONS:

@@ -6,11 +6,14 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
     arrival     at which address     403 404 405        arrival.py
     identity    who                  401                identity/
     intent      what                 400 404 413 415    intents.py, protocols/
+    switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
     arguments   well formed          a tool's error     arguments.py
     limits      how often            429 503            limits/
     audit       evidence first       503                audit/
     exchange    then the call        502 504            exchanges.py, relay.py, passage.py, upstreams/
+
+In shadow mode, what policy and limits refuse is put on record and let pass; nothing else is.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from sidecar import arrival, intents
 from sidecar.answers import Shape, Told, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit
+from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
 from sidecar.intents import Ask, Intent, Understanding
@@ -57,6 +61,7 @@ class Pipeline:
     audit: Audit
     metrics: Metrics
     exchanges: Exchanges
+    switch: KillSwitch
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
@@ -99,8 +104,8 @@ class Pipeline:
         await self._check_arguments(turn, service, intent)
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, intent.call, decision)
         turn.plan = plan
-        async with self.limiter.reserve(plan, turn.record.decision_id) as lease:
-            turn.record.limits = lease.states
+        async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
+            turn.record.limits, turn.record.charged = lease.states, lease.charged
             turn.record.mark("limits")
             turn.record.decided()  # evidence first, then the upstream
             turn.record.mark("audit")
@@ -156,15 +161,27 @@ class Pipeline:
         return intent
 
     def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
-        decision = turn.now.decide(caller.chain, call, self.clock())
+        now_s = self.clock()
+        for disabled in (self.switch.disabled, turn.now.disabled):
+            if disabled.entries:
+                disabled.refuse(caller.chain, call, now_s)
+        decision = turn.now.decide(caller.chain, call, now_s)
         turn.record.decision = decision
         turn.record.mark("policy")
-        decision.or_refuse()
+        if not turn.shadow:
+            decision.or_refuse()
         if call.session:
-            # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).
-            streams = " streams" if call.method == intents.STREAM else ""
-            self.session_calls.charge(caller.last.name + streams)
+            self._charge_session_call(turn, caller, call)
         return decision
+
+    def _charge_session_call(self, turn: Turn, caller: Caller, call: Call) -> None:
+        # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).
+        streams = " streams" if call.method == intents.STREAM else ""
+        try:
+            self.session_calls.charge(caller.last.name + streams)
+        except Refusal as refusal:
+            if not turn.excuse(refusal):
+                raise
 
     async def _check_arguments(self, turn: Turn, service: Service, intent: Intent) -> None:
         """No call reaches a tool unvalidated."""
@@ -197,7 +214,10 @@ class Pipeline:
             run_id=arrival.correlation_of(headers, "x-run-id"),
             thread_id=arrival.correlation_of(headers, "x-thread-id"),
         )
-        return Turn(request, self.live.take(), headers, record)
+        turn = Turn(request, self.live.take(), headers, record)
+        if turn.now.shadows(self.clock()):
+            turn.shadow, record.enforcement = True, "shadow"
+        return turn
 
     def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
         told = self._told(turn, refusal)

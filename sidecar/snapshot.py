@@ -6,25 +6,29 @@ leaves the old one serving (CONTRACT 4).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import orjson
 
 from sidecar.answers import Manner
 from sidecar.arrival import Bounds
-from sidecar.errors import Reason, Refusal
+from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
+from sidecar.errors import PolicyError, Reason, Refusal
 from sidecar.identity import Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
-from sidecar.policy import Engine, load_policy
+from sidecar.policy import Engine, PolicySource
 from sidecar.settings import Settings
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Catalogue, Upstream
 from sidecar.vocabulary import Call, Chain, Decision
 
+MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
+TESTS_FOLDER = "tests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,11 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end."""
+    """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end.
+
+    `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
+    `keys_digest` changes with the content of every file of keys and credentials that settings name.
+    """
 
     settings: Settings
     engine: Engine
@@ -59,6 +67,24 @@ class Snapshot:
     bounds: Bounds
     audiences: Mapping[str, Audience]
     limit_labels: tuple[str, ...] = ()
+    disabled: Disabled = NOBODY
+    shadow_until: float | None = None
+    keys_digest: str = ""
+
+    def shadows(self, now_s: float) -> bool:
+        """Whether what policy or a limit refuses is let pass, and only put on record."""
+        return self.shadow_until is not None and now_s < self.shadow_until
+
+    def says_the_same_as(self, other: Snapshot) -> bool:
+        """Whether nothing that an operator could notice is different."""
+        return (
+            self.engine.revision == other.engine.revision
+            and self.engine.warnings == other.engine.warnings
+            and self.settings == other.settings
+            and self.budgets == other.budgets
+            and self.disabled == other.disabled
+            and self.keys_digest == other.keys_digest
+        )
 
     def service(self, server: str) -> Service:
         """The server behind a name. Asked after policy, so that only who may call it learns whether it is there."""
@@ -111,15 +137,24 @@ def resource_at(base_url: str, server: str) -> str:
 
 
 def snapshot_from(
-    settings: Settings, *, identity: Identity, services: Mapping[str, Service], base_url: str
+    settings: Settings,
+    source: PolicySource,
+    *,
+    identity: Identity,
+    services: Mapping[str, Service],
+    base_url: str,
+    keys_digest: str,
 ) -> Snapshot:
-    """Read and check models, rows and budgets. Raises PolicyError with every fault."""
+    """Everything that `source` needs beside it, read and checked. Raises PolicyError with every fault."""
     policy = settings.policy
-    source = load_policy(policy.models, policy.path, scopes=policy.scopes, names=frozenset(settings.upstreams))
     budgets = load_budgets(policy.path / BUDGETS_FILE)
+    disabled = load_disabled(policy.path / DISABLED_FILE)
+    engine = Engine(source)
+    if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
+        _test(engine, source, policy.path, budgets)
     return Snapshot(
         settings=settings,
-        engine=Engine(source),
+        engine=engine,
         budgets=budgets,
         identity=identity,
         services=services,
@@ -134,19 +169,29 @@ def snapshot_from(
         },
         limit_labels=(
             SESSION_CALLS,
-            *(rule_label(rule.id) for rule in source.rules if rule.max_calls_per_hour),
+            *map(rule_label, source.limited_ids(MAX_LIMIT_LABELS)),
             *budgets.labels,
         ),
+        disabled=disabled,
+        shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
+        keys_digest=keys_digest,
     )
+
+
+def _test(engine: Engine, source: PolicySource, folder: Path, budgets: Budgets) -> None:
+    """A policy that fails its own tests is not what its owners meant, and is not taken into use."""
+    from sidecar.suites import self_test  # only where there are tests
+
+    if faults := self_test(engine, source, folder, budgets):
+        raise PolicyError(faults)
 
 
 @dataclass(slots=True)
 class Live:
-    """The snapshot that serves now. `build` makes the next one; it raises ConfigError and changes nothing."""
+    """The snapshot that serves now. `clock` gives seconds since the epoch."""
 
     current: Snapshot
     clock: Callable[[], float]
-    build: Callable[[Snapshot], Awaitable[Snapshot]]
     _readers: dict[int, int] = field(default_factory=dict)
 
     def take(self) -> Snapshot:

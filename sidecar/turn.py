@@ -34,7 +34,10 @@ ACCEPT = f"{JSON}, {EVENT_STREAM}"
 
 @dataclass(slots=True)
 class Turn:
-    """One request on its way: what is known of it so far. The stages fill it in."""
+    """One request on its way: what is known of it so far. The stages fill it in.
+
+    In `shadow` mode `excused` are the limits' refusals that it passed by.
+    """
 
     request: web.BaseRequest
     now: Snapshot
@@ -46,6 +49,8 @@ class Turn:
     request_id: Id | None = None
     method: str = ""
     plan: Plan | None = None
+    shadow: bool = False
+    excused: list[Refusal] = field(default_factory=list)
     refusal: Refusal | None = None
     begun: web.StreamResponse | None = None
     parameter_headers: list[tuple[str, str]] = field(default_factory=list)
@@ -80,6 +85,14 @@ class Turn:
         self.method = self.record.method = message.method
         if not eras.names_stateless(head, message):
             self.shape = Shape.SESSION
+
+    def excuse(self, refusal: Refusal) -> bool:
+        """Whether shadow mode lets the call pass that a limit refused; then it is on record that it would not have."""
+        if self.shadow:
+            self.excused.append(refusal)
+            name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
+            self.record.excused = (*self.record.excused, name)
+        return self.shadow
 
     def ended(self, status: int, bytes_out: int) -> None:
         """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""

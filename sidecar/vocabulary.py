@@ -205,6 +205,13 @@ class Decision(NamedTuple):
     would_deny: tuple[str, ...] = ()
     would_allow: tuple[str, ...] = ()
 
+    @property
+    def denied_by(self) -> tuple[str, ...]:
+        """What stands in the way: the ids of rules that deny, and the reason of each link that no rule allows."""
+        denied = [link for link in self.links if not link.allowed]
+        words = [word for link in denied for word in [rule.id for rule in link.rules] or [str(link.reason)]]
+        return tuple(dict.fromkeys(words))
+
     def or_refuse(self) -> None:
         """Raise the refusal of a denied decision; an allowed one passes."""
         if not self.allowed:

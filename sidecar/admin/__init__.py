@@ -1,23 +1,32 @@
 """What may an operator see and do, and who is one?
 
 Its own listener, never the data one (threats O9). Without a credential it answers health and metrics only; with one,
-which comes in a header and never in a cookie, status and reload. Health never does I/O: it reads what is known (O10).
+which comes in a header and never in a cookie, status, reload and the kill switch. Health never does I/O: it reads
+what is known (O10).
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
 
+from sidecar.admin.principals import order_of, plain
 from sidecar.arrival import Entrance, check_entrance, headers_of
+from sidecar.disabled import Entry, SwitchError
 from sidecar.errors import ConfigError, Refusal
 from sidecar.metrics import Metrics
+from sidecar.policy.patterns import glob
 
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Role = Literal["viewer", "operator", "pdp"]
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -33,6 +42,15 @@ class Operated(Protocol):
 
     async def reload(self, by: str) -> str:
         """Take the files as they are now; returns the new revision. Raises ConfigError and changes nothing."""
+
+    def disabled_principals(self) -> Sequence[Entry]:
+        """Everybody who is disabled now."""
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """Disable a principal. Raises SwitchError."""
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +77,7 @@ class Admin:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
             return _json({"error": "no such address"}, 404)
-        route = _GUARDED.get(path)
+        route, principal = _route_of(path)
         role = self._role(request)
         if role is None:
             return _json({"error": "a credential is needed"}, 401, {"WWW-Authenticate": "Bearer"})
@@ -70,7 +88,7 @@ class Admin:
             return _json({"error": f"{verb} only"}, 405, {"Allow": verb})
         if role not in roles:
             return _json({"error": f"this needs one of the roles {', '.join(roles)}"}, 403)
-        return await handler(self, role)
+        return await handler(self, Asked(request, self._by(request, role), principal))
 
     def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in ("/livez", "/readyz", "/metrics"):
@@ -98,22 +116,79 @@ class Admin:
                 found = role
         return found
 
-    async def _status(self, by: Role) -> web.Response:
+    def _by(self, request: web.BaseRequest, role: Role) -> str:
+        """Who it was, as evidence names them: a credential's role, or the user on the other end of the socket."""
+        if not self.trusted:
+            return f"admin:{role}"
+        uid = _uid_of(request)
+        return "local" if uid is None else f"local:uid={uid}"
+
+    async def _status(self, asked: Asked) -> web.Response:
         return _json(self.app.status())
 
-    async def _reload(self, by: Role) -> web.Response:
+    async def _reload(self, asked: Asked) -> web.Response:
         try:
-            return _json({"revision": await self.app.reload(f"admin:{by}")})
+            return _json({"revision": await self.app.reload(asked.by)})
         except ConfigError as error:
             faults = [str(fault) for fault in error.faults]
             return _json({"error": "the old policy serves on", "faults": faults}, 409)
 
+    async def _principals(self, asked: Asked) -> web.Response:
+        return _json({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
 
-_Guarded = tuple[str, tuple[Role, ...], Callable[[Admin, Role], Awaitable[web.Response]]]
+    async def _disable(self, asked: Asked) -> web.Response:
+        try:
+            reason, until = await order_of(asked.request)
+            entry = await self.app.disable(asked.principal, reason=reason, until=until, by=asked.by)
+        except SwitchError as error:
+            return _json({"error": str(error)}, 400 if error.invalid else 500)
+        return _json({"principal": asked.principal, "disabled": True, "entry": plain(entry)})
+
+    async def _enable(self, asked: Asked) -> web.Response:
+        try:
+            changed = await self.app.enable(asked.principal, by=asked.by)
+        except SwitchError as error:
+            return _json({"error": str(error)}, 400 if error.invalid else 500)
+        still = [e for e in self.app.disabled_principals() if glob(asked.principal, e.principal)]
+        answer = {"principal": asked.principal, "disabled": bool(still), "changed": changed}
+        if still:
+            return _json({**answer, "error": f"{still[0].source} disables it", "entry": plain(still[0])}, 409)
+        return _json(answer)
+
+
+class Asked(NamedTuple):
+    """One guarded request, who sent it, and the principal in its path."""
+
+    request: web.BaseRequest
+    by: str
+    principal: str
+
+
+_Guarded = tuple[str, tuple[Role, ...], Callable[[Admin, Asked], Awaitable[web.Response]]]
 _GUARDED: Mapping[str, _Guarded] = {
     "/status": ("GET", ("viewer", "operator"), Admin._status),
     "/api/reload": ("POST", ("operator",), Admin._reload),
+    "/api/principals": ("GET", ("viewer", "operator"), Admin._principals),
+    "/api/principals/{}/disable": ("POST", ("operator",), Admin._disable),
+    "/api/principals/{}/enable": ("POST", ("operator",), Admin._enable),
 }
+_OF_A_PRINCIPAL = re.compile(r"(/api/principals/)([^?#]{1,1024})(/(?:dis|en)able)")
+
+
+def _route_of(path: str) -> tuple[_Guarded | None, str]:
+    """What stands at an address, and the principal that it names: percent-encoded, or its `/` as they are."""
+    if found := _OF_A_PRINCIPAL.fullmatch(path):
+        return _GUARDED[f"{found[1]}{{}}{found[3]}"], unquote(found[2])
+    return (None if "{" in path else _GUARDED.get(path)), ""
+
+
+def _uid_of(request: web.BaseRequest) -> int | None:
+    """The user on the other end of a Unix socket, where the system tells (Linux)."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None or sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -21,7 +21,7 @@ from orjson import Fragment
 
 from sidecar.audit.digest import AuditKey, Digests
 from sidecar.errors import LimitState, Refusal
-from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, Question, Rule
+from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, Rule
 
 VERSION = 1
 EVENTS = ("decision", "outcome", "refusal", "control")
@@ -43,6 +43,7 @@ BLANK: Mapping[str, Any] = {
     "peer": None,
     "credential": (),
     "chain": (),
+    "granted": None,
     "agent_id": None,
     "agent_role": None,
     "protocol": None,
@@ -82,6 +83,7 @@ OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
 ENTRIES = 32  # of any list that is not named below
 CHAIN, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
+GRANTED_CHARS = 16_384  # roles and scopes of a whole chain: a token with more does not fit into a request's head
 REMEMBERED = 1024  # of callers, rules and roles each, some 1 KB
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
@@ -142,11 +144,11 @@ class Describer:
     def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
         """What policy said, and what it rested on."""
         digests = self._digests(caller)
-        facts = [fact for link in decision.links for fact in link.facts]
+        facts = [(link, fact) for link in decision.links for fact in link.facts]
         return {
             "agent_role": self._roles(decision.roles),
             "links": [self._link(link) for link in decision.links[:ENTRIES]],
-            "facts": [_fact(digests, fact) for fact in facts[:ENTRIES]],
+            "facts": [_fact(digests, link, fact) for link, fact in facts[:ENTRIES]],
             "would_deny": decision.would_deny and _names(decision.would_deny, RULE_CHARS),
             "would_allow": decision.would_allow and _names(decision.would_allow, RULE_CHARS),
             "policy_revision": optional_text(decision.revision),
@@ -177,6 +179,11 @@ def about_call(call: Call) -> dict[str, Any]:
         "object": text(shown_object, OBJECT_CHARS),
         "redaction_applied": bool(question.arguments) or shown_object != question.object,
     }
+
+
+def rule_names(values: Sequence[str]) -> list[str]:
+    """Ids of rules, bounded."""
+    return _names(values, RULE_CHARS)
 
 
 def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
@@ -224,10 +231,21 @@ def _who(key: AuditKey, caller: Caller) -> _Who:
     fields = {
         "credential": _written([_credential(credential) for credential in caller.credentials[:CREDENTIALS]]),
         "chain": _written(_names([principal.name for principal in caller.chain[:CHAIN]])),
+        "granted": _granted(caller.chain),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
     namespace, slash, _ = caller.last.id.partition("/")  # the tenant is what precedes the slash
     return _Who(fields, Digests(key, namespace if slash else ""))
+
+
+def _granted(chain: Chain) -> Fragment | None:
+    """The roles and scopes that credentials granted, by place in the chain; empty if they granted none to anybody.
+    None, "not known", for more than a line can hold: a part of them would be taken for all."""
+    granted = [{"roles": sorted(each.roles), "scopes": sorted(each.scopes)} for each in chain]
+    words = [word for entry in granted for words in entry.values() for word in words]
+    if len(chain) > CHAIN or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
+        return None
+    return _written(granted if words else [])
 
 
 def _rule_ids(rules: tuple[Rule, ...]) -> Fragment:
@@ -287,10 +305,12 @@ def _plain(value: object) -> object:
             return text(str(value), NAME_CHARS)
 
 
-def _fact(digests: Digests, fact: Fact) -> dict[str, Any]:
-    """How a condition came out. Its inputs as keyed digests: they can be compared, and never read."""
+def _fact(digests: Digests, link: Link, fact: Fact) -> dict[str, Any]:
+    """How a condition came out, and in which link. Its inputs as keyed digests: they can be compared, never read."""
     inputs = islice(fact.inputs.items(), INPUTS)
     return {
+        "subject": text(link.subject, NAME_CHARS),
+        "action": text(link.action, ID_CHARS),
         "condition": text(fact.condition, RULE_CHARS),
         "outcome": fact.outcome,
         "inputs": {text(path, RULE_CHARS): _input(digests, value) for path, value in inputs},

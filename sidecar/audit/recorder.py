@@ -30,6 +30,7 @@ from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, 
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "best_effort"]
+Enforcement = Literal["enforce", "shadow"]
 RECOVERED = "recovered"  # what the control record is called that says what a start found
 
 
@@ -140,6 +141,8 @@ class Audit:
 class Recording:
     """The evidence of one request while it is under way. The pipeline sets the plain attributes as it learns them.
 
+    `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
+    as the decision has it, and what is `excused` beside.
     `charged` is what each of `limits` was charged: 1 as long as the call may be forwarded, 0 once it was given back.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
@@ -159,7 +162,8 @@ class Recording:
     charged: int = 1
     upstream: str = ""
     method: str = ""
-    enforcement: str = "enforce"
+    enforcement: Enforcement = "enforce"
+    excused: tuple[str, ...] = ()
     bytes_in: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
     done: bool = False
@@ -197,14 +201,14 @@ class Recording:
         self.audit.write("decision", record)
         self._known = record
 
-    def server_asked(self, question: Question, decision: Decision) -> None:
+    def server_asked(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write what policy said to a request that the server makes of its client during this one: a `decision` with
         an id of its own, and a reason where the client is not asked. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        record = self._gather(None, charged=0) | self.audit.describer.decision(self.caller, decision)
+        record = self._gather(None, charged=0) | self._described(decision, enforcement)
         record["decision_id"] = self.audit.new_id()
         record["method"] = record["action"] = question.action
         record["object"] = question.object
-        record["reason"] = decision.reason
+        record["reason"] = decision.reason if enforcement == "enforce" else None
         self.audit.write("decision", record)
 
     def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
@@ -286,5 +290,14 @@ class Recording:
         if call is not None:
             record |= shape.about_call(call)
         if decision is not None:
-            record |= describer.decision(caller, decision)
+            record |= self._described(decision, self.enforcement)
+        if self.excused:
+            record["would_deny"] = [*record["would_deny"], *self.excused]
         return record
+
+    def _described(self, decision: Decision, enforcement: Enforcement) -> dict[str, Any]:
+        fields = self.audit.describer.decision(self.caller, decision)
+        fields["enforcement"] = enforcement
+        if enforcement == "shadow" and not decision.allowed:
+            fields["would_deny"] = shape.rule_names((*decision.would_deny, *decision.denied_by))
+        return fields

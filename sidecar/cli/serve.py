@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import http.client
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,13 +17,13 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
+from sidecar.cli.control import ask_control, control_socket
 from sidecar.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from sidecar.app import App
 
 NO, INVALID = 1, 3
-HEALTH_DEADLINE_S = 3.0
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
@@ -80,7 +78,7 @@ def check(path: Path, as_json: bool) -> None:
 def healthcheck(path: Path, as_json: bool) -> None:
     """Ask a running sidecar whether it is ready, over its control socket. For images without a shell."""
     try:
-        status, body = _ask_control(_control_socket(path), "/readyz")
+        status, body = ask_control(control_socket(path), "/readyz")
     except ConfigError as error:
         _print_faults(error)
         raise SystemExit(INVALID) from None
@@ -104,7 +102,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     from sidecar.app import App
 
     app = await App.start(path, environ)
-    _settle_garbage()
+    settle_garbage()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
@@ -115,7 +113,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     await app.stop()
 
 
-def _settle_garbage() -> None:
+def settle_garbage() -> None:
     """What a start made lives as long as the process: the collector need not walk it again. And calls leave little
     behind, so it may look less often; a pass over all then finds a few thousand objects, not half a million."""
     gc.collect()
@@ -157,26 +155,6 @@ def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...],
 
     engine = check_files(path, environ)
     return engine.warnings, engine.revision, dict(engine.rule_counts)
-
-
-def _control_socket(path: Path) -> Path:
-    from sidecar.app import CONTROL_SOCKET
-    from sidecar.settings import load_settings
-
-    return load_settings(path, os.environ, check_files=False).data / CONTROL_SOCKET
-
-
-def _ask_control(control: Path, target: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("localhost", timeout=HEALTH_DEADLINE_S)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.sock.settimeout(HEALTH_DEADLINE_S)
-        connection.sock.connect(str(control))
-        connection.request("GET", target)
-        response = connection.getresponse()
-        return response.status, response.read(64 * 1024)
-    finally:
-        connection.close()
 
 
 def _plain(fault: Fault) -> dict[str, object]:

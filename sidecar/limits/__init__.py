@@ -15,6 +15,7 @@ until then, everything comes back: a refused argument, a lost caller, a crash of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from sidecar.errors import LimitState, Reason, Refusal
@@ -51,6 +52,13 @@ _REASONS: dict[Kind, Reason] = {
 }
 
 
+Excuse = Callable[[Refusal], bool]
+
+
+def _never(refusal: Refusal) -> bool:
+    return False
+
+
 class Limiter:
     """Charges calls against one store. `lease_s` must be the store's: leases are extended three times as often."""
 
@@ -60,13 +68,14 @@ class Limiter:
         self._held: dict[str, Plan] = {}
         self._beat: asyncio.TimerHandle | None = None
 
-    def reserve(self, plan: Plan, decision_id: str) -> Lease:
+    def reserve(self, plan: Plan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
         """Charge a plan for as long as the `async with` lasts. `decision_id` is ours, one per call.
 
         Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT or TOO_MANY_CONCURRENT with the limit that takes longest to
-        have room, or STORE_UNAVAILABLE. A plan without charges asks nobody.
+        have room, or STORE_UNAVAILABLE; unless `excuse` says that this one shall not stop the call, which is then
+        charged nothing. A plan without charges asks nobody.
         """
-        return Lease(self, plan, decision_id)
+        return Lease(self, plan, decision_id, excuse)
 
     async def charge(self, plan: Plan, decision_id: str) -> Verdict:
         """Ask the store; hold what it gave."""
@@ -107,10 +116,12 @@ class Limiter:
 class Lease:
     """What one call holds. Set `forwarded` just before the upstream is written to: from there on the charges stay."""
 
-    __slots__ = ("_decision_id", "_limiter", "_plan", "_verdict", "forwarded")
+    __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_verdict", "forwarded")
 
-    def __init__(self, limiter: Limiter, plan: Plan, decision_id: str) -> None:
+    def __init__(self, limiter: Limiter, plan: Plan, decision_id: str, excuse: Excuse) -> None:
         self.forwarded = False
+        self._excuse = excuse
+        self._excused: LimitState | None = None
         self._limiter = limiter
         self._plan = plan
         self._decision_id = decision_id
@@ -118,15 +129,25 @@ class Lease:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Every limit that was charged, and where it stands now."""
+        """Every limit that was charged, and where it stands now; or the one that was passed by."""
         if self._verdict is None:
-            return ()
+            return (self._excused,) if self._excused else ()
         numbers = self._verdict.numbers
         return tuple(map(_state, self._plan.charges, numbers[::3], numbers[2::3]))
 
+    @property
+    def charged(self) -> int:
+        """What each of the `states` was charged."""
+        return 1 if self._verdict is not None else 0
+
     async def __aenter__(self) -> Lease:
         if self._plan.charges:
-            self._verdict = await self._limiter.charge(self._plan, self._decision_id)
+            try:
+                self._verdict = await self._limiter.charge(self._plan, self._decision_id)
+            except Refusal as refusal:
+                if not self._excuse(refusal):
+                    raise
+                self._excused = refusal.limit
         return self
 
     async def __aexit__(

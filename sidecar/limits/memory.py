@@ -90,6 +90,9 @@ class MemoryStore:
             if isinstance(counter, Slots):
                 counter.extend(now_us, decision_id)
 
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> None:
+        """Nobody shares it."""
+
     async def ping(self) -> None:
         """It is here."""
 

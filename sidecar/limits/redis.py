@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha1
@@ -141,6 +141,13 @@ class RedisStore:
     def extend(self, charges: Charges, decision_id: str) -> None:
         if self._wire:
             self._say(Settlement("extend", charges, decision_id, self._now_s()))
+
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        wire = await self._ready()
+        try:
+            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments])
+        except (WireLost, ResponseError) as error:
+            raise StoreUnavailable(type(error).__name__) from error
 
     async def ping(self) -> None:
         wire = await self._ready()

@@ -5,7 +5,8 @@ In this process, or in Redis or Valkey; the two answer alike, and one contract t
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from sidecar.limits.counters import Standing
 from sidecar.limits.plan import Charge
@@ -63,6 +64,10 @@ class Store(Protocol):
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Keep the slots of a call that goes on."""
+
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        """What a Lua script answers that works on one key of all replicas. Raises StoreUnavailable; a store that
+        nobody shares answers None."""
 
     async def ping(self) -> None:
         """Raises StoreUnavailable if it does not answer in time."""

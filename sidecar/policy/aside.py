@@ -65,7 +65,7 @@ def load_policy_aside(
             return _carried_out(process, order)
         except (EOFError, OSError, pickle.UnpicklingError):
             hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
-            raise PolicyError([fault_in(policies, "the process that reads it died", code="P007", hint=hint)]) from None
+            raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
         finally:
             killer.cancel()
             process.kill()

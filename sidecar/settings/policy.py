@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from time import time
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sidecar.settings.fields import Many, PathField, Section, Word, not_yet
+from sidecar.settings.fields import Many, PathField, Section, Word
+from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.moments import Moment
+
+MAX_SHADOW_S = 30 * 86_400
+"""Shadow mode that nobody ends would be no policy at all (CONTRACT 4)."""
 
 
 class PolicyScope(Section):
@@ -29,11 +36,25 @@ class PolicySettings(Section):
     """Folder of the Casbin models, one per permission kind."""
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
-    mode: Annotated[Literal["enforce", "shadow"], not_yet("shadow mode", "shadow")] = "enforce"
-    """`enforce`. `shadow` is not supported by this version."""
-    self_test: Annotated[bool, Field(strict=True), not_yet("self_test", True)] = False
-    """Run the policy tests before a policy is taken into use. Not supported by this version."""
-    shadow_until: Annotated[Word | None, not_yet("shadow mode")] = None
-    """When shadow mode ends. Not supported by this version."""
+    mode: Literal["enforce", "shadow"] = "enforce"
+    """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
+    shadow_until: Moment | None = None
+    """When shadow mode ends and policy is enforced, with or without a restart: at most 30 days ahead."""
+    self_test: Annotated[bool, Field(strict=True)] = True
+    """Run the policy tests under `path` before a policy is taken into use; one that fails its own tests is not."""
+    watch: Annotated[bool, Field(strict=True)] = True
+    """Reload when the files change. Without it: SIGHUP, or `POST /api/reload`."""
     scopes: Many[PolicyScope] = ()
     """What the files of a folder may say; a file that no scope names may say anything."""
+
+    @model_validator(mode="after")
+    def _shadow_ends(self) -> PolicySettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if self.mode == "shadow" and self.shadow_until is None:
+            hint = "write when it ends, at most 30 days ahead: shadow_until: 2027-03-31T00:00:00Z"
+            yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
+        elif self.mode == "shadow" and self.shadow_until is not None and self.shadow_until > time() + MAX_SHADOW_S:
+            yield Finding("shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",))

@@ -73,6 +73,11 @@ class Settings(Section):
         """The key of the audit's hashes; made at first start where none was configured."""
         return self.audit.key_path or self.data / "keys" / "audit.key"
 
+    @property
+    def control_path(self) -> Path:
+        """The socket through which commands reach the sidecar that runs."""
+        return self.data / "control.sock"
+
     def listeners(self) -> Iterator[tuple[Loc, Address | UnixAddress]]:
         """Every address we listen on, and where it is configured."""
         yield ("server", "listen"), self.server.listen

@@ -202,6 +202,11 @@ async def no_matching_rule(talk: Talk) -> Answer:
     return await talk.call("delete_repo", GOOD)
 
 
+@cause(Reason.PRINCIPAL_DISABLED, files={"policies/disabled.yaml": "version: 1\ndisabled: [nhi:planner]\n"})
+async def principal_disabled(talk: Talk) -> Answer:
+    return await knock(talk, {})
+
+
 @cause(Reason.METHOD_UNKNOWN)
 async def method_unknown(talk: Talk) -> Answer:
     return await talk.ask("tasks/list")

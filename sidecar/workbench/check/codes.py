@@ -30,7 +30,7 @@ FILES: Mapping[str, Meaning] = {
         "Rename it to <kind>.csv, <kind>.<name>.csv, roles.csv or guardrails.csv, or take it out of the folder. An "
         "unknown file is an error so that a mistyped name is never a policy that silently does not apply.",
     ),
-    "P003": Meaning("A YAML file that is not read", "Write the same rules as CSV, or move the file."),
+    "P003": Meaning("A YAML file that is not read", "It belongs to the top folder: move it there."),
     "P004": Meaning(
         "No rule in any file",
         "An empty policy is a broken mount or a truncated file far more often than a wish: write at least one rule.",
@@ -38,6 +38,10 @@ FILES: Mapping[str, Meaning] = {
     "P005": Meaning("A file that is not UTF-8", "Save it as UTF-8."),
     "P006": Meaning("A file that this version does not obey", "Remove it: it must not look as if it worked."),
     "P007": Meaning("A file that an editor left behind", "Remove it: it is not read.", "warning"),
+    "P008": Meaning(
+        "The process that reads a large policy died, or took longer than two minutes",
+        "Give the machine more memory, or split the policy. The old policy serves on.",
+    ),
 }
 
 ROWS: Mapping[str, Meaning] = {

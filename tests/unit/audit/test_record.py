@@ -82,6 +82,7 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
         "peer": "127.0.0.1:5000",
         "credential": [{"kind": "jwt", "issuer": "https://idp.acme.example", "key_id": "key-1"}],
         "chain": ["user:corp/alice", "nhi:corp/researcher"],
+        "granted": [],
         "agent_id": "nhi:corp/researcher",
         "agent_role": "role:oncall",
         "protocol": "mcp",
@@ -116,11 +117,30 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
     }
     assert {name: outcome[name] for name in expected} == expected
     assert outcome["facts"][0]["condition"] == "c0ffee" * 5
+    asked_of = (outcome["facts"][0]["subject"], outcome["facts"][0]["action"])
+    assert asked_of == ("nhi:corp/researcher", "tools/call")
     assert re.fullmatch("[0-9a-f]{32}", outcome["facts"][0]["inputs"]["args.repo"])
     own = "event seq id timestamp status http_status bytes_out duration_ms latency prev_hash hash"
     same = set(FIELDS) - set(own.split())
     assert {name: decision[name] for name in same} == {name: outcome[name] for name in same}
     assert (decision["status"], decision["http_status"], decision["duration_ms"]) == (None, None, None)
+
+
+def test_what_credentials_granted_is_on_record_whole_or_not_at_all(audit: Audit, path: Path) -> None:
+    alice = Principal("user:alice", "idp", frozenset({"role:corp/eng"}), frozenset({"b", "a"}))
+    many = Principal("user:mary", "idp", frozenset(), frozenset(f"scope-{number:04d}" for number in range(2000)))
+    odd = Principal("user:odd", "idp", frozenset({"role:corp/\ud800"}))
+    for chain in ((alice, Principal("nhi:planner")), (many,), (odd,), (Principal("user:bob"),)):
+        recording = understood(audit)
+        recording.caller = Caller(chain, ())
+        recording.decided()
+    granted = [record["granted"] for record in records(path)]
+    assert granted == [
+        [{"roles": ["role:corp/eng"], "scopes": ["a", "b"]}, {"roles": [], "scopes": []}],
+        None,
+        None,
+        [],
+    ]
 
 
 @pytest.mark.parametrize("reason", list(Reason))

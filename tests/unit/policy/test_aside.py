@@ -60,8 +60,9 @@ def test_every_fault_comes_back_with_its_place(tmp_path: Path) -> None:
 def test_a_process_that_dies_is_a_fault_and_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, FILES)
     monkeypatch.setattr("sidecar.policy.aside.DEADLINE_S", 0.0)
-    with pytest.raises(PolicyError, match="the process that reads it died"):
+    with pytest.raises(PolicyError) as found:
         load_policy_aside(MODELS, tmp_path, small_bytes=0)
+    assert [fault.code for fault in found.value.faults] == ["P008"]
 
 
 def test_the_process_ends_with_the_one_that_asked(tmp_path: Path) -> None:

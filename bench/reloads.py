@@ -1,0 +1,172 @@
+"""Does a large policy reload under load without anybody noticing?
+
+    python -m bench.reloads [--rows 100000] [--reloads 100]
+
+A sidecar runs in this process, its event loop watched every two milliseconds; wrk calls it from outside all the time.
+Two versions of a policy take turns, written by rename and taken by the reload that operators use. Afterwards the
+evidence is read: every call was answered, and each decision's rules are of the version that its revision names. The
+table goes to `bench/reloads.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from bench.call import SERVER, TOOL, Post, post_to
+from bench.folder import CALLER, environment, write_folder
+from bench.load import Heard, Load, burst, load_from_path
+from bench.process import free_port
+from bench.subjects import upstream
+from sidecar.app import App
+from sidecar.cli.serve import settle_garbage
+from sidecar.workbench.bench import ladder
+
+OUT = Path(__file__).parent / "reloads.json"
+LOOK_S = 0.002
+CONNECTIONS = 8
+BURST_S = 5
+
+
+@dataclass(slots=True)
+class Lag:
+    """How late the loop came to a timer, in milliseconds."""
+
+    late_ms: list[float] = field(default_factory=list)
+
+    async def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            self.late_ms.append((loop.time() - due) * 1e3)
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(100, 1_000_000), default=100_000, show_default=True)
+@click.option("--reloads", type=click.IntRange(1, 1_000), default=100, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
+def main(rows: int, reloads: int, out: Path) -> None:
+    """Reload a large policy again and again under load, on loopback."""
+    with tempfile.TemporaryDirectory(prefix="reloads") as name, upstream(Path(name)) as behind:
+        folder = Path(name)
+        made = write_folder(
+            folder / "sidecar",
+            data_port=free_port(),
+            admin_port=free_port(),
+            upstream_url=behind.url,
+            store_url="memory://",
+        )
+        text = made.config.read_text()
+        made.config.write_text(text + "policy: {watch: false}\n")
+        _, load = load_from_path(folder)
+        versions = _versions(folder / "sidecar" / "policies", rows)
+        told = uvloop.run(_reload_under_load(made.config, versions, load, post_to(made.url, made.token), reloads))
+        told |= {"rows": rows, "decisions": _checked(folder / "sidecar" / "data" / "audit" / "audit.jsonl", told)}
+    out.write_text(json.dumps(told, indent=1) + "\n")
+    click.echo(out.read_text())
+
+
+def _versions(policies: Path, rows: int) -> Mapping[str, Iterator[None]]:
+    """Two policies that differ in the rules that the load matches; asking for one puts it into place."""
+    drawn = ladder.drawn(rows)
+    many = "".join(
+        f"p, {row.subject}, {row.object}, {row.actions}, -, -, -, {row.effect}\n"
+        for row in drawn.rows
+        if row.kind == "agent_to_tool"
+    )
+    (policies / "roles.many.csv").write_text("".join(f"g, {member}, {role}\n" for member, role in drawn.roles))
+
+    def put(version: str) -> Iterator[None]:
+        while True:
+            for part, text in (("first", ""), ("many", many)):
+                rule = f"#: id={version}-{part}\np, {CALLER}, tool:{SERVER}/{TOOL}, tools/call, -, -, -, allow\n"
+                fresh = policies / f".{part}"
+                fresh.write_text(rule + text)
+                fresh.rename(policies / f"agent_to_tool.{part}.csv")
+            yield
+
+    return {version: put(version) for version in ("a", "b")}
+
+
+async def _reload_under_load(
+    config: Path, versions: Mapping[str, Iterator[None]], load: Load, post: Post, reloads: int
+) -> dict[str, Any]:
+    next(versions["a"])
+    app = await App.start(config, environment())
+    settle_garbage()
+    of_revision = {app.live.current.engine.revision: "a"}
+    lag, idle = Lag(), Lag()
+    took_s: list[float] = []
+    heard: list[Heard] = []
+    await _quiet(load, post, idle)
+    stop = asyncio.Event()
+    watching = asyncio.create_task(lag.watch())
+    calling = asyncio.create_task(_call_until(stop, load, post, heard))
+    for number in range(reloads):
+        version = "ba"[number % 2]
+        await asyncio.to_thread(next, versions[version])
+        began = time.perf_counter()
+        of_revision[await app.reload("bench")] = version
+        took_s.append(time.perf_counter() - began)
+    stop.set()
+    await calling
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    await app.stop()
+    return {
+        "reloads": reloads,
+        "reload_s_median": round(statistics.median(took_s), 2),
+        "calls": sum(one.requests for one in heard),
+        "calls_failed": sum(one.errors for one in heard),
+        "p99_ms": round(statistics.median(one.p99_ms for one in heard), 1),
+        "stall_ms_max": round(max(lag.late_ms), 1),
+        "stall_ms_p999": round(sorted(lag.late_ms)[int(len(lag.late_ms) * 0.999)], 1),
+        "stall_ms_max_without_reloads": round(max(idle.late_ms), 1),
+        "revisions": of_revision,
+    }
+
+
+async def _quiet(load: Load, post: Post, lag: Lag) -> None:
+    """The same load without a reload: what this machine does to the loop by itself."""
+    watching = asyncio.create_task(lag.watch())
+    await asyncio.to_thread(burst, load, post, CONNECTIONS, BURST_S)
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+
+
+async def _call_until(stop: asyncio.Event, load: Load, post: Post, heard: list[Heard]) -> None:
+    while not stop.is_set():
+        heard.append(await asyncio.to_thread(burst, load, post, CONNECTIONS, BURST_S))
+
+
+def _checked(audit: Path, told: Mapping[str, Any]) -> int:
+    """How many decisions there were. Raises ClickException where one mixes two versions."""
+    of_revision, decisions = told["revisions"], 0
+    with audit.open(encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            if record["event"] != "decision":
+                continue
+            decisions += 1
+            rules = [rule for link in record["links"] for rule in link["rules"] if rule[:2] in ("a-", "b-")]
+            if len(rules) != 2 or {rule[0] for rule in rules} != {of_revision[record["policy_revision"]]}:
+                raise click.ClickException(f"a decision mixes two versions: {rules}, {record['policy_revision']}")
+    return decisions
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What does an operator say about a principal, and what is said back?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from sidecar.disabled import Entry, SwitchError
+from sidecar.settings.moments import rfc3339, seconds_of
+
+MAX_ORDER_BYTES, BODY_S = 16 * 1024, 5.0
+
+
+async def order_of(request: web.BaseRequest) -> tuple[str, float | None]:
+    """Reason and end of `{"reason": "...", "until": "..."}`: both, either or nothing at all. Raises SwitchError."""
+    body = await _body_of(request)
+    if len(body) > MAX_ORDER_BYTES:
+        raise SwitchError("the body is too large", invalid=True)
+    try:
+        order = orjson.loads(body) if body.strip() else {}
+    except orjson.JSONDecodeError:
+        raise SwitchError("the body is not JSON", invalid=True) from None
+    if not isinstance(order, dict) or not order.keys() <= {"reason", "until"}:
+        raise SwitchError('the body is {"reason": "...", "until": "..."}, and both may be missing', invalid=True)
+    reason, until = order.get("reason") or "", order.get("until")
+    if not isinstance(reason, str) or not isinstance(until, str | None):
+        raise SwitchError("reason and until are strings", invalid=True)
+    try:
+        return reason, None if until is None else seconds_of(until)
+    except ValueError as error:
+        raise SwitchError(f"until: {error}", invalid=True) from None
+
+
+def plain(entry: Entry) -> dict[str, Any]:
+    """An entry in values that JSON has."""
+    return {
+        "principal": entry.principal,
+        "reason": entry.reason or None,
+        "until": None if entry.until is None else rfc3339(entry.until),
+        "since": None if entry.since is None else rfc3339(entry.since),
+        "by": entry.by or None,
+        "source": entry.source,
+    }
+
+
+async def _body_of(request: web.BaseRequest) -> bytes:
+    """The body, or its beginning if it is too large. Raises SwitchError for one that does not come."""
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > MAX_ORDER_BYTES:
+                    break
+    except TimeoutError:
+        raise SwitchError("the body did not come in time", invalid=True) from None
+    return body

@@ -1,0 +1,194 @@
+"""`sidecar policy explain`: why is it allowed or denied?"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import orjson
+
+from sidecar.audit.digest import AuditKey, load_key
+from sidecar.cli.policy.explanation import as_data, lines
+from sidecar.errors import ANSWERS, ConfigError, Reason
+from sidecar.identity.names import is_principal
+from sidecar.limits import load_budgets
+from sidecar.policy.faults import meant
+from sidecar.policy.grammar import ACTIONS
+from sidecar.settings import load_settings
+from sidecar.vocabulary import ANONYMOUS, Principal
+from sidecar.workbench.explain import explain as explained
+from sidecar.workbench.explain import explain_record
+from sidecar.workbench.places import configured, in_folder
+from sidecar.workbench.records import UnreadableError, asked_in, find_decision, question_of, single_record
+from sidecar.workbench.replay import Candidate
+
+NO, CONFIG_INVALID, NO_EVIDENCE = 1, 3, 5  # CONTRACT 3
+BUDGETS_FILE = "budgets.yaml"
+MAX_JSON_CHARS = 4 * 1024 * 1024
+_USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
+_OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
+_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command("explain")
+@click.option("--as", "callers", multiple=True, metavar="PRINCIPAL", help="Who, first to last; repeat it, or commas.")
+@click.option("--calls", "obj", default="", metavar="OBJECT", help="tool:github/search_code, nhi:planner, …")
+@click.option("--action", default="", help="As policy is asked; by default the object's own, such as tools/call.")
+@click.option("--args", "arguments", default="{}", metavar="JSON", help="The arguments of the call.")
+@click.option("--meta", default="{}", metavar="JSON", help="Its _meta, which conditions read as call.meta.")
+@click.option("--roles", multiple=True, metavar="P=ROLE,…", help="Roles that a token grants: user:alice=role:corp/eng.")
+@click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
+@click.option("--now", default="", metavar="TIME", help="RFC 3339; by default now.")
+@click.option("--decision", "decision_id", default="", metavar="ID", help="A decision on record, by its decision_id.")
+@click.option("--record", type=_FILE, help="An audit line from elsewhere; with --decision, a file of them. - is stdin.")
+@click.option("--policy", "folder", type=_FOLDER, help="Another policy, such as that of a record's own revision.")
+@click.option("--key", "key_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The audit key.")
+@click.option("-c", "--config", type=click.Path(path_type=Path), default=Path("sidecar.yaml"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
+    """Each link with its answer, the rules it rests on, roles, conditions and limits; on a denial, what came nearest.
+
+    Exits 0 if it is allowed, 1 if it is denied or cannot be decided from a record.
+    """
+    try:
+        record = _record(config, given["record"], given["decision_id"])
+        asked = None if record is None else asked_in(record)
+        if record is not None and asked is None:
+            _tell_unasked(record, as_json)
+        place = in_folder(folder) if folder is not None else configured(config, os.environ)
+        source, budgets = place.load(), load_budgets(place.policies / BUDGETS_FILE)
+        if asked is None:
+            chain, at_s = _chain(given), _time(given["now"])
+            question = question_of(
+                *_asked_for(given), _object(given["arguments"], "--args"), _object(given["meta"], "--meta")
+            )
+            found = explained(source, budgets, chain, question, at_s)
+        else:
+            key = _key(config, key_path, of_record=given["record"] is not None)
+            found = explain_record(Candidate(source, key), budgets, asked)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(CONFIG_INVALID)
+    except UnreadableError as error:
+        click.echo(str(error), err=True)
+        sys.exit(NO_EVIDENCE)
+    click.echo(orjson.dumps(as_data(found, asked)) if as_json else "\n".join(lines(found, asked)))
+    sys.exit(0 if found.allowed else NO)
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
+    names = [name.strip() for text in given["callers"] for name in text.split(",")]
+    if not names:
+        raise click.UsageError("say who asks (--as user:alice) and for what (--calls tool:github/search_code)")
+    for name in names:
+        if name != ANONYMOUS and not is_principal(name):
+            raise click.BadParameter(
+                f"{name!r} is no principal: write user:<id>, nhi:<id> or anonymous", param_hint="--as"
+            )
+    roles, scopes = _grants(given["roles"], "--roles", names), _grants(given["scopes"], "--scopes", names)
+    for role in {role for granted in roles.values() for role in granted}:
+        if not role.startswith("role:"):
+            raise click.BadParameter(f"{role!r} is no role: write role:<name>", param_hint="--roles")
+    none: frozenset[str] = frozenset()
+    return tuple(Principal(name, "", roles.get(name, none), scopes.get(name, none)) for name in names)
+
+
+def _grants(given: tuple[str, ...], option: str, names: list[str]) -> Mapping[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for text in given:
+        name, equals, words = text.partition("=")
+        if not equals or name not in names:
+            hint = f"write {names[0]}=<name>,…" if not equals else f"{name!r} is not in the chain"
+            raise click.BadParameter(hint, param_hint=option)
+        found[name] = found.get(name, frozenset()) | {word.strip() for word in words.split(",") if word.strip()}
+    return found
+
+
+def _asked_for(given: Mapping[str, Any]) -> tuple[str, str]:
+    obj, action = given["obj"], given["action"]
+    if not _OBJECT.fullmatch(obj):
+        hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
+        raise click.BadParameter(f"{obj!r} is no object: {hint}", param_hint="--calls")
+    action = action or _USED_AS[obj.partition(":")[0]]
+    if action not in ACTIONS:
+        raise click.BadParameter(f"{action!r} is unknown. {meant(action, ACTIONS)}".rstrip(), param_hint="--action")
+    return obj, action
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text) if len(text) <= MAX_JSON_CHARS else None
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"this is no JSON: {error}", param_hint=option) from None
+    if not isinstance(value, dict):
+        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
+    return value
+
+
+def _time(text: str) -> float:
+    if not text:
+        return time.time()
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            raise ValueError
+        return at.timestamp()
+    except (ValueError, OverflowError):
+        raise click.BadParameter("write a time with a zone: 2026-11-27T12:00:00Z", param_hint="--now") from None
+
+
+# --- what is on record ------------------------------------------------------------------------------------------------
+
+
+def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, Any] | None:
+    if file is None and not decision_id:
+        return None
+    if file is not None and not decision_id:
+        with click.open_file(str(file), "rb") as stream:
+            return single_record(stream)
+    if file is not None and str(file) == "-":
+        raise click.UsageError("--decision looks through a file from its end: give a file to --record")
+    path = file or load_settings(config, os.environ, check_files=False).audit_path
+    try:
+        record = find_decision(path, decision_id)
+    except OSError as error:
+        raise click.ClickException(f"{path}: cannot be read: {error.strerror}") from None
+    if record is None:
+        click.echo(f"{path}: no record has the decision id {decision_id}", err=True)
+        sys.exit(NO)
+    return record
+
+
+def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:
+    reason = str(record.get("reason"))
+    said = ANSWERS[Reason(reason)].message if reason in set(Reason) else "this record is of no call"
+    if as_json:
+        click.echo(orjson.dumps({"allowed": False, "reason": record.get("reason"), "message": said, "links": []}))
+    elif reason in set(Reason):
+        click.echo(f"DENY  {reason}: {said}\n  policy was not asked: the call ended before")
+    else:
+        click.echo(said)
+    sys.exit(NO)
+
+
+def _key(config: Path, path: Path | None, *, of_record: bool) -> AuditKey | None:
+    """The key that was given; of our own audit file, our own, if it may be read."""
+    if path is not None:
+        return load_key(path)
+    if of_record:
+        return None
+    try:
+        return load_key(load_settings(config, os.environ, check_files=False).audit_key_path)
+    except OSError:
+        return None

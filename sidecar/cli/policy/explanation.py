@@ -1,0 +1,251 @@
+"""What does an explanation look like, to people and to programs?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.workbench.explain import Charged, Explanation, Ground, Ran, Traced
+from sidecar.workbench.nearest import Near, moment
+from sidecar.workbench.records import Asked
+
+_PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
+
+
+def printable(text: str) -> str:
+    """A line that no terminal obeys, whoever wrote the record that it tells of (threats O1)."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def lines(found: Explanation, asked: Asked | None = None) -> Iterator[str]:
+    """The explanation, line by line."""
+    yield from map(printable, _lines(found, asked))
+
+
+def _lines(found: Explanation, asked: Asked | None) -> Iterator[str]:
+    names = " → ".join([*(each.name for each in found.chain), found.question.object])
+    yield f"{_PAST[found.allowed]}  {found.why if found.allowed is None else found.decision.reason or ''}".rstrip()
+    yield f"  {names}  {found.question.action}" + ("  (a call of the session itself)" if found.session else "")
+    yield f"  at {moment(found.at_s)}, by revision {found.decision.revision[:16]}"
+    if asked is not None:
+        yield from _about_record(found, asked)
+    for number, traced in enumerate(found.links, start=1):
+        yield ""
+        yield from _link(number, traced, found)
+    rest = list(_the_rest(found))
+    yield from ["", *rest] if rest else []
+
+
+def _about_record(found: Explanation, asked: Asked) -> Iterator[str]:
+    was = "allowed" if asked.allowed else f"denied, {asked.reason}".rstrip(", ")
+    if asked.allowed and asked.ended:
+        was += f", and refused after that: {asked.ended}"
+    if not asked.allowed and not asked.enforced:
+        was += ", in shadow mode: nothing was refused"
+    yield f"  on record as {was} (record {asked.seq}, decision {asked.decision_id})"
+    if asked.revision != found.decision.revision:
+        yield (
+            f"  note: explained by revision {found.decision.revision[:16]}, the record is of {asked.revision[:16]};"
+            " give the folder of that one with --policy"
+        )
+    if found.allowed is None:
+        yield "  the answer below is one of those that are possible"
+
+
+def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
+    link = traced.link
+    answer = "allow" if link.allowed else f"deny: {link.reason}"
+    what = "guardrail" if link.kind is PermissionKind.GUARDRAIL else f"link {number}"
+    yield f"{what}  {link.kind.value}: {link.subject} → {link.object}  {link.action}  {answer}"
+    for ground in traced.grounds:
+        yield from _ground(ground, link.subject, link.object)
+    for ran in traced.conditions:
+        yield from _condition(ran)
+    if not link.allowed and not traced.grounds:
+        yield "  nearest rules" if traced.near else "  no rule comes near"
+    for near, text in traced.near:
+        yield from _near(near, text)
+
+
+def _ground(ground: Ground, subject: str, obj: str) -> Iterator[str]:
+    rule = ground.rule
+    yield f"  {rule.effect} by rule {rule.id}  {_where(rule)}"
+    yield f"    {ground.text}"
+    if rule.reason:
+        yield f"    reason: {rule.reason}"
+    if ground.roles:
+        way = list(ground.roles)
+        way[0] += " (from the token)" if ground.from_token else ""
+        yield "    role: " + " → ".join([subject, *way])
+    if ground.sets:
+        yield "    set: " + " → ".join([obj, *ground.sets])
+
+
+def _condition(ran: Ran) -> Iterator[str]:
+    by = {"": "", "the record": ", on record"}.get(ran.source, f": {ran.source}")
+    yield f"  condition {ran.text}  {ran.outcome}{by}"
+    for path, value in ran.read.items():
+        yield f"    {path} = {_shown(value) if ran.source != 'the record' else f'digest {value}'}"
+
+
+def _near(near: Near, text: str) -> Iterator[str]:
+    yield f"    {near.rule.id}  {_where(near.rule)}"
+    yield f"      {text}"
+    for misfit in near.misfits:
+        what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
+        yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
+
+
+def _the_rest(found: Explanation) -> Iterator[str]:
+    denying = any(each.link.kind is PermissionKind.GUARDRAIL and not each.link.allowed for each in found.links)
+    if found.guardrail_rows and not denying:
+        rows = "1 row, which does" if found.guardrail_rows == 1 else f"{found.guardrail_rows} rows, which do"
+        yield f"guardrails: {rows} not forbid it"
+    for word, grounds in (("deny", found.would_deny), ("allow", found.would_allow)):
+        for ground in grounds:
+            yield f"shadow: rule {ground.rule.id} would {word} it  {_where(ground.rule)}"
+            yield f"    {ground.text}"
+    if not found.allowed:
+        return
+    if found.session:
+        yield "limits: none of a row; sessions.session_calls_per_minute bounds these calls"
+    elif not found.limits:
+        yield "limits: none"
+    else:
+        yield "limits that would be charged"
+        for charged in found.limits:
+            yield f"  {charged.charge.limit}  {_most(charged)}, counted for {charged.counted_for}"
+    if found.timeout_s is not None:
+        yield f"timeout: {found.timeout_s:g} s"
+
+
+def _most(charged: Charged) -> str:
+    charge = charged.charge
+    match charge.kind:
+        case "hour":
+            return f"{charge.most} in an hour"
+        case "day":
+            return f"{charge.most} in a day"
+        case "concurrency":
+            return f"{charge.most} at a time"
+        case "rate":
+            return f"{1e6 / charge.interval_us:g} in a second, {charge.most} at once"
+
+
+def _where(rule: Rule) -> str:
+    if not rule.file:
+        return ""
+    here = Path.cwd()
+    path = Path(rule.file)
+    inside = path.is_absolute() and path.is_relative_to(here)
+    return f"{path.relative_to(here) if inside else path}:{rule.line}"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = orjson.dumps(value, default=str).decode()
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------
+
+
+def as_data(found: Explanation, asked: Asked | None = None) -> dict[str, Any]:
+    """The explanation as plain values."""
+    decision = found.decision
+    data: dict[str, Any] = {
+        "allowed": found.allowed,
+        "reason": decision.reason if found.allowed is False else None,
+        "undecidable": found.why or None,
+        "revision": decision.revision,
+        "now": moment(found.at_s),
+        "chain": [each.name for each in found.chain],
+        "object": found.question.object,
+        "action": found.question.action,
+        "session": found.session,
+        "links": [_link_data(each) for each in found.links],
+        "guardrail_rows": found.guardrail_rows,
+        "limits": [_limit_data(each) for each in found.limits],
+        "timeout_s": found.timeout_s,
+        "would_deny": [_ground_data(each) for each in found.would_deny],
+        "would_allow": [_ground_data(each) for each in found.would_allow],
+    }
+    if asked is not None:
+        data["record"] = {
+            "seq": asked.seq,
+            "decision_id": asked.decision_id,
+            "timestamp": asked.timestamp,
+            "allowed": asked.allowed,
+            "reason": asked.reason or None,
+            "ended": asked.ended or None,
+            "enforced": asked.enforced,
+            "revision": asked.revision,
+            "same_revision": asked.revision == decision.revision,
+        }
+    return data
+
+
+def _link_data(traced: Traced) -> dict[str, Any]:
+    link = traced.link
+    return {
+        "kind": link.kind,
+        "subject": link.subject,
+        "object": link.object,
+        "action": link.action,
+        "allowed": link.allowed,
+        "reason": link.reason,
+        "rules": [_ground_data(ground) for ground in traced.grounds],
+        "conditions": [
+            {"text": ran.text, "outcome": ran.outcome, "read": _plain(ran.read), "source": ran.source or None}
+            for ran in traced.conditions
+        ],
+        "nearest": [
+            {**_rule_data(near.rule, text), "misfits": [misfit._asdict() for misfit in near.misfits]}
+            for near, text in traced.near
+        ],
+    }
+
+
+def _ground_data(ground: Ground) -> dict[str, Any]:
+    return {
+        **_rule_data(ground.rule, ground.text),
+        "roles": ground.roles,
+        "from_token": ground.from_token,
+        "sets": ground.sets,
+    }
+
+
+def _rule_data(rule: Rule, text: str) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "effect": rule.effect,
+        "file": rule.file,
+        "line": rule.line,
+        "text": text,
+        "owner": rule.owner or None,
+        "reason": rule.reason or None,
+        "expires_at": None if rule.expires_at is None else moment(rule.expires_at),
+        "max_calls_per_hour": rule.max_calls_per_hour,
+        "when": rule.when or None,
+    }
+
+
+def _limit_data(charged: Charged) -> dict[str, Any]:
+    charge = charged.charge
+    return {
+        "name": charge.limit,
+        "kind": charge.kind,
+        "most": charge.most,
+        "window_s": charge.window_s,
+        "counted_for": charged.counted_for,
+    }
+
+
+def _plain(read: Mapping[str, Any]) -> Any:
+    return orjson.loads(orjson.dumps(read, default=str))

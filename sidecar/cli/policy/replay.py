@@ -1,0 +1,163 @@
+"""`sidecar policy replay`: what would another policy have answered to what is on record?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from sidecar.audit.digest import load_key
+from sidecar.cli.audit import _since as moment_text
+from sidecar.cli.policy.explanation import printable
+from sidecar.errors import ConfigError
+from sidecar.workbench.places import in_folder
+from sidecar.workbench.records import UnreadableError
+from sidecar.workbench.replay import Candidate, Change, Group, Kind, Replay
+from sidecar.workbench.replay import replay as replayed
+
+CONFIG_INVALID, NO_EVIDENCE, DIFFERENT = 3, 5, 6  # CONTRACT 3
+_PROGRESS_S = 0.5
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TITLES: dict[Change, str] = {
+    "wider": "wider: denied then, allowed now",
+    "narrower": "narrower: allowed then, denied now",
+    "undecidable": "undecidable: what the records do not hold",
+}
+
+
+@click.command("replay")
+@click.argument("audit", type=_FILE)
+@click.option(
+    "--policy",
+    "folder",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The candidate: a folder with policies/ (and models/), or of rows.",
+)
+@click.option("--key", "key_path", type=_FILE, help="The audit key: hashed arguments can be compared with constants.")
+@click.option("--since", default="", help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--until", default="", help="Likewise; what was recorded then or later is left out.")
+@click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
+@click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def replay(
+    audit: Path,
+    folder: Path,
+    key_path: Path | None,
+    since: str,
+    until: str,
+    limit: int,
+    fail_on: str,
+    as_json: bool,
+) -> None:
+    """Decide anew what is on record, with another policy, each call at its own time.
+
+    Exits 6 if an answer differs (--fail-on: only if it is wider, or narrower). What hashed arguments cannot answer is
+    counted as undecidable, with the reason, and never guessed. This does not check the evidence as a whole: `sidecar
+    audit verify` does.
+    """
+    now = datetime.now(UTC)
+    try:
+        key = None if key_path is None else load_key(key_path)
+        candidate = Candidate(in_folder(folder).load(), key)
+        report = replayed(
+            audit,
+            candidate,
+            since=moment_text(since, now),
+            until=moment_text(until, now),
+            progress=_progress(audit.stat().st_size),
+        )
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(CONFIG_INVALID)
+    except (UnreadableError, OSError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(NO_EVIDENCE)
+    if as_json:
+        click.echo(orjson.dumps(as_data(report, candidate.engine.revision, limit)))
+    else:
+        click.echo("\n".join(map(printable, lines(report, candidate.engine.revision, limit))))
+    counted = {"any": report.changed, "wider": report.wider, "narrower": report.narrower}
+    if counted[fail_on]:
+        sys.exit(DIFFERENT)
+
+
+def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
+    """What came of it, for people."""
+    undecidable = sum(report.undecidable.values())
+    yield f"{report.replayed} of {report.records} records were decided anew, by revision {revision[:16]}"
+    yield f"  same         {report.same}"
+    yield f"  wider        {report.wider}"
+    yield f"  narrower     {report.narrower}"
+    yield f"  undecidable  {undecidable}"
+    for why, count in report.undecidable.most_common():
+        yield f"    {count}  {why}"
+    if report.left_out:
+        yield f"  {report.left_out} records are of another time and were left out"
+    if report.torn_bytes:
+        yield f"  note: {report.torn_bytes} bytes of an unfinished last line were not read"
+    for change, title in _TITLES.items():
+        groups = report.of(change)
+        if groups and limit:
+            yield ""
+            yield title
+        for kind, group in groups[:limit]:
+            yield from _example(kind, group)
+        if len(groups) > limit:
+            yield f"  and {len(groups) - limit} more kinds"
+    if report.ungrouped:
+        yield f"  {report.ungrouped} more records are counted above, and were too various to be shown"
+
+
+def _example(kind: Kind, group: Group) -> Iterator[str]:
+    yield f"  {group.count} x  {kind.chain} → {kind.object}  {kind.action}"
+    old = f"{kind.was}" + (f" by {', '.join(kind.old_rules)}" if kind.old_rules else "")
+    new = f"{kind.now}" + (f" by {', '.join(kind.new_rules)}" if kind.new_rules else "")
+    yield f"       then {old}; now {new}" + (f": {kind.why}" if kind.why else "")
+    yield f"       first: record {group.seq}, decision {group.decision_id}, {group.timestamp}"
+
+
+def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
+    """What came of it, as plain values."""
+    return {
+        "revision": revision,
+        "records": report.records,
+        "replayed": report.replayed,
+        "same": report.same,
+        "wider": report.wider,
+        "narrower": report.narrower,
+        "undecidable": sum(report.undecidable.values()),
+        "undecidable_by_reason": dict(report.undecidable.most_common()),
+        "without_policy_answer": report.unasked,
+        "left_out": report.left_out,
+        "torn_bytes": report.torn_bytes,
+        "recorded_revisions": dict(report.revisions.most_common(limit)),
+        "kinds": {change: len(report.of(change)) for change in _TITLES},
+        "examples": [
+            {**kind._asdict(), "count": group.count, "seq": group.seq, "decision_id": group.decision_id}
+            for change in _TITLES
+            for kind, group in report.of(change)[:limit]
+        ],
+        "ungrouped": report.ungrouped,
+    }
+
+
+def _progress(size: int) -> Callable[[int], object]:
+    """Tells on a terminal how far it is; on anything else, nothing."""
+    last = time.monotonic()
+
+    def tell(read_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _PROGRESS_S:
+            last = now
+            percent = min(100, 100 * read_bytes // max(1, size))
+            click.echo(f"\r{percent:3d} % read\r", err=True, nl=False)  # the report is written over it
+
+    return tell if sys.stderr.isatty() else lambda read_bytes: None

@@ -1,0 +1,100 @@
+"""Does this call touch a disabled principal?
+
+Any place in the chain counts, and the target: an agent, or the MCP server that the call goes to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sidecar.errors import Reason, Refusal
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.vocabulary import Call, Chain
+
+MAX_REASON_CHARS = 500
+_NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # CONTRACT 1.1
+_PATTERN = re.compile(r"(user|nhi):[!#-&(-+\--{}~]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One disabled principal, or a pattern of such. `source` says what disabled it: `switch`, or a file and its line.
+    `until` and `since` are in seconds since the epoch; `until` None is until somebody enables it."""
+
+    principal: str
+    source: str
+    reason: str = ""
+    until: float | None = None
+    by: str = ""
+    since: float | None = None
+
+    def lasts(self, now_s: float) -> bool:
+        """Whether it is in force."""
+        return self.until is None or now_s < self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """Everybody who is disabled by one source. Empty is false, and that is all that most calls ask."""
+
+    entries: tuple[Entry, ...] = ()
+    _named: Mapping[str, Entry] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[Entry, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        named = {entry.principal: entry for entry in self.entries if WILDCARD not in entry.principal}
+        object.__setattr__(self, "_named", named)
+        object.__setattr__(self, "_patterns", tuple(e for e in self.entries if WILDCARD in e.principal))
+
+    def find(self, name: str, now_s: float) -> Entry | None:
+        """The entry in force that means this principal."""
+        entry = self._named.get(name)
+        if entry is not None and entry.lasts(now_s):
+            return entry
+        return next((e for e in self._patterns if glob(name, e.principal) and e.lasts(now_s)), None)
+
+    def in_force(self, now_s: float) -> tuple[Entry, ...]:
+        """Its entries whose time is not over."""
+        return tuple(entry for entry in self.entries if entry.lasts(now_s))
+
+    def touched_by(self, chain: Chain, call: Call, now_s: float) -> Entry | None:
+        """The first disabled principal of a call."""
+        found = (self.find(name, now_s) for name in _names(chain, call))
+        return next((entry for entry in found if entry is not None), None)
+
+    def refuse(self, chain: Chain, call: Call, now_s: float) -> None:
+        """Raises Refusal(PRINCIPAL_DISABLED), which does not say which of them it was."""
+        if self.touched_by(chain, call, now_s) is not None:
+            raise Refusal(Reason.PRINCIPAL_DISABLED)
+
+
+NOBODY = Disabled()
+
+
+def is_name(text: str) -> bool:
+    """Whether this names exactly one principal that can be disabled."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_pattern(text: str) -> bool:
+    """Whether this names principals of one kind; `*` is any run of characters."""
+    return _PATTERN.fullmatch(text) is not None
+
+
+def is_reason(text: str) -> bool:
+    """Whether this is a line that people can read."""
+    return len(text) <= MAX_REASON_CHARS and text.isprintable()
+
+
+def _names(chain: Chain, call: Call) -> Iterator[str]:
+    """Everybody of the chain, the server as a whole, and what else is an NHI among the objects."""
+    for principal in chain:
+        yield principal.name
+    yield f"nhi:{call.upstream}"
+    yield from _agents(question.object for question in call.questions)
+
+
+def _agents(objects: Iterable[str]) -> Iterator[str]:
+    return (name for name in objects if name.startswith("nhi:"))

@@ -1,0 +1,187 @@
+"""How is a principal disabled, everywhere and for good?
+
+Disabling takes effect first, and is told to the disk, the evidence and the store afterwards: whatever fails then, the
+principal stays disabled and the operator hears what failed. Enabling goes the other way round. Once a second the
+store is asked what other replicas did, and told what it does not know: also what it has lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sidecar.disabled.entries import MAX_REASON_CHARS, Disabled, Entry, is_name, is_reason
+from sidecar.disabled.flips import Flip, decode, encode
+from sidecar.disabled.ledger import MAX_FLIPS, Ledger
+from sidecar.errors import Refusal
+
+EVERY_S = 1.0
+KEY = "disabled"
+ROUNDS = 2  # ask, then tell what the answer showed to be missing
+MERGE = Path(__file__).with_name("merge.lua").read_text(encoding="utf-8")
+DISABLED, ENABLED, NOT_ENABLED = "principal-disabled", "principal-enabled", "principal-enable-failed"
+
+log = logging.getLogger("sidecar.disabled")
+
+Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
+"""Run a script on one key that all replicas share. None: there is no such store, or it does not answer now."""
+
+
+class Witness(Protocol):
+    """Puts on record what was done to a principal, and by whom. Raises Refusal if it cannot."""
+
+    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class SwitchError(Exception):
+    """What an operator asked for is not done, or not all of it. `invalid`: it never could be."""
+
+    def __init__(self, message: str, *, invalid: bool = False) -> None:
+        super().__init__(message)
+        self.invalid = invalid
+
+
+class KillSwitch:
+    """The switch of one replica. `clock` gives seconds since the epoch."""
+
+    def __init__(self, ledger: Ledger, *, share: Share, witness: Witness, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._share = share
+        self._witness = witness
+        self._clock = clock
+        self._token = ""
+        self._untold = dict(ledger.flips)
+        self._stale: list[str] = []
+        self._turning = asyncio.Lock()
+
+    @property
+    def disabled(self) -> Disabled:
+        """Who is disabled by hand."""
+        return self._ledger.disabled
+
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """From now on everything that touches this principal is refused. Raises SwitchError."""
+        _check(principal, reason)
+        now_s = self._clock()
+        if until is not None and until <= now_s:
+            raise SwitchError("this time is over already", invalid=True)
+        if principal not in self._ledger.flips and len(self._ledger.flips) >= MAX_FLIPS:
+            raise SwitchError(f"more than {MAX_FLIPS} principals: use a pattern in policies/disabled.yaml")
+        flip = Flip(principal, True, self._ledger.next_number(), reason, until, by, now_s)
+        self._take(flip)  # before anything that could wait: a disk or a store that hangs holds up nothing
+        async with self._turning:
+            failed = [*await self._saved(), *self._recorded(flip)]
+        await self.sync()
+        if failed:
+            raise SwitchError(f"{principal} is disabled here, but {' and '.join(failed)}")
+        return flip.entry
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Take back what was disabled by hand; False if it was not. Raises SwitchError, and then nothing changed."""
+        _check(principal)
+        async with self._turning:
+            known = self._ledger.flips.get(principal)
+            if known is None or not known.disabled:
+                return False
+            flip = Flip(principal, False, self._ledger.next_number(), "", None, by, self._clock())
+            failed = self._recorded(flip)
+            if not failed and (failed := await self._saved(flip)):
+                self._recorded(flip, NOT_ENABLED)
+            if failed:
+                raise SwitchError(f"{principal} stays disabled: {failed[0]}")
+            self._take(flip)
+        await self.sync()
+        return True
+
+    async def run(self) -> None:
+        """Keep up with the other replicas. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.sync()
+
+    async def sync(self) -> None:
+        """Hear what others did, and say what they may not know. Without a store that answers, nothing happens."""
+        async with self._turning:
+            for _ in range(ROUNDS):
+                sent = dict(self._untold)
+                told = await self._share(MERGE, KEY, self._arguments())
+                if told is None or not await self._heard(told, sent):
+                    return
+
+    def _arguments(self) -> list[str]:
+        told = [word for flip in self._untold.values() for word in (flip.principal, encode(flip))]
+        return [self._token, secrets.token_hex(8), str(len(self._untold)), *told, *self._stale]
+
+    async def _heard(self, told: list[bytes], sent: Mapping[str, Flip]) -> bool:
+        """Take what is new; True if there is something to tell in turn."""
+        token = told[0].decode("ascii", "replace")
+        if token == self._token and len(told) == 1:
+            self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}
+            self._stale = []
+            return bool(self._untold)
+        listed, now_s = _listed(told[1:]), self._clock()
+        theirs = {name: flip for name, (flip, _) in listed.items() if not flip.forgotten(now_s)}
+        self._stale = [word for name, (_, raw) in listed.items() if name not in theirs for word in (name, raw)]
+        newer = self._ledger.take(theirs.values())
+        self._token = token
+        self._untold = {
+            name: flip
+            for name, flip in self._ledger.flips.items()
+            if name not in theirs or theirs[name].rank < flip.rank
+        }
+        for flip in newer:
+            self._recorded(flip, via="store")
+        if newer:
+            await self._saved()
+        return bool(self._untold or self._stale)
+
+    def _take(self, flip: Flip) -> None:
+        self._ledger.take([flip])
+        self._untold[flip.principal] = flip
+
+    async def _saved(self, *more: Flip) -> list[str]:
+        """What went wrong, if anything did."""
+        self._ledger.forget(self._clock())
+        try:
+            await asyncio.to_thread(self._ledger.save, *more)
+        except OSError as error:
+            log.error("disabled principals cannot be saved", extra={"path": self._ledger.path, "error": str(error)})
+            return [f"{self._ledger.path} cannot be written ({error.strerror})"]
+        return []
+
+    def _recorded(self, flip: Flip, what: str = "", **facts: object) -> list[str]:
+        what = what or (DISABLED if flip.disabled else ENABLED)
+        facts = {"principal": flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
+        log.warning(what, extra={"by": flip.by, **facts})
+        try:
+            self._witness(what, flip.by, **facts)
+        except Refusal as refusal:
+            log.error("a turn of the kill switch is not on record", extra={"reason": refusal.reason})
+            return ["it cannot be recorded"]
+        return []
+
+
+def _check(principal: str, reason: str = "") -> None:
+    if not is_name(principal):
+        raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", invalid=True)
+    if not is_reason(reason):
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
+
+
+def _listed(told: list[bytes]) -> dict[str, tuple[Flip, str]]:
+    """What the hash holds, two words an entry. What nobody of ours wrote there is passed over, and not believed."""
+    found = {}
+    for name, raw in zip(told[::2], told[1::2], strict=False):
+        try:
+            flip = decode(raw)
+        except ValueError:
+            flip = None
+        if flip is not None and flip.principal.encode() == name:
+            found[flip.principal] = (flip, raw.decode())
+        elif name:
+            log.warning("an entry of the store is not understood", extra={"entry": name.decode("utf-8", "replace")})
+    return found

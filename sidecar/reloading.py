@@ -1,0 +1,154 @@
+"""How do changed files come into force, and what if they are wrong?
+
+The next snapshot is built aside; it serves once it is good and on record. Until then, and if it never is, the old one
+serves. What is wrong is told once, however often the files are looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sidecar.errors import ConfigError, SettingsError
+from sidecar.metrics import Metrics
+from sidecar.settings import Settings
+from sidecar.snapshot import Live, Snapshot
+from sidecar.watching import Watcher
+
+RETIRE_LOOK_S = 0.1
+NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
+UNRECORDED = "A111"
+BY_WATCH = "file change"
+
+log = logging.getLogger("sidecar.reloading")
+
+
+class Witness(Protocol):
+    """Puts on record what was done to the sidecar itself. Raises SettingsError if it cannot."""
+
+    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class Build(Protocol):
+    """Makes the next snapshot, or gives back the one given if nothing changed. Raises ConfigError."""
+
+    def __call__(self, old: Snapshot, *, only_if_changed: bool) -> Awaitable[Snapshot]: ...
+
+
+@dataclass(slots=True)
+class Reloader:
+    """Reloads, one at a time. `running` are the settings of the start, `serves` is called with each new snapshot in
+    force. `trouble` says why the files are not in force as they are."""
+
+    live: Live
+    build: Build
+    running: Settings
+    watcher: Watcher
+    metrics: Metrics
+    witness: Witness
+    serves: Callable[[], None]
+    loaded_at: float = field(default_factory=time.time)
+    trouble: tuple[str, ...] = ()
+    retiring: set[asyncio.Task[None]] = field(default_factory=set)
+    _failed: tuple[str, ...] = ()
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def reload(self, by: str, *, only_if_changed: bool = False) -> str:
+        """Take models, rules, budgets, keys, issuers and upstreams as the files are now; the revision that serves
+        then. Raises ConfigError, and changes nothing."""
+        async with self._one_at_a_time:
+            self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
+            old = self.live.current
+            try:
+                new = await self._next(old, by, only_if_changed)
+            except ConfigError as error:
+                self._fail(error, by, anew=not only_if_changed)
+                raise
+            if new is old:
+                self._nothing_new()
+            else:
+                self._serve(new, old, by)
+            return new.engine.revision
+
+    async def files_changed(self) -> bool:
+        """Reload if the files say something else; whether that is the end of it, good or bad."""
+        try:
+            await self.reload(BY_WATCH, only_if_changed=True)
+        except ConfigError as error:  # told, recorded and counted; the old policy serves on
+            return all(fault.code != UNRECORDED for fault in error.faults)  # for no fault of the files: tried again
+        return True
+
+    async def close(self) -> None:
+        """Stop waiting for calls that began under older snapshots."""
+        retiring = list(self.retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+
+    async def _next(self, old: Snapshot, by: str, only_if_changed: bool) -> Snapshot:
+        """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
+        new = await self.build(old, only_if_changed=only_if_changed)
+        if new is old:
+            return old
+        try:
+            self.witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+        except SettingsError:
+            await self._retire(new, old)
+            raise
+        return new
+
+    def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
+        self.live.current = new
+        self.loaded_at = time.time()
+        self._failed, self.trouble = (), _restart_needed(self.running, new.settings)
+        self.serves()
+        self.metrics.policy_reloaded("ok")
+        log.info("reloaded", extra={"by": by, "old": old.engine.revision, "new": new.engine.revision})
+        retiring = asyncio.create_task(self._retire(old, new))
+        self.retiring.add(retiring)
+        retiring.add_done_callback(self.retiring.discard)
+
+    def _fail(self, error: ConfigError, by: str, *, anew: bool) -> None:
+        told = tuple(map(str, error.faults))
+        self.trouble = ("the newest files are not in force, the old policy serves", *told)
+        if told == self._failed and not anew:
+            return
+        self._failed = told
+        self.metrics.policy_reloaded("failed")
+        log.error("reload failed; the old policy serves on\n%s", error, extra={"by": by})
+        with suppress(SettingsError):
+            self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision)
+
+    def _nothing_new(self) -> None:
+        """The files say what serves already, also if they were wrong for a while."""
+        if self._failed:
+            log.info("the files are good again, and say what serves")
+            self._failed, self.trouble = (), _restart_needed(self.running, self.live.current.settings)
+        log.debug("files were touched, and say the same")
+
+    async def _retire(self, old: Snapshot, new: Snapshot) -> None:
+        """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
+        gone = [service for name, service in old.services.items() if new.services.get(name) is not service]
+        patience_s = max((service.timeout_s for service in old.services.values()), default=0.0)
+        try:
+            # What lasts longer than the longest call is a stream, and its reader comes back.
+            for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
+                if not self.live.is_read(old):
+                    break
+                await asyncio.sleep(RETIRE_LOOK_S)
+        finally:
+            await old.identity.close()
+            for service in gone:
+                await service.close()
+
+
+def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
+    """What was changed and is not in force: told, never half applied (CONTRACT 2.4)."""
+    changed = [name for name in NEEDS_RESTART if getattr(running, name) != getattr(new, name)]
+    return tuple(f"{name} changed in the configuration and needs a restart" for name in changed)

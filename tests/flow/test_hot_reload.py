@@ -1,0 +1,370 @@
+"""Do changed files come into force by themselves, however they were changed, and only when they are right?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import sidecar.watching
+from sidecar.cli import main
+from sidecar.errors import Reason, Refusal
+from tests.flow.idp import SETTINGS as WITH_IDP
+from tests.flow.idp import Idp, bearer
+from tests.flow.test_admin import get
+from tests.flow.world import RULES, World, until, world, write_folder
+
+WIDER = RULES + "#: id=deletes\np, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
+WRONG = RULES + "p, nhi:planner, tool:github/delete_repo, tool/call, -, -, -, allow\n"
+QUIET_S = 0.5  # longer than a change takes to be noticed, settled and read
+FILE = "agent_to_tool.csv"
+
+
+def controls(running: World, what: str = "reload") -> list[dict[str, Any]]:
+    found = [record["control"] for record in running.records() if record["event"] == "control"]
+    return [control for control in found if control["what"] == what]
+
+
+async def deletes(running: World) -> int:
+    return (await running.call("delete_repo", {}))[0]
+
+
+async def taken(running: World, times: int = 1) -> None:
+    await until(lambda: len(controls(running)) >= times)
+
+
+# --- ways to write --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A folder of rules: how it is made, and how its rules are exchanged."""
+
+    make: Callable[[Path, str], None]
+    change: Callable[[Path, str], None]
+
+
+def plain(folder: Path, rules: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(rules)
+
+
+def renamed(folder: Path, rules: str) -> None:
+    (folder / f".{FILE}.tmp").write_text(rules)
+    (folder / f".{FILE}.tmp").replace(folder / FILE)
+
+
+def as_vim_does(folder: Path, rules: str) -> None:
+    """Swap file, probe, backup, write, and all of it gone in the end."""
+    (folder / f".{FILE}.swp").write_text("vim")
+    (folder / "4913").touch()
+    (folder / "4913").unlink()
+    (folder / FILE).rename(folder / f"{FILE}~")
+    (folder / FILE).write_text(rules)
+    (folder / f"{FILE}~").unlink()
+    (folder / f".{FILE}.swp").unlink()
+
+
+def mounted(folder: Path, rules: str) -> None:
+    """As Kubernetes mounts a ConfigMap: every name is a link through `..data`, which is turned in one step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    version = folder / f"..{len(list(folder.iterdir()))}"
+    plain(version, rules)
+    (folder / "..data_tmp").symlink_to(version.name)
+    (folder / "..data_tmp").replace(folder / "..data")
+    if not (folder / FILE).is_symlink():
+        (folder / FILE).symlink_to(f"..data/{FILE}")
+    for old in folder.glob("..[0-9]*"):
+        if old != version:
+            (old / FILE).unlink()
+            old.rmdir()
+
+
+def made_anew(folder: Path, rules: str) -> None:
+    (folder / FILE).unlink()
+    folder.rmdir()
+    plain(folder, rules)
+
+
+def checked_out(folder: Path, rules: str) -> None:
+    """As git-sync does: the folder lies behind a link that is turned to another checkout."""
+    link = folder.parent
+    link.parent.mkdir(parents=True, exist_ok=True)
+    checkout = link.with_name(f"{link.name}-{len(list(link.parent.iterdir()))}")
+    plain(checkout / folder.name, rules)
+    (link.parent / "turning").symlink_to(checkout.name)
+    (link.parent / "turning").replace(link)
+
+
+def deep_inside(folder: Path, rules: str) -> None:
+    plain(folder, RULES)
+    extra = folder / "teams" / "release" / "agent_to_tool.release.csv"
+    extra.parent.mkdir(parents=True, exist_ok=True)
+    extra.write_text(rules.removeprefix(RULES) or "p, nhi:other, tool:github/get_file, use, -, -, -, allow\n")
+
+
+LAYOUTS = {
+    "written": Layout(plain, plain),
+    "renamed over": Layout(plain, renamed),
+    "an editor": Layout(plain, as_vim_does),
+    "a turned link": Layout(mounted, mounted),
+    "made anew": Layout(plain, made_anew),
+    "another checkout": Layout(checked_out, checked_out),
+    "a folder in a folder": Layout(plain, deep_inside),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+async def test_a_change_is_taken_however_it_is_made(layout: Layout, tmp_path: Path) -> None:
+    folder = tmp_path / "mounts" / "current" / "rules"
+    layout.make(folder, RULES)
+    async with world(tmp_path, settings="policy: {path: mounts/current/rules}\n") as running:
+        for times, (rules, status) in enumerate([(WIDER, 200), (RULES, 403)], start=1):
+            layout.change(folder, rules)
+            await taken(running, times)
+            assert await deletes(running) == status
+        assert {control["by"] for control in controls(running)} == {"file change"}
+        assert controls(running, "reload-failed") == []
+
+
+async def test_a_burst_of_writes_is_one_change(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        for number in range(40):
+            (tmp_path / "policies" / FILE).write_text(RULES + f"#: id=n{number}\n" + WIDER.splitlines()[-1] + "\n")
+            await asyncio.sleep(0.01)
+        await taken(running)
+        await asyncio.sleep(QUIET_S)
+        assert len(controls(running)) == 1
+        status, body, _ = await running.call("delete_repo", {})
+        assert status == 200, body
+
+
+async def test_who_never_stops_writing_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.watching, "LONGEST_S", 0.5)
+    async with world(tmp_path) as running:
+        for number in range(30):
+            (tmp_path / "policies" / FILE).write_text(WIDER + f"# {number}\n")
+            await asyncio.sleep(0.05)
+            if controls(running):
+                break
+        assert number < 29
+
+
+# --- what is no change ----------------------------------------------------------------------------------------------
+
+
+def touched(folder: Path) -> None:
+    os.utime(folder / FILE)
+
+
+def commented(folder: Path) -> None:
+    renamed(folder, RULES + "# nobody decides by this\n")
+
+
+def edited(folder: Path) -> None:
+    for name in (f".{FILE}.swp", f"{FILE}~", f"{FILE}.swp", f"{FILE}.tmp", f"#{FILE}#", f".#{FILE}", "4913"):
+        (folder / name).write_text("no policy at all")
+
+
+@pytest.mark.parametrize("change", [touched, commented, edited])
+async def test_what_changes_nothing_is_not_told(change: Callable[[Path], None], tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        before = running.app.status(), running.app.live.current
+        change(tmp_path / "policies")
+        await asyncio.sleep(QUIET_S)
+        assert (running.app.status(), running.app.live.current) == before
+        assert [record["control"]["what"] for record in running.records()] == ["start"]
+
+
+async def test_what_an_editor_left_is_no_policy_and_no_fault(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        edited(tmp_path / "policies")
+        await running.app.reload("test")
+        told = [line for line in running.app.status()["policy"]["warnings"] if "P007" in line]
+        assert len(told) == 5 and all("an editor left it" in line for line in told)
+        assert (await get(running, "/readyz"))[1].count("ready") == 1
+
+
+async def test_nothing_is_watched_if_the_operator_says_so(tmp_path: Path) -> None:
+    async with world(tmp_path, settings="policy: {watch: false}\n") as running:
+        plain(tmp_path / "policies", WIDER)
+        await asyncio.sleep(QUIET_S)
+        assert await deletes(running) == 403
+        await running.app.reload("test")
+        assert await deletes(running) == 200
+        assert [control["by"] for control in controls(running)] == ["test"]
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_file_is_told_once_and_forgotten_when_it_is_right_again(tmp_path: Path) -> None:
+    rules = tmp_path / "policies" / FILE
+    async with world(tmp_path) as running:
+        rules.write_text(WRONG)
+        await until(lambda: bool(running.app.reloader.trouble))
+        for _ in range(2):
+            os.utime(rules)
+            await asyncio.sleep(QUIET_S)
+        status, body = await get(running, "/readyz")
+        assert status == 200 and f"{FILE}:5:" in body and "P104" in body and "degraded" in body
+        assert len(controls(running, "reload-failed")) == 1
+        assert 'sidecar_policy_reloads_total{result="failed"} 1.0' in await running.metrics()
+        assert await deletes(running) == 403
+        rules.write_text(WRONG.replace("tool/call", "tools/cal"))  # wrong in another way
+        await until(lambda: len(controls(running, "reload-failed")) == 2)
+        rules.write_text(RULES)
+        await until(lambda: not running.app.reloader.trouble)
+        assert "degraded" not in (await get(running, "/readyz"))[1]
+        assert controls(running) == []  # what served all the time was not loaded anew
+        assert 'sidecar_policy_reloads_total{result="ok"} 0.0' in await running.metrics()
+
+
+async def test_a_policy_that_is_gone_for_a_while_serves_on(tmp_path: Path) -> None:
+    folder = tmp_path / "policies"
+    async with world(tmp_path) as running:
+        folder.rename(tmp_path / "away")
+        await until(lambda: bool(running.app.reloader.trouble))
+        assert (await running.call("search_code", {"repo": "acme/site"}))[0] == 200
+        plain(tmp_path / "away", WIDER)
+        (tmp_path / "away").rename(folder)
+        await taken(running)
+        assert await deletes(running) == 200 and not running.app.reloader.trouble
+
+
+async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    control, refusing = None, True
+
+    def full(what: str, by: str, **facts: object) -> None:
+        if refusing:
+            raise Refusal(Reason.AUDIT_UNAVAILABLE)
+        control(what, by, **facts)
+
+    async with world(tmp_path) as running:
+        control = running.app.audit.control
+        monkeypatch.setattr(type(running.app.audit), "control", staticmethod(full))
+        plain(tmp_path / "policies", WIDER)
+        await until(lambda: any("audit file" in line for line in running.app.reloader.trouble))
+        assert await deletes(running) == 403
+        refusing = False
+        await taken(running)
+        assert await deletes(running) == 200
+
+
+async def test_whoever_is_stopped_while_looking_stops(tmp_path: Path) -> None:
+    for number in range(12):
+        async with asyncio.timeout(10):
+            async with world(tmp_path / str(number)):
+                await asyncio.sleep(number / 500)
+
+
+# --- what else is watched -------------------------------------------------------------------------------------------
+
+
+async def test_what_no_event_tells_a_look_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that tells nobody of what others write (NFS)."""
+    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.watching._Ears, "open", lambda self: None)
+    async with world(tmp_path) as running:
+        plain(tmp_path / "policies", WIDER)
+        await taken(running)
+        assert await deletes(running) == 200
+
+
+async def test_where_the_system_tells_nothing_the_looks_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import watchfiles
+
+    def no_more_watches(*paths: str, **options: Any) -> None:
+        raise OSError(28, "inotify watch limit reached")
+
+    monkeypatch.setattr(watchfiles, "watch", no_more_watches)
+    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    async with world(tmp_path) as running:
+        plain(tmp_path / "policies", WIDER)
+        await taken(running)
+    assert "files are looked at every" in caplog.text
+
+
+async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None:
+    idp = Idp()
+    known = idp.api_key("nhi:planner")
+    async with world(tmp_path, settings=WITH_IDP, files=idp.files(), principal="") as running:
+        assert (await running.call("get_file", {"path": "a"}, headers=bearer(known)))[0] == 200
+        later = idp.api_key("nhi:planner")
+        assert (await running.call("get_file", {"path": "a"}, headers=bearer(later)))[0] == 401
+        (tmp_path / "keys.yaml").write_text(idp.files()["keys.yaml"])
+        await taken(running)
+        assert (await running.call("get_file", {"path": "a"}, headers=bearer(later)))[0] == 200
+        config = tmp_path / "sidecar.yaml"
+        config.write_text(config.read_text() + "answers: {disclosure: hide}\n")
+        await taken(running, 2)
+        refused = (await running.call("delete_repo", {}, headers=bearer(later)))[1]
+        assert "reason" not in refused["error"]["data"]
+
+
+async def test_a_log_beside_the_configuration_is_nobodys_change(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        looks = 0
+        look_at = sidecar.watching.look_at
+
+        def counted(*given: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return look_at(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sidecar.watching, "look_at", counted)
+            await asyncio.sleep(0.2)  # the first look, at the start
+            before = looks
+            for number in range(20):
+                with (tmp_path / "sidecar.log").open("a") as log:
+                    log.write(f"{number}\n")
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+        assert looks == before
+        assert controls(running) == []
+
+
+# --- tests of its own -----------------------------------------------------------------------------------------------
+
+SUITE = """\
+suite: what planner may
+tests:
+  - name: planner deletes nothing
+    as: nhi:planner
+    calls: tool:github/delete_repo
+    action: tools/call
+    args: {}
+    expect: deny
+"""
+
+
+async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) -> None:
+    files = {"policies/tests/planner.yaml": SUITE}
+    async with world(tmp_path, files=files) as running:
+        plain(tmp_path / "policies", WIDER)
+        await until(lambda: bool(running.app.reloader.trouble))
+        assert "planner deletes nothing" in (await get(running, "/readyz"))[1]
+        assert await deletes(running) == 403
+        suite = tmp_path / "policies" / "tests" / "planner.yaml"
+        suite.write_text(SUITE.replace("deletes nothing", "deletes").replace("expect: deny", "expect: allow"))
+        await taken(running)
+        assert await deletes(running) == 200
+
+
+@pytest.mark.parametrize(("self_test", "code"), [("true", 3), ("false", 0)])
+def test_a_start_runs_the_tests_of_the_policy(self_test: str, code: int, tmp_path: Path) -> None:
+    files = {"policies/tests/planner.yaml": SUITE}
+    write_folder(tmp_path, "http://127.0.0.1:9/mcp", WIDER, files, f"policy: {{self_test: {self_test}}}\n")
+    done = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "sidecar.yaml")])
+    assert done.exit_code == code, done.stderr
+    assert ("planner.yaml" in done.stderr) == (code == 3)

@@ -1,0 +1,499 @@
+"""Does a disabled principal stay disabled: everywhere in a chain, at every replica, store or no store?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+import sidecar.disabled.switch
+from sidecar.app import App
+from sidecar.cli import main
+from sidecar.disabled import Ledger
+from sidecar.disabled.flips import FORGOTTEN_AFTER_S, Flip, encode
+from sidecar.errors import SettingsError
+from sidecar.loading import check_files
+from sidecar.settings.moments import rfc3339
+from tests.flow.causes import full_disk
+from tests.flow.guests import ALICE, BOB, emitter, gateway, gone, opened, stream
+from tests.flow.idp import SETTINGS as WITH_IDP
+from tests.flow.idp import Idp, bearer
+from tests.flow.process import served
+from tests.flow.streams import Emitter, event, hearing, streamed
+from tests.flow.talk import Talk, reason_of
+from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
+from tests.flow.test_shadow import shadow
+from tests.flow.world import STATELESS, Upstream, World, stateless, until, world
+from tests.valkey import Valkey, running_valkey
+
+GOOD = {"repo": "acme/site"}
+SPREAD_S = 3.0  # a second for each replica's look, and what a busy machine adds
+FLIPS = ("principal-disabled", "principal-enabled", "principal-enable-failed")
+
+
+def turned(running: World) -> list[tuple[str, str]]:
+    """What was done to whom, by the evidence."""
+    controls = [record["control"] for record in running.records() if record["event"] == "control"]
+    return [(control["what"], control["principal"]) for control in controls if control["what"] in FLIPS]
+
+
+async def disable(running: World, name: str, **order: Any) -> None:
+    await running.app.disable(name, reason=order.get("reason", ""), until=order.get("until"), by="test")
+
+
+def reads(running: World) -> Any:
+    return running.call("get_file", {"path": "a"})
+
+
+# --- who is meant ---------------------------------------------------------------------------------------------------
+
+RULES = """\
+p, nhi:researcher, tool:github/*, use, -, -, -, allow
+p, user:corp/alice, tool:github/*, use, -, -, -, allow
+"""
+LINKS = {
+    "policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n",
+    "policies/nhi_to_nhi.csv": "p, nhi:planner, nhi:researcher, delegate, -, -, -, allow\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("disabled", "refused"),
+    [
+        ("user:alice", True),
+        ("nhi:planner", True),
+        ("nhi:researcher", True),
+        ("nhi:github", True),
+        ("nhi:alice", False),
+        ("user:alic", False),
+        ("nhi:jira", False),
+    ],
+)
+async def test_any_place_in_a_chain_counts_and_the_target(disabled: str, refused: bool, tmp_path: Path) -> None:
+    idp = Idp()
+    async with world(tmp_path, rules=RULES, settings=WITH_IDP, files=idp.files() | LINKS, principal="") as running:
+        audience = f"{running.app.base_url}/mcp/github"
+        talk = Talk(
+            running, "stateless", bearer(idp.token("user:alice", audience, actors=["nhi:planner", "nhi:researcher"]))
+        )
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        await disable(running, disabled)
+        answer = await talk.call("search_code", GOOD)
+        assert (answer[0], reason_of(answer)) == ((403, "principal-disabled") if refused else (200, ""))
+        assert reason_of(await talk.ask("tools/list")) == ("principal-disabled" if refused else "")
+        assert await running.app.enable(disabled, by="test")
+        assert (await talk.call("search_code", GOOD))[0] == 200
+
+
+async def test_no_mode_of_policy_changes_the_answer(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=shadow()) as running:
+        assert (await running.call("delete_repo", {}))[0] == 200
+        await disable(running, "nhi:planner")
+        assert reason_of(await running.call("delete_repo", {})) == "principal-disabled"
+        assert reason_of(await running.call("delete_repo", {}, server="nowhere")) == "principal-disabled"
+
+
+async def test_the_stronger_reason_is_told_first(planner: World) -> None:
+    """CONTRACT 6: authenticate, disabled, policy."""
+    await disable(planner, "nhi:planner")
+    assert reason_of(await planner.call("delete_repo", {})) == "principal-disabled"
+    refused = await planner.call("delete_repo", {}, headers=bearer("nobody.knows.it"))
+    assert reason_of(refused) in ("bad-credential", "credential-conflict")
+
+
+async def test_it_ends_by_the_clock(planner: World) -> None:
+    await disable(planner, "nhi:planner", until=time.time() + 3600)
+    assert (await reads(planner))[0] == 403
+    planner.app.pipeline.clock = lambda: time.time() + 3601
+    assert (await reads(planner))[0] == 200
+    assert planner.app.disabled_principals() == ()
+    assert "disabled_principals" in planner.app.status() and planner.app.status()["disabled_principals"] == 0
+
+
+# --- what is under way ----------------------------------------------------------------------------------------------
+
+
+async def test_an_open_stream_of_a_disabled_principal_is_cut(tmp_path: Path) -> None:
+    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream) as running:
+        alice, bob = await opened(running, ALICE), await opened(running, BOB)
+        async with stream(alice) as hers, stream(bob) as his:
+            await until(lambda: emitter(running).count == 2)
+            await disable(running, "user:alice")
+            assert await hers.block(SPREAD_S) == b""
+            note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}
+            theirs = {s.id: s.upstream_id or "" for s in running.app.sessions}
+            await emitter(running).emit(theirs[bob.session], event(note))
+            assert (await his.message())["params"] == {"data": 1}
+        ends = [end["agent_id"] for end in running.ends() if end["reason"] == "principal-disabled"]
+        assert ends == ["user:alice"]
+
+
+async def test_an_answer_that_is_being_streamed_is_cut_too(tmp_path: Path) -> None:
+    async def slowly(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "so far"}}
+        return await streamed(request, *[event(note)] * 200, pause_s=0.05)
+
+    upstream = Upstream(script={"tools/call": slowly})
+    async with world(tmp_path, upstream=upstream) as running:
+        routing = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
+        body = stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}})
+        async with hearing(running.http, f"{running.url}/mcp/github", routing, body) as ear:
+            assert (await ear.message())["params"] == {"data": "so far"}
+            await disable(running, "nhi:planner")
+            last = (await ear.rest(SPREAD_S))[-1]
+            assert last["error"]["data"]["reason"] == "principal-disabled"
+        assert running.ends()[-1]["reason"] == "principal-disabled"
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def disabling(*entries: str) -> str:
+    return "version: 1\ndisabled:\n" + "".join(f"  - {entry}\n" for entry in entries)
+
+
+async def test_a_file_disables_by_name_and_by_pattern_and_is_watched(tmp_path: Path) -> None:
+    path = tmp_path / "policies" / "disabled.yaml"
+    async with world(tmp_path) as running:
+        for entry, status in [
+            ("nhi:planner", 403),
+            ('{principal: "nhi:pla*", reason: Incident 12}', 403),
+            ('"user:*"', 200),
+            ("{principal: nhi:github, until: 2999-01-01T00:00:00Z}", 403),
+            ("{principal: nhi:github, until: 2001-01-01T00:00:00Z}", 200),
+        ]:
+            path.write_text(disabling(entry))
+            await running.app.reload("test")
+            assert (await reads(running))[0] == status, entry
+        path.write_text(disabling("nhi:planner"))
+        await until(lambda: bool(running.app.disabled_principals()))
+        assert running.app.banners() == ("1 principal is disabled",)
+        path.unlink()
+        await until(lambda: not running.app.disabled_principals())
+        assert (await reads(running))[0] == 200
+
+
+async def test_what_the_file_disables_is_not_enabled_by_hand(tmp_path: Path) -> None:
+    given = {"policies/disabled.yaml": disabling('"nhi:pl*"')} | files()
+    async with world(tmp_path, settings=SETTINGS, files=given) as running:
+        status, body = await turn(running, "nhi:planner", "enable")
+        assert status == 409 and body["changed"] is False and body["disabled"] is True
+        assert body["error"].endswith("disabled.yaml:3 disables it")
+        assert (await reads(running))[0] == 403
+
+
+# --- who may, and what they hear ------------------------------------------------------------------------------------
+
+
+async def turn(running: World, name: str, verb: str, order: Any = None, secret: str = SECRET) -> tuple[int, Any]:
+    return await ask(running, f"/api/principals/{name}/{verb}", "POST", order, secret)
+
+
+async def ask(running: World, path: str, verb: str, order: Any = None, secret: str = SECRET) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    body = order if isinstance(order, bytes) else None if order is None else json.dumps(order).encode()
+    async with running.http.request(verb, running.admin_url + path, data=body, headers=headers) as response:
+        return response.status, json.loads(await response.read())
+
+
+async def test_an_operator_disables_a_viewer_looks(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        ends = rfc3339(time.time() + 3600)
+        status, body = await turn(running, "nhi:planner", "disable", {"reason": "Incident 12", "until": ends})
+        assert status == 200 and body["disabled"] is True
+        assert (await turn(running, "user:corp%2Falice", "disable"))[0] == 200
+        assert (await turn(running, "user:corp/bob", "disable"))[0] == 200
+        status, body = await ask(running, "/api/principals", "GET", secret=VIEW)
+        assert [entry["principal"] for entry in body["disabled"]] == ["nhi:planner", "user:corp/alice", "user:corp/bob"]
+        first = body["disabled"][0]
+        assert (first["reason"], first["until"], first["source"]) == ("Incident 12", ends, "switch")
+        assert first["by"] == "admin:operator"
+        assert (await turn(running, "nhi:planner", "enable", secret=VIEW))[0] == 403
+        assert (await ask(running, "/api/principals", "POST"))[0] == 405
+        assert (await reads(running))[0] == 403
+        assert (await turn(running, "nhi:planner", "enable"))[1] == {
+            "principal": "nhi:planner",
+            "disabled": False,
+            "changed": True,
+        }
+        assert (await turn(running, "nhi:planner", "enable"))[1]["changed"] is False
+        assert turned(running)[-1] == ("principal-enabled", "nhi:planner")
+        assert {record["control"]["by"] for record in running.records() if record["control"]} == {
+            "sidecar",
+            "admin:operator",
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "said"),
+    [
+        ("planner", {}, "names no principal"),
+        ("role:oncall", {}, "names no principal"),
+        ("nhi:*", {}, "names no principal"),
+        ("nhi:a%20b", {}, "names no principal"),
+        ("nhi:", {}, "names no principal"),
+        ("nhi:planner", {"until": "tomorrow"}, "2027-03-31T00:00:00Z"),
+        ("nhi:planner", {"until": "2001-01-01T00:00:00Z"}, "over already"),
+        ("nhi:planner", {"until": 5}, "strings"),
+        ("nhi:planner", {"reason": "a\nb"}, "one line"),
+        ("nhi:planner", {"reason": "x" * 501}, "one line"),
+        ("nhi:planner", {"why": "x"}, "both may be missing"),
+        ("nhi:planner", [], "both may be missing"),
+        ("nhi:planner", b"{", "not JSON"),
+        ("nhi:planner", b" " * 20_000, "too large"),
+    ],
+)
+async def test_an_order_that_says_nothing_valid_does_nothing(name: str, order: Any, said: str, tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        status, body = await turn(running, name, "disable", order)
+        assert status == 400 and said in body["error"]
+        assert running.app.disabled_principals() == () and turned(running) == []
+
+
+async def test_without_evidence_it_disables_all_the_same_and_enables_nobody(planner: World) -> None:
+    talk = Talk(planner, "stateless")
+    with full_disk(talk), pytest.raises(Exception, match="is disabled here, but it cannot be recorded"):
+        await disable(planner, "nhi:planner")
+    assert (await reads(planner))[0] == 403
+    with full_disk(talk), pytest.raises(Exception, match="stays disabled"):
+        await planner.app.enable("nhi:planner", by="test")
+    assert (await reads(planner))[0] == 403
+    assert await planner.app.enable("nhi:planner", by="test")
+    assert (await reads(planner))[0] == 200
+
+
+async def test_without_room_on_the_disk_it_disables_all_the_same_and_enables_nobody(planner: World) -> None:
+    (planner.folder / "data" / "disabled.json").mkdir()  # nothing can be renamed over it
+    with pytest.raises(Exception, match=r"is disabled here, but .*cannot be written"):
+        await disable(planner, "nhi:planner")
+    with pytest.raises(Exception, match=r"stays disabled: .*cannot be written"):
+        await planner.app.enable("nhi:planner", by="test")
+    assert (await reads(planner))[0] == 403
+    assert [what for what, _ in turned(planner)] == [*FLIPS]
+    (planner.folder / "data" / "disabled.json").rmdir()
+    assert await planner.app.enable("nhi:planner", by="test")
+    assert (await reads(planner))[0] == 200
+
+
+async def test_a_disk_that_hangs_holds_up_nobody(planner: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, go = threading.Event(), threading.Event()
+
+    def slow(ledger: Ledger, *flips: Flip) -> None:
+        hangs.set()
+        assert go.wait(10)
+
+    monkeypatch.setattr(Ledger, "save", slow)
+    first = asyncio.create_task(disable(planner, "nhi:other"))
+    await until(hangs.is_set)
+    second = asyncio.create_task(disable(planner, "nhi:planner"))
+    await asyncio.sleep(0)
+    assert (await reads(planner))[0] == 403
+    go.set()
+    await asyncio.gather(first, second)
+    assert turned(planner) == [("principal-disabled", "nhi:other"), ("principal-disabled", "nhi:planner")]
+
+
+# --- a process of its own -------------------------------------------------------------------------------------------
+
+
+async def command(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """What `sidecar principal` says and ends with."""
+    line = ["principal", *arguments, "-c", str(folder / "sidecar.yaml")]
+    done = await asyncio.to_thread(CliRunner().invoke, main, line)
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def test_a_command_reaches_the_sidecar_that_runs(planner: World) -> None:
+    folder, ends = planner.folder, rfc3339(time.time() + 3600)
+    assert await command(folder, "list") == (0, "nobody is disabled\n", "")
+    assert await command(folder, "enable", "nhi:planner") == (0, "nhi:planner was not disabled\n", "")
+    given = ("--reason", "Incident 12", "--until", ends)
+    assert await command(folder, "disable", "nhi:planner", *given) == (0, f"nhi:planner is disabled until {ends}\n", "")
+    assert (await reads(planner))[0] == 403
+    code, listed, _ = await command(folder, "list")
+    assert (code, listed.split("  ")[:3]) == (0, ["nhi:planner", "switch", f"until {ends}"])
+    assert "by local:uid=" in listed and "Incident 12" in listed
+    code, printed, _ = await command(folder, "disable", "user:corp/alice", "--json")
+    assert (code, json.loads(printed)["entry"]["principal"]) == (0, "user:corp/alice")
+    for wrong in (("disable", "planner"), ("disable", "nhi:x", "--until", "soon"), ("enable", "role:x")):
+        code, printed, said = await command(folder, *wrong)
+        assert (code, printed) == (2, "") and said
+    code, printed, said = await command(folder / "elsewhere", "list")
+    assert (code, printed) == (3, "") and "sidecar.yaml" in said
+
+
+async def test_it_survives_a_kill(planner: World) -> None:
+    async with (
+        served(
+            planner.upstream.url,
+            rules="p, anonymous, tool:github/*, use, -, -, -, allow\n",
+            upstream_settings="anonymous: true",
+        ) as process,
+        aiohttp.ClientSession() as http,
+    ):
+
+        async def call() -> int:
+            routing = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
+            body = stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}})
+            async with hearing(http, f"{process.url}/mcp/github", routing, body) as ear:
+                return ear.status
+
+        assert await call() == 200
+        given = ("--reason", "Incident 12")
+        assert await command(process.folder, "disable", "nhi:github", *given) == (0, "nhi:github is disabled\n", "")
+        assert await call() == 403
+        ledger = process.folder / "data" / "disabled.json"
+        assert ledger.stat().st_mode & 0o777 == 0o600
+        await process.kill()
+        code, _, said = await command(process.folder, "list")
+        assert code == 1 and "no sidecar answers here" in said
+        await process.start()
+        assert await call() == 403
+        assert await command(process.folder, "enable", "nhi:github") == (0, "nhi:github is enabled\n", "")
+        assert await call() == 200
+        control = next(r["control"] for r in process.records() if (r["control"] or {}).get("what") == FLIPS[0])
+        assert (control["principal"], control["reason"]) == ("nhi:github", "Incident 12")
+
+
+async def test_a_damaged_memory_stops_the_start(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await disable(running, "nhi:planner")
+        ledger = tmp_path / "data" / "disabled.json"
+        ledger.write_text(ledger.read_text().replace('"disabled": true', '"disabled": "no"'))
+    with pytest.raises(SettingsError, match=r"disabled\.json: error\[D101\]: is damaged"):
+        await App.start(tmp_path / "sidecar.yaml", {})
+    with pytest.raises(SettingsError, match=r"disabled\.json: error\[D101\]: is damaged"):
+        check_files(tmp_path / "sidecar.yaml", {})
+
+
+# --- replicas -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Any:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def shared(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
+    """An empty store, and replicas that look at it more often than they need."""
+    monkeypatch.setattr(sidecar.disabled.switch, "EVERY_S", 0.2)
+    with valkey.client() as client:
+        client.flushall()
+    return valkey
+
+
+@asynccontextmanager
+async def replica(folder: Path, valkey: Valkey) -> AsyncIterator[World]:
+    async with world(folder, settings=f'store: {{url: "{valkey.url}"}}\n') as running:
+        yield running
+
+
+def knows(running: World, *names: str) -> Callable[[], bool]:
+    return lambda: sorted(entry.principal for entry in running.app.disabled_principals()) == sorted(names)
+
+
+async def test_it_reaches_every_replica_and_survives_a_flushed_store(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        await disable(a, "nhi:planner", reason="Incident 12")
+        await until(knows(b, "nhi:planner"), SPREAD_S)
+        assert (await reads(b))[0] == 403
+        assert turned(b) == [("principal-disabled", "nhi:planner")]
+        with shared.client() as client:
+            client.flushall()
+        async with replica(tmp_path / "c", shared) as c:  # knows nothing, and the store has lost it
+            await until(knows(c, "nhi:planner"), SPREAD_S)
+            assert await c.app.enable("nhi:planner", by="test")
+            for each in (a, b):
+                await until(knows(each), SPREAD_S)
+                assert (await reads(each))[0] == 200
+        with shared.client() as client:
+            client.flushall()
+        await asyncio.sleep(0.5)
+        assert knows(a)() and knows(b)()  # what was enabled does not come back
+
+
+async def test_a_second_is_enough(tmp_path: Path, valkey: Valkey) -> None:
+    async with replica(tmp_path / "a", valkey) as a, replica(tmp_path / "b", valkey) as b:
+        started_s = time.monotonic()
+        await disable(a, "nhi:second")
+        await until(knows(b, "nhi:second"), SPREAD_S)
+        assert time.monotonic() - started_s < sidecar.disabled.switch.EVERY_S + 0.5
+
+
+async def test_a_replica_that_comes_back_knows_before_its_first_call(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a:
+        async with replica(tmp_path / "b", shared):
+            pass
+        await disable(a, "nhi:planner")
+        async with replica(tmp_path / "b", shared) as b:
+            assert (await reads(b))[0] == 403
+
+
+async def test_while_the_store_is_out_each_replica_goes_on_by_itself(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        await disable(a, "nhi:before")
+        await until(knows(b, "nhi:before"), SPREAD_S)
+        shared.server.terminate()
+        try:
+            started_s = time.monotonic()
+            await disable(a, "nhi:planner")
+            assert time.monotonic() - started_s < 1
+            assert knows(a, "nhi:before", "nhi:planner")() and knows(b, "nhi:before")()
+            assert await b.app.enable("nhi:before", by="test")
+        finally:
+            shared.server.start()
+        for each in (a, b):  # empty it came back: both tell it what they know
+            await until(knows(each, "nhi:planner"), 8.0)
+
+
+async def test_of_two_turns_at_once_the_safer_wins(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        await disable(a, "nhi:planner")
+        await until(knows(b, "nhi:planner"), SPREAD_S)
+        with shared.frozen():  # neither hears of the other
+            await asyncio.gather(a.app.enable("nhi:planner", by="test"), disable(b, "nhi:planner"))
+        await until(knows(a, "nhi:planner"), 8.0)
+        await asyncio.sleep(0.5)
+        assert knows(a, "nhi:planner")() and knows(b, "nhi:planner")()
+
+
+async def test_what_changes_nothing_any_more_is_forgotten_everywhere(tmp_path: Path, shared: Valkey) -> None:
+    long_ago_s = time.time() - FORGOTTEN_AFTER_S - 60
+    over = Flip("nhi:over", True, 9, "", long_ago_s, "test", long_ago_s)
+    async with replica(tmp_path / "a", shared) as a:
+        await disable(a, "nhi:planner")
+        with shared.client() as client:
+            client.hset("{sidecar}:disabled", mapping={"nhi:over": encode(over), "": "another"})
+            await until(lambda: set(client.hgetall("{sidecar}:disabled")) == {"", "nhi:planner"})
+        assert knows(a, "nhi:planner")()
+
+
+async def test_garbage_in_the_store_disables_nobody_and_hides_nobody(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        with shared.client() as client:
+            key = "{sidecar}:disabled"
+            client.hset(key, mapping={"nhi:planner": "garbage", "nhi:x": "9" * 31 + "{}", "": "another"})
+        for name in ("nhi:planner", "nhi:x"):
+            await disable(a, name)
+        await until(knows(b, "nhi:planner", "nhi:x"), SPREAD_S)
+        with shared.client() as client:
+            client.set(key, "no hash at all")
+        await asyncio.sleep(0.5)
+        await disable(b, "nhi:other")
+        assert knows(b, "nhi:other", "nhi:planner", "nhi:x")()
+        with shared.client() as client:
+            client.delete(key)
+        await until(knows(a, "nhi:other", "nhi:planner", "nhi:x"), SPREAD_S)

@@ -1,0 +1,145 @@
+"""What may a user's own model be, and is it compiled?"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import Reason
+from sidecar.policy import Engine
+from sidecar.policy.compiler import plan_of
+from sidecar.policy.faults import Faults
+from sidecar.policy.model import parse_model
+from sidecar.policy.patterns import glob
+from sidecar.vocabulary import PermissionKind
+
+from .world import MODELS, NOW, chain, engine, source, tool, write
+
+KINDS = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")
+SHIPPED = (MODELS / "agent_to_tool.conf").read_text()
+
+
+def models(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = SHIPPED
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return write(folder / "models", {f"{kind}.conf": text for kind in KINDS})
+
+
+def asked(tmp_path: Path, rows: dict[str, str], *changes: tuple[str, str]) -> Engine:
+    return engine(tmp_path / "policies", rows, models=models(tmp_path, *changes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shipped_models_are_compiled_and_indexed_wholly(kind: str) -> None:
+    model = parse_model(PermissionKind(kind), kind, (MODELS / f"{kind}.conf").read_text(), Faults())
+    assert model is not None
+    plan = plan_of(model)
+    assert [(facet.field, facet.column) for facet in plan.index] == [("sub", "sub"), ("obj", "obj")]
+    assert (len(plan.checks), plan.foreign) == (1, ())  # the list of actions, remembered by action
+
+
+BY_DOMAIN = (
+    ("r = sub,", "r = sub, dom,"),
+    ("g = _, _\n", "g = _, _, _\n"),
+    ("g(r.sub, p.sub)", "g(r.sub, p.sub, r.dom)"),
+)
+
+
+def test_bl_087_a_role_in_one_tenant_is_none_in_another(tmp_path: Path) -> None:
+    """One user has the role in both tenants, one in the first only; grants of one never change another's answer."""
+    roles = "g, user:one/x, role:lead, one\ng, user:two/x, role:lead, two\ng, user:one/y, role:lead, two\n"
+    rows = "p, role:lead, tool:s/t, tools/call, -, -, -, allow\n"
+    tenants = asked(tmp_path, {"agent_to_tool": rows, "roles": roles}, *BY_DOMAIN)
+    told = {
+        name: tenants.decide(chain(name), tool("s/t"), NOW).allowed
+        for name in ("user:one/x", "user:two/x", "user:one/y")
+    }
+    assert told == {"user:one/x": True, "user:two/x": True, "user:one/y": False}
+
+
+def test_roles_nest_within_their_domain_only(tmp_path: Path) -> None:
+    roles = "g, user:one/x, role:a, one\ng, role:a, role:b, one\ng, role:a, role:c, two\n"
+    rows = "p, role:b, tool:s/b, tools/call, -, -, -, allow\np, role:c, tool:s/c, tools/call, -, -, -, allow\n"
+    tenants = asked(tmp_path, {"agent_to_tool": rows, "roles": roles}, *BY_DOMAIN)
+    assert tenants.decide(chain("user:one/x"), tool("s/b"), NOW).allowed
+    assert not tenants.decide(chain("user:one/x"), tool("s/c"), NOW).allowed
+
+
+def test_a_row_may_be_one_tenants(tmp_path: Path) -> None:
+    changes = (
+        *BY_DOMAIN,
+        ("when, eft", "when, eft, dom"),
+        ("globs(r.act, p.act)", "globs(r.act, p.act) && r.dom == p.dom"),
+    )
+    rows = "p, user:*, tool:s/t, tools/call, -, -, -, allow, one\np, *, tool:s/t, tools/call, -, -, -, allow, -\n"
+    tenants = asked(tmp_path, {"agent_to_tool": rows}, *changes)
+    told = {
+        name: tenants.decide(chain(name), tool("s/t"), NOW).allowed for name in ("user:one/x", "user:two/x", "user:x")
+    }
+    assert told == {"user:one/x": True, "user:two/x": False, "user:x": True}
+
+
+def test_the_first_row_decides_under_priority_and_the_revision_knows_the_order(tmp_path: Path) -> None:
+    effect = ("some(where (p.eft == allow)) && !some(where (p.eft == deny))", "priority(p.eft) || deny")
+    allow, deny = (f"p, user:a, tool:s/*, tools/call, -, 5, -, {eft}\n" for eft in ("allow", "deny"))
+    deny = deny.replace(", 5,", ", -,")
+    one = asked(tmp_path / "one", {"agent_to_tool": allow + deny}, effect)
+    other = asked(tmp_path / "other", {"agent_to_tool": deny + allow}, effect)
+    assert one.decide(chain("user:a"), tool("s/t"), NOW).allowed
+    assert other.decide(chain("user:a"), tool("s/t"), NOW).reason is Reason.DENIED_BY_RULE
+    assert one.revision != other.revision
+
+
+def test_columns_and_fields_may_stand_in_any_order(tmp_path: Path) -> None:
+    changes = (
+        (
+            "p = sub, obj, act, expires_at, max_calls_per_hour, when, eft",
+            "p = eft, act, obj, sub, when, max_calls_per_hour, expires_at",
+        ),
+        ("r = sub, obj, act, ctx", "r = ctx, act, obj, sub"),
+    )
+    other = asked(tmp_path, {"agent_to_tool": "p, allow, use, tool:s/*, nhi:a, -, 7, -\n"}, *changes)
+    decision = other.decide(chain("nhi:a"), tool("s/t"), NOW)
+    assert (decision.allowed, decision.limits[0].per_hour) == (True, 7)
+
+
+def test_a_part_that_is_not_indexed_is_still_right_and_its_cost_is_said(tmp_path: Path) -> None:
+    changes = (
+        ("(who(r.sub, p.sub, p.eft) || g(r.sub, p.sub))", "!(glob(r.sub, p.sub))"),
+        ("(glob(r.obj, p.obj) || g2(r.obj, p.obj))", "!(glob(r.obj, p.obj))"),
+    )
+    rows = "".join(f"p, user:u{n}, tool:s/t{n}, tools/call, -, -, -, allow\n" for n in range(600))
+    odd = asked(tmp_path, {"agent_to_tool": rows}, *changes)
+    assert odd.decide(chain("user:u1"), tool("s/t2"), NOW).allowed
+    codes = [warning.code for warning in odd.warnings]
+    assert codes == ["P206"]
+    assert "600 rows" in odd.warnings[0].message
+
+
+def test_a_very_large_model_or_a_very_deep_one_is_refused_and_not_obeyed(tmp_path: Path) -> None:
+    faults = Faults()
+    deep = "(" * 3000 + "r.sub == p.sub" + ")" * 3000
+    text = SHIPPED.replace("globs(r.act, p.act)", f"globs(r.act, p.act) && {deep}")
+    assert parse_model(PermissionKind.AGENT_TO_TOOL, "m", text, faults) is None
+    assert [fault.code for fault in faults.errors] == ["P204"]
+
+
+def test_rows_are_found_however_their_numbers_lie(tmp_path: Path) -> None:
+    """Walked runs and searched runs, sets and patterns: against one look at each row."""
+    rng = random.Random(5)
+    lines = {
+        f"p, {rng.choice(('role:x', 'nhi:a', 'nhi:*', '*'))}, tool:s{rng.randrange(4)}/"
+        f"{rng.choice(('t', 't*', '*', 'u'))}{rng.randrange(30)}, tools/call, -, -, -, allow\n"
+        for _ in range(400)
+    }
+    rules = source(tmp_path, {"agent_to_tool.csv": "".join(sorted(lines)), "roles.csv": "g, nhi:a, role:x\n"})
+    looked_up, by_hand = Engine(rules), list(rules.rules)
+    for _ in range(300):
+        name, obj = rng.choice(("nhi:a", "nhi:b")), f"s{rng.randrange(4)}/t{rng.randrange(30)}"
+        found = {rule.line for rule in looked_up.decide(chain(name), tool(obj), NOW).links[0].rules}
+        subjects = {"nhi:a": ("role:x", "nhi:a", "nhi:*", "*"), "nhi:b": ("nhi:*", "*")}[name]
+        assert found == {r.line for r in by_hand if r.subject in subjects and glob(f"tool:{obj}", r.object)}
