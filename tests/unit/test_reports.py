@@ -136,11 +136,13 @@ BL-076
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
   unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
 BL-081
+  flow/test_large_policy.py test_bl_081_no_call_fails_and_no_decision_mixes_two_revisions
   flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
   flow/test_kill.py test_reloads_under_load_fail_nobody
 BL-086
   flow/test_upstream_trouble.py test_a_restarted_upstream_is_called_again_at_once
 BL-087
+  unit/policy/test_own_models.py test_bl_087_a_role_in_one_tenant_is_none_in_another
   unit/policy/test_roles.py test_another_callers_roles_change_nothing
 BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
@@ -150,7 +152,7 @@ BL-095
 BL-097
   flow/test_sessions.py test_a_refreshed_token_goes_on_and_another_subject_does_not
 BL-099
-  unit/policy/test_engine.py test_a_question_asked_before_costs_the_same_however_many_rows_there_are
+  unit/policy/test_engine.py test_a_decision_looks_at_its_own_rows_only
 BL-101
   flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist
   flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
