@@ -31,7 +31,8 @@ def put(running: World, name: str) -> None:
         (folder / f".{file}").rename(folder / file)
 
 
-async def test_bl_081_no_call_fails_and_no_decision_mixes_two_revisions(tmp_path: Path) -> None:
+async def test_no_call_fails_and_no_decision_mixes_two_revisions(tmp_path: Path) -> None:
+    """BL-081, with ten thousand rows."""
     assert len(MANY) > SMALL_BYTES  # read in a process of its own
     settings = "policy: {watch: false}\n"
     files = {f"policies/{name}": text for name, text in second("a").items()}

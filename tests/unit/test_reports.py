@@ -136,13 +136,13 @@ BL-076
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
   unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
 BL-081
-  flow/test_large_policy.py test_bl_081_no_call_fails_and_no_decision_mixes_two_revisions
+  flow/test_large_policy.py test_no_call_fails_and_no_decision_mixes_two_revisions
   flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
   flow/test_kill.py test_reloads_under_load_fail_nobody
 BL-086
   flow/test_upstream_trouble.py test_a_restarted_upstream_is_called_again_at_once
 BL-087
-  unit/policy/test_own_models.py test_bl_087_a_role_in_one_tenant_is_none_in_another
+  unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another
   unit/policy/test_roles.py test_another_callers_roles_change_nothing
 BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on

@@ -49,8 +49,8 @@ BY_DOMAIN = (
 )
 
 
-def test_bl_087_a_role_in_one_tenant_is_none_in_another(tmp_path: Path) -> None:
-    """One user has the role in both tenants, one in the first only; grants of one never change another's answer."""
+def test_a_role_in_one_tenant_is_none_in_another(tmp_path: Path) -> None:
+    """BL-087: one user has the role in both tenants, one in the first only; grants of one never change another's answer."""
     roles = "g, user:one/x, role:lead, one\ng, user:two/x, role:lead, two\ng, user:one/y, role:lead, two\n"
     rows = "p, role:lead, tool:s/t, tools/call, -, -, -, allow\n"
     tenants = asked(tmp_path, {"agent_to_tool": rows, "roles": roles}, *BY_DOMAIN)
