@@ -1,20 +1,27 @@
-"""What does the README say of the last measurement?
+"""What does the README say of the last measurements?
 
-`python -m bench.readme` writes the block between `<!-- bench -->` and `<!-- /bench -->` from results.json; a test holds
-the two together.
+`python -m bench.readme` writes what stands between `<!-- bench -->` and `<!-- /bench -->` from results.json, and what
+stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json; a test holds page
+and figures together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results.json"
-README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+HERE = Path(__file__).parent
+RESULTS, POLICY, RELOADS = HERE / "results.json", HERE / "policy.json", HERE / "reloads.json"
+README = HERE.parent / "README.md"
 UNMEASURED = "Not measured yet: `make bench` measures, and writes this block."
+RIVALS = {
+    "pycasbin": "pycasbin",
+    "fast": "pycasbin's FastEnforcer",
+    "cedar": "Cedar (cedarpy)",
+    "rego": "Rego (rego-cpp)",
+}
 NAMES = {
     "direct": "the upstream, directly",
     "passthrough": "a bare aiohttp proxy",
@@ -60,21 +67,73 @@ def _row(name: str, results: Mapping[str, Any]) -> str:
     )
 
 
-def expected() -> str:
-    """What the block says, if it is current."""
-    return block_from(json.loads(RESULTS.read_text("utf-8"))) if RESULTS.exists() else UNMEASURED
+def policy_block_from(steps: Sequence[Mapping[str, Any]], reloads: Mapping[str, Any]) -> str:
+    """The ladder as a table: ours, then the others' medians; and what a reload does to the calls."""
+    sizes = sorted({step["rows"] for step in steps})
+    ours = {(step["wild"], step["rows"]): step for step in steps if step["engine"] == "sidecar"}
+    few, many = sorted({wild for wild, _ in ours})
+    lines = [
+        "| rules | " + " | ".join(f"{rows:,}" for rows in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+        _ladder(f"sidecar, {few:.0%} wildcards: p50", [_time(ours.get((few, rows)), "p50_us") for rows in sizes]),
+        _ladder("p99", [_time(ours.get((few, rows)), "p99_us") for rows in sizes]),
+        _ladder("time to load", [f"{ours[few, rows]['load_s']:.1f} s" for rows in sizes]),
+        _ladder("memory, all in all", [f"{ours[few, rows]['rss_mb']:.0f} MB" for rows in sizes]),
+        _ladder(f"sidecar, {many:.0%} wildcards: p50", [_time(ours.get((many, rows)), "p50_us") for rows in sizes]),
+    ]
+    for engine, name in RIVALS.items():
+        found = {step["rows"]: step for step in steps if step["engine"] == engine}
+        lines.append(_ladder(f"{name}: p50", [_time(found.get(rows), "p50_us") for rows in sizes]))
+    return "\n".join([*lines, "", _reloads(reloads)])
 
 
-def block_of(page: str) -> str:
-    """What the page says now. Raises ValueError where it has no block."""
-    begin = page.index(BEGIN) + len(BEGIN) + 1
-    return page[begin : page.index(END, begin) - 1]
+def _ladder(name: str, cells: Sequence[str]) -> str:
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _time(step: Mapping[str, Any] | None, name: str) -> str:
+    if step is None or name not in step:
+        error: str = (step or {}).get("error", "–")
+        return error.replace("no answer within 60 s", "over 60 s")
+    took_us = step[name]
+    told = f"{took_us:.1f} µs" if took_us < 1_000 else f"{took_us / 1_000:.1f} ms"
+    return told if step.get("agrees", 1) > 0.999 else f"{told} ({step['agrees']:.0%} right)"
+
+
+def _reloads(told: Mapping[str, Any]) -> str:
+    return (
+        f"`python -m bench.reloads`: {told['rows']:,} rules reloaded {told['reloads']} times under {told['calls']:,} "
+        f"calls: {told['calls_failed']} failed, none of {told['decisions']:,} decisions mixed two revisions, the event "
+        f"loop never stood still for longer than {told['stall_ms_max']:.0f} ms (without reloads "
+        f"{told['stall_ms_max_without_reloads']:.0f} ms)."
+    )
 
 
 def written_anew(page: str) -> str:
-    """The page with its block current."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{expected()}\n{END}{rest.partition(END)[2]}"
+    """The page with its blocks current."""
+    for name, text in blocks().items():
+        before, begin, rest = page.partition(f"<!-- {name} -->")
+        if begin:
+            page = f"{before}{begin}\n{text}\n<!-- /{name} -->{rest.partition(f'<!-- /{name} -->')[2]}"
+    return page
+
+
+def blocks() -> Mapping[str, str]:
+    """What each block says, if it is current."""
+    found = {"bench": UNMEASURED, "policy-bench": UNMEASURED}
+    if RESULTS.exists():
+        found["bench"] = block_from(json.loads(RESULTS.read_text("utf-8")))
+    if POLICY.exists() and RELOADS.exists():
+        found["policy-bench"] = policy_block_from(
+            json.loads(POLICY.read_text("utf-8")), json.loads(RELOADS.read_text("utf-8"))
+        )
+    return found
+
+
+def block_of(page: str, name: str = "bench") -> str:
+    """What the page says now. Raises ValueError where it has no such block."""
+    begin = page.index(f"<!-- {name} -->") + len(f"<!-- {name} -->") + 1
+    return page[begin : page.index(f"<!-- /{name} -->", begin) - 1]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,193 @@
+"""Whose answers change between two policies, and what else is different?
+
+    load, difference    two policies → Difference
+
+    terms      rows of both policies in one form; conjuncts, the parts of their conditions
+    search     a point in some boxes and out of others, or the certainty that there is none
+    drafts     the ways in which somebody may gain something
+    shaping    what is in one of them, in few words, and a witness
+    regions    where answers are wider, narrower, or nobody knows
+    describe   regions put together, and said
+    rules      what is written otherwise: rules, limits, budgets, roles, sets, models
+    formats    as text and Markdown; data as JSON
+
+What is compared are the single questions that a policy is asked: (subject, object, action) of one kind; guardrails are
+a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sidecar.errors import ConfigError
+from sidecar.limits import Budgets, load_budgets
+from sidecar.policy import PolicySource
+from sidecar.policy.grammar import ACTIONS
+from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.workbench.diff.describe import merged
+from sidecar.workbench.diff.regions import changed_regions
+from sidecar.workbench.diff.rules import (
+    Edit,
+    LinkChange,
+    ModelChange,
+    RuleChanges,
+    budget_changes,
+    is_shipped,
+    link_changes,
+    model_changes,
+    rule_changes,
+)
+from sidecar.workbench.diff.search import Search, TooHard
+from sidecar.workbench.diff.shaping import Region
+from sidecar.workbench.diff.terms import (
+    ALWAYS,
+    EVERYBODY,
+    EVERYTHING,
+    Reader,
+    changed_meanings,
+    exact_names,
+    moved,
+    place_of,
+)
+from sidecar.workbench.globs import TooManyStates
+from sidecar.workbench.revisions import Revision
+
+MAX_KNOWN = 20_000  # names that witnesses are looked for among
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One of the two. `rules` are those of the source, read once, with the files' names as people know them."""
+
+    label: str
+    source: PolicySource
+    rules: tuple[Rule, ...]
+    budgets: Budgets
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that is different. `notes` say what could not be decided, and why; `moved` are the roles and sets that hold
+    others now."""
+
+    old: str
+    new: str
+    regions: tuple[Region, ...]
+    rules: RuleChanges
+    budgets: tuple[Edit, ...]
+    roles: tuple[LinkChange, ...]
+    sets: tuple[LinkChange, ...]
+    models: tuple[ModelChange, ...]
+    notes: tuple[str, ...]
+    old_ids: frozenset[str]
+    new_ids: frozenset[str]
+    moved: frozenset[str]
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many regions of each change."""
+        found = Counter(region.change for region in self.regions)
+        return {"wider": found["wider"], "narrower": found["narrower"], "unknown": found["unknown"]}
+
+    @property
+    def answers_differ(self) -> bool:
+        return bool(self.regions)
+
+    @property
+    def may_be_wider(self) -> bool:
+        """Whether somebody may do more, or nobody knows: answers, limits and budgets."""
+        edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
+        return any(region.change != "narrower" for region in self.regions) or any(
+            edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets)
+        )
+
+    @property
+    def anything(self) -> bool:
+        rules = self.rules.added or self.rules.removed or self.rules.changed
+        return bool(self.regions or rules or self.budgets or self.roles or self.sets or self.models)
+
+
+_AMOUNTS = ("max_calls_per_hour", "per")
+
+
+def load(revision: Revision) -> Policy:
+    """Read one of the two. Raises ConfigError, with the files' names as people know them."""
+    try:
+        source = revision.place.load()
+        budgets = load_budgets(revision.place.policies / "budgets.yaml")
+    except ConfigError as error:
+        raise type(error)([replace(fault, file=revision.shown(fault.file)) for fault in error.faults]) from None
+    rules = tuple(rule._replace(file=revision.shown(rule.file)) for rule in source.rules)
+    return Policy(revision.label, source, rules, budgets)
+
+
+def difference(old: Policy, new: Policy) -> Difference:
+    """Everything that is different between two policies."""
+    rules = rule_changes(old.rules, new.rules)
+    roles = link_changes(old.source.roles, new.source.roles)
+    sets = link_changes(old.source.sets, new.source.sets)
+    models = model_changes(old.source, new.source)
+    regions, notes = _regions(old, new)
+    return Difference(
+        old=old.label,
+        new=new.label,
+        regions=tuple(merged(regions)),
+        rules=rules,
+        budgets=budget_changes(old.budgets, new.budgets),
+        roles=roles,
+        sets=sets,
+        models=models,
+        notes=tuple(notes),
+        old_ids=frozenset(rule.id for rule in old.rules),
+        new_ids=frozenset(rule.id for rule in new.rules),
+        moved=moved(old.source, new.source),
+    )
+
+
+def _regions(old: Policy, new: Policy) -> tuple[list[Region], list[str]]:
+    touched = changed_meanings(old.rules, new.rules, old.source, new.source)
+    reader, places = Reader(), {place_of(meaning.object) for meaning in touched}
+    before = reader.sides(_near(old.rules, places), old.source)
+    after = reader.sides(_near(new.rules, places), new.source)
+    names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
+    regions: list[Region] = []
+    notes: list[str] = []
+    for kind in {rule.kind: None for rule in (*old.rules, *new.rules)}:
+        note = _other_model(old.source, new.source, kind)
+        if not note and not any(meaning.kind is kind for meaning in touched):
+            continue
+        try:
+            found = [] if note else changed_regions(Search(kind, *names), kind, before[kind], after[kind])
+        except (TooHard, TooManyStates):
+            note = f"{kind.value}: so much is different that its regions were not worked out; see the rules"
+        if note:
+            notes.append(note)
+            found = [_undecided(kind)]
+        elif any(region.undecided for region in found):
+            notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
+        regions += found
+    return regions, notes
+
+
+def _near(rules: tuple[Rule, ...], places: set[str]) -> Iterator[Rule]:
+    """The rules whose objects may lie where something changed: all others have the same effect in both policies."""
+    everywhere = "" in places
+    for rule in rules:
+        if everywhere or (place := place_of(rule.object)) in places or not place:
+            yield rule
+
+
+def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
+    """Why nothing can be said of a kind whose model is not the shipped one; "" if it is, or if nothing changed."""
+    if (is_shipped(old, kind) and is_shipped(new, kind)) or old.revision == new.revision:
+        return ""
+    if any(change.kind is kind for change in model_changes(old, new)):
+        return f"{kind.value}: the model changed; any answer of this kind may be another one"
+    return f"{kind.value}: not the shipped model; what its rows mean together is not worked out"
+
+
+def _undecided(kind: PermissionKind) -> Region:
+    return Region(kind, "unknown", (EVERYBODY,), (EVERYTHING,), ACTIONS, ALWAYS, None, (), undecided=True)

@@ -1,0 +1,284 @@
+"""What else is different: rules as they are written, limits, budgets, roles, sets and models?
+
+Rules are held against one another by their id; one without an id has one of its content, so that a change of it is
+told as one removed and one added. Each difference says, where that can be known, whether it gives more or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from sidecar.limits import Budgets
+from sidecar.policy import PolicySource
+from sidecar.policy.roles import Links
+from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.workbench.diff.conjuncts import conjuncts
+from sidecar.workbench.diff.describe import actions_text, moment
+from sidecar.workbench.diff.shaping import Change
+from sidecar.workbench.diff.terms import Guard
+
+INFORMATION = ("owner", "reason")
+_FIELDS = (
+    "kind", "subject", "object", "actions", "effect", "expires_at", "max_calls_per_hour", "when", "per", "shadow",
+    *INFORMATION,
+)  # fmt: skip
+SHIPPED_EFFECT = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
+_SHIPPED_PARTS = frozenset(
+    (
+        "(who(r.sub,p.sub,p.eft)||g(r.sub,p.sub))",
+        "(glob(r.obj,p.obj)||g2(r.obj,p.obj))",
+        "globs(r.act,p.act)",
+        "live(p.expires_at,r.ctx)",
+        "holds(p.when,p.eft,r.ctx)",
+    )
+)
+
+
+class Edit(NamedTuple):
+    """One value of something named that is another one now; `old` or `new` is None where there was or is none."""
+
+    what: str
+    field: str
+    old: Any
+    new: Any
+    change: Change | None = None
+
+
+class RuleChange(NamedTuple):
+    """One rule of both policies that says something else now. `rules` are its rows in the new one."""
+
+    rules: tuple[Rule, ...]
+    edits: tuple[Edit, ...]
+
+
+class RuleChanges(NamedTuple):
+    added: tuple[Rule, ...]
+    removed: tuple[Rule, ...]
+    changed: tuple[RuleChange, ...]
+
+
+class LinkChange(NamedTuple):
+    """A `g` or `g2` row that came or went."""
+
+    how: str
+    member: str
+    container: str
+
+
+class ModelChange(NamedTuple):
+    kind: PermissionKind
+    field: str
+    old: str
+    new: str
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def rule_changes(old: Iterable[Rule], new: Iterable[Rule]) -> RuleChanges:
+    before, after = _by_id(old), _by_id(new)
+    added = [rule for name, rules in after.items() if name not in before for rule in rules]
+    removed = [rule for name, rules in before.items() if name not in after for rule in rules]
+    changed = []
+    for name, rules in after.items():
+        if name in before:
+            edits = tuple(_edits(name, before[name], rules))
+            if edits:
+                changed.append(RuleChange(tuple(rules), edits))
+    return RuleChanges(
+        _in_order(added), _in_order(removed), tuple(sorted(changed, key=lambda one: _order(one.rules[0])))
+    )
+
+
+def _by_id(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        found.setdefault(rule.id, []).append(rule)
+    return found
+
+
+def _in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(sorted(rules, key=_order))
+
+
+def _order(rule: Rule) -> tuple[str, int, str]:
+    return rule.file, rule.line, rule.id
+
+
+def _edits(name: str, before: list[Rule], after: list[Rule]) -> Iterator[Edit]:
+    """What is written otherwise in a rule. Of a rule of several rows a field has the values of all of them."""
+    if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
+        return
+    told = False
+    for field in _FIELDS:
+        old, new = _values(before, field), _values(after, field)
+        if old != new:
+            told = True
+            yield Edit(name, field, _shown(field, old), _shown(field, new), _direction(field, before, after, old, new))
+    if not told and sorted(map(repr, map(_said, before))) != sorted(map(repr, map(_said, after))):
+        yield Edit(name, "rows", len(before), len(after))  # the same values, put together otherwise
+
+
+_said = attrgetter(*_FIELDS)
+
+
+def _values(rules: list[Rule], field: str) -> list[Any]:
+    values = {frozenset(rule.actions) if field == "actions" else getattr(rule, field) for rule in rules}
+    return sorted(values, key=lambda value: sorted(value) if isinstance(value, frozenset) else [str(value)])
+
+
+def _shown(field: str, values: list[Any]) -> Any:
+    told = [_value(field, value) for value in values]
+    return told[0] if len(told) == 1 else told
+
+
+def _value(field: str, value: Any) -> Any:
+    if field == "actions":
+        return actions_text(value)
+    if field == "expires_at" and value is not None:
+        return moment(value)
+    return value if value != "" else None
+
+
+def _direction(field: str, before: list[Rule], after: list[Rule], old: list[Any], new: list[Any]) -> Change | None:
+    """Whether this alone gives more or less; None for what a decision does not depend on, or what regions tell."""
+    if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
+        return None
+    if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
+        return "unknown"
+    denies = after[0].effect == "deny"
+    match field:
+        case "max_calls_per_hour":
+            return _more(old[0], new[0])
+        case "expires_at":
+            return _turned(_more(old[0], new[0]), denies)
+        case "when" if Guard(conjuncts(old[0])).implies(Guard(conjuncts(new[0]))):
+            return _turned("wider", denies)
+        case "when" if Guard(conjuncts(new[0])).implies(Guard(conjuncts(old[0]))):
+            return _turned("narrower", denies)
+        case "shadow":
+            return _turned("narrower" if new[0] else "wider", denies)
+    return "unknown"
+
+
+def _more(old: float | None, new: float | None) -> Change:
+    """A bound that is gone or higher gives more."""
+    if old is None or new is None:
+        return "wider" if new is None else "narrower"
+    return "wider" if new > old else "narrower"
+
+
+def _turned(change: Change, turn: bool) -> Change:
+    return ("narrower" if change == "wider" else "wider") if turn else change
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
+    """Entry by entry, cap by cap. A cap that is gone or higher is wider."""
+    before, after = dict(_caps(old)), dict(_caps(new))
+    edits = []
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            edits.append(Edit(f"{key[0]} {key[1]}", key[2], _cap(was), _cap(now), _cap_direction(key[2], was, now)))
+    return (*edits, *_other_sections(old, new))
+
+
+def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
+    """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
+    for field in fields(Budgets):
+        was, now = getattr(old, field.name), getattr(new, field.name)
+        if field.compare and field.init and field.name not in ("tools", "principals") and was != now:
+            yield Edit(field.name, "entries", None, None, "unknown")
+
+
+Cap = tuple[float, float]  # most, and for a rate the time between two calls in µs
+
+
+def _caps(budgets: Budgets) -> Iterator[tuple[tuple[str, str, str], Cap]]:
+    for entry in (*budgets.tools, *budgets.principals):
+        counter = "each" if entry.each else "together"
+        for cap in entry.caps:
+            yield (entry.source, entry.pattern, f"{cap.kind} ({counter})"), (cap.most, cap.interval_us)
+        if entry.timeout_s is not None:
+            yield (entry.source, entry.pattern, "timeout_s"), (entry.timeout_s, 0)
+
+
+def _cap(cap: Cap | None) -> Any:
+    if cap is None:
+        return None
+    most, interval_us = cap
+    return {"per_second": round(1e6 / interval_us, 6), "burst": most} if interval_us else most
+
+
+def _cap_direction(field: str, was: Cap | None, now: Cap | None) -> Change:
+    if field == "timeout_s":
+        return "unknown"
+    if was is None or now is None:
+        return "wider" if now is None else "narrower"
+    more, faster = now[0] >= was[0], now[1] <= was[1]
+    if more and faster:
+        return "wider"
+    return "narrower" if now[0] <= was[0] and now[1] >= was[1] else "unknown"
+
+
+# --- roles, sets, models ----------------------------------------------------------------------------------------------
+
+
+def link_changes(old: Links, new: Links) -> tuple[LinkChange, ...]:
+    before, after = _pairs(old), _pairs(new)
+    found = [LinkChange("added", *pair) for pair in after - before]
+    found += [LinkChange("removed", *pair) for pair in before - after]
+    return tuple(sorted(found, key=lambda link: (link.container, link.member, link.how)))
+
+
+def _pairs(links: Links) -> set[tuple[str, str]]:
+    return {(member, container) for member, containers in links.parents.items() for container in containers}
+
+
+def model_changes(old: PolicySource, new: PolicySource) -> tuple[ModelChange, ...]:
+    found = []
+    for kind in PermissionKind:
+        before, after = old.models.get(kind), new.models.get(kind)
+        for field, read in _MODEL_FIELDS.items():
+            was, now = read(before), read(after)
+            if _plain(was) != _plain(now):
+                found.append(ModelChange(kind, field, was, now))
+    return tuple(found)
+
+
+_MODEL_FIELDS: Mapping[str, Callable[[Any], str]] = {
+    "matcher": lambda model: model.matcher if model else "",
+    "effect": lambda model: model.effect if model else "",
+    "roles": lambda model: ", ".join(model.groups) if model else "",
+    "domains": lambda model: "yes" if getattr(model, "by_domain", False) else "",
+}
+
+
+def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
+    """Whether the model decides as the shipped one does: the order of the parts of its matcher is free."""
+    model = source.models.get(kind)
+    if model is None or kind is PermissionKind.GUARDRAIL:
+        return True  # no model, no rows; guardrails have ours
+    same_parts = frozenset(_parts(_plain(model.matcher))) == _SHIPPED_PARTS
+    return same_parts and _plain(model.effect) == _plain(SHIPPED_EFFECT) and set(model.groups) == {"g", "g2"}
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
+
+
+def _parts(matcher: str) -> Iterator[str]:
+    """The parts of a conjunction, split where no bracket is open."""
+    depth = start = 0
+    for place, character in enumerate(matcher):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and matcher.startswith("&&", place):
+            yield matcher[start:place]
+            start = place + 2
+    yield matcher[start:]
