@@ -46,6 +46,8 @@ from sidecar.workbench.diff.terms import (
     ALWAYS,
     EVERYBODY,
     EVERYTHING,
+    NOW,
+    THEN,
     Reader,
     changed_meanings,
     exact_names,
@@ -149,9 +151,9 @@ def difference(old: Policy, new: Policy) -> Difference:
 
 def _regions(old: Policy, new: Policy) -> tuple[list[Region], list[str]]:
     touched = changed_meanings(old.rules, new.rules, old.source, new.source)
-    reader, places = Reader(), {place_of(meaning.object) for meaning in touched}
-    before = reader.sides(_near(old.rules, places), old.source)
-    after = reader.sides(_near(new.rules, places), new.source)
+    reader, places = Reader(old.source, new.source), {place_of(meaning.object) for meaning in touched}
+    before = reader.sides(_near(old.rules, places), old.source, THEN)
+    after = reader.sides(_near(new.rules, places), new.source, NOW)
     names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
     regions: list[Region] = []
     notes: list[str] = []

@@ -12,6 +12,7 @@ from sidecar.workbench.diff.describe import actions_text, described, exceptions_
 from sidecar.workbench.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.workbench.diff.search import Point
 from sidecar.workbench.diff.shaping import Region
+from sidecar.workbench.diff.terms import roles_asked
 
 MOST_REGIONS = 200  # on paper; --json has all
 MOST_NAMES, MOST_ROWS = 5, 50
@@ -106,7 +107,8 @@ def how(rule: Rule, found: Difference) -> str:
         return "was removed"
     if any(rule.id == change.rules[0].id for change in found.rules.changed):
         return "was changed"
-    moved = [name for name in (rule.subject, rule.object) if name in found.moved]
+    named = (rule.subject, rule.object, *sorted(roles_asked(rule.when)))
+    moved = [name for name in named if name in found.moved]
     return f"is the same, but others are in {' and '.join(moved)} now" if moved else "is the same, but not alone"
 
 

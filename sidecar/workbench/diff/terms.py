@@ -8,7 +8,8 @@ besides: a condition, and the time before an expiry. Conditions with different t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -103,6 +104,9 @@ class Guard(NamedTuple):
 
 
 ALWAYS = Guard()
+THEN, NOW = " [its members then]", " [its members now]"
+_HAS_ROLE = re.compile(r"has_role\(\s*\w+(?:\[\d+\])?\s*,\s*['\"](role:[^'\"]*)['\"]\s*\)")
+_ROLE = re.compile(r"role:[!#-&(-+./0-{}~-]+")
 
 
 class Row(NamedTuple):
@@ -138,13 +142,22 @@ class Side(NamedTuple):
 
 
 class Reader:
-    """Rules to rows, for both policies, with one `Term` for what means the same in both."""
+    """Rules to rows, for both policies, with one `Term` for what means the same in both.
 
-    def __init__(self) -> None:
+    What a condition asks of a role that holds others now is not the same question any more. Where a role only won
+    members, whoever had it then has it now, so `then` needs both; and the other way round where it only lost some.
+    """
+
+    def __init__(self, old: PolicySource, new: PolicySource) -> None:
+        self._others = moved(old, new)
+        before, after = old.roles.contents(), new.roles.contents()
+        won = {role for role in self._others if before.get(role, frozenset()) <= after.get(role, frozenset())}
+        lost = {role for role in self._others if before.get(role, frozenset()) >= after.get(role, frozenset())}
+        self._stricter = {THEN: won, NOW: lost}
         self._terms: dict[tuple[object, ...], Term] = {}
 
-    def sides(self, rules: Iterable[Rule], source: PolicySource) -> dict[PermissionKind, Side]:
-        """The rules of a policy, by kind. Shadow rules decide nothing and are left out."""
+    def sides(self, rules: Iterable[Rule], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
+        """The rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left out."""
         sides = {kind: Side([], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
@@ -152,7 +165,7 @@ class Reader:
         for rule in rules:
             if rule.shadow:
                 continue
-            guard = Guard(conjuncts(rule.when), rule.expires_at)
+            guard = Guard(self._parts(rule.when, moment), rule.expires_at)
             sub, obj = subject(rule.subject, rule.effect), object_(rule.object)
             row = Row(sub, obj, actions_of(rule.actions), guard, rule)
             said = (rule.effect, row.key)
@@ -161,6 +174,22 @@ class Reader:
                 (sides[rule.kind].denies if rule.effect == "deny" else sides[rule.kind].allows).append(row)
         sides[PermissionKind.GUARDRAIL].allows.append(_UNLESS_DENIED)
         return sides
+
+    def _parts(self, condition: str, moment: str) -> frozenset[str]:
+        """The parts of a condition, those apart that ask something else in the other policy."""
+        parts = conjuncts(condition)
+        if not asks_of(condition, self._others):
+            return parts
+        return frozenset(said for part in parts for said in self._said(part, moment))
+
+    def _said(self, part: str, moment: str) -> Iterator[str]:
+        if not asks_of(part, self._others):
+            yield part
+            return
+        yield part + moment
+        asked = _HAS_ROLE.fullmatch(part)
+        if asked is not None and asked[1] in self._stricter[moment]:
+            yield part + (NOW if moment == THEN else THEN)
 
     def _subject(self, roles: Mapping[str, _Holders], text: str, effect: str) -> Term:
         if text.startswith("role:"):
@@ -233,7 +262,21 @@ def changed_meanings(
     """What only one of the policies says, and what both say of roles and sets that hold others now."""
     before, after = _meanings(old), _meanings(new)
     others = moved(old_source, new_source)
-    return (before ^ after) | {one for one in before & after if others and not others.isdisjoint(one[1:3])}
+    return (before ^ after) | {
+        one for one in before & after if others and not (others.isdisjoint(one[1:3]) and not asks_of(one.when, others))
+    }
+
+
+def asks_of(condition: str, roles: frozenset[str]) -> bool:
+    """Whether a condition, or a part of one, may come out otherwise where these roles hold others."""
+    if "role" not in condition or not roles:
+        return False
+    return ".roles" in condition or bool(roles_asked(condition) & roles)
+
+
+def roles_asked(condition: str) -> frozenset[str]:
+    """The roles that a condition names."""
+    return frozenset(_ROLE.findall(condition))
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:

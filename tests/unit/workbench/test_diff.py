@@ -383,3 +383,37 @@ def ran(program: Condition, arguments: dict[str, object]) -> str:
     question = Question("tool:s/t", "tools/call", "s", "t", arguments)
     scene = Scene((Principal("nhi:a"),), 0, question, arguments, 1.8e9, lambda _: frozenset())
     return program.run(scene, Purse())[0]
+
+
+ASKS = "p, nhi:a, tool:s/t, use, -, -, \"args.n <= 5 && has_role(origin, 'role:x')\", allow\n"
+THEN, NOW = "[its members then]", "[its members now]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            "g, user:a, role:x\n",
+            "g, user:a, role:x\ng, user:b, role:x\n",
+            f"wider | {{}} | when args.n <= 5 && {{}} {NOW}",
+        ),
+        (
+            "g, user:a, role:x\ng, user:b, role:x\n",
+            "g, user:a, role:x\n",
+            f"narrower | {{}} | when args.n <= 5 && {{}} {THEN}",
+        ),
+        ("g, user:a, role:x\n", "g, user:b, role:x\n", "unknown"),
+    ],
+)
+def test_a_condition_that_asks_a_role_is_another_one_when_the_role_holds_others(
+    tmp_path: Path, before: str, after: str, expected: str
+) -> None:
+    files = {"agent_to_tool.more.csv": ASKS}
+    found = compared(tmp_path, {**files, "roles.csv": before}, {**files, "roles.csv": after})
+    (line,) = lines(found)
+    assert line.startswith(expected.format("nhi:a × tool:s/t × use", "has_role(origin, 'role:x')"))
+
+
+def test_a_role_that_no_condition_asks_changes_no_condition(tmp_path: Path) -> None:
+    files = {"agent_to_tool.more.csv": ASKS}
+    assert not compared(tmp_path, files, {**files, "roles.csv": "g, user:a, role:y\n"}).regions
