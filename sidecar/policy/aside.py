@@ -56,19 +56,27 @@ def load_policy_aside(
         return load_policy(models, policies, scopes=scopes, names=names)
     plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
     order = _Order(models.absolute(), policies.absolute(), plain, names)
-    with subprocess.Popen(
-        [sys.executable, "-m", "sidecar.policy.aside"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        killer = threading.Timer(DEADLINE_S, process.kill)
-        killer.start()
-        try:
-            return _carried_out(process, order)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
-            raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
-        finally:
-            killer.cancel()
-            process.kill()
+    command = [sys.executable, "-m", "sidecar.policy.aside"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    killer = threading.Timer(DEADLINE_S, process.kill)
+    killer.start()
+    try:
+        return _carried_out(process, order)
+    except (EOFError, OSError, pickle.UnpicklingError):
+        hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
+        raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
+    finally:
+        killer.cancel()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what it was to read and did not
+                pipe.close()
+    process.wait()
 
 
 def _carried_out(process: subprocess.Popen[bytes], order: _Order) -> PolicySource:
