@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
@@ -21,11 +19,10 @@ from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.record import EVENTS
 from sidecar.audit.render import render_record, wants_colour
 from sidecar.audit.verify import Report, lies_beside, verify
+from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, ConfigError, Reason
 
 EVIDENCE_BROKEN, CONFIG_INVALID = 5, 3  # CONTRACT 3
-_SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -89,7 +86,7 @@ class Filter:
 @click.option("--status", type=click.Choice(get_args(AuditStatus)), help="How it ended.")
 @click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
 @click.option("--decision-id", default="", help="All records of one request.")
-@click.option("--since", default="", help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
 @click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines.")
 def show_command(
     paths: tuple[Path, ...],
@@ -99,11 +96,11 @@ def show_command(
     status: str | None,
     reason: str | None,
     decision_id: str,
-    since: str,
+    since: str | None,
     as_json: bool,
 ) -> None:
     """Print records, oldest first. This does not check them: `audit verify` does."""
-    wanted = Filter(principal, object_, event, status, reason, decision_id, _since(since, datetime.now(UTC)))
+    wanted = Filter(principal, object_, event, status, reason, decision_id, since or "")
     colour = wants_colour(sys.stdout, os.environ)
     for path in paths:
         for record in _records(path):
@@ -175,18 +172,3 @@ def _matches(pattern: str, names: object) -> bool:
     """Whether one of a record's names does. `*` is the only wildcard (CONTRACT 2.1)."""
     literal = pattern.replace("[", "[[]").replace("?", "[?]")
     return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))
-
-
-def _since(given: str, now: datetime) -> str:
-    if not given:
-        return ""
-    span = _SPAN.match(given)
-    if span is not None:
-        moment = now - timedelta(**{_UNITS[span[2]]: int(span[1])})
-    else:
-        try:
-            moment = datetime.fromisoformat(given)
-        except ValueError:
-            raise click.BadParameter("a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -32,17 +32,9 @@ USED = (
     "tasks/resubscribe",
     DELEGATE,
 )
-ACTIONS = frozenset(
+# CONTRACT 1.4: these need no row of their own; any grant on the server opens them.
+SESSION_ACTIONS = frozenset(
     {
-        *USED,
-        "push/set",
-        "push/get",
-        "push/list",
-        "push/delete",
-        "card/extended",
-        "sampling/createMessage",
-        "elicitation/create",
-        "roots/list",
         "initialize",
         "ping",
         "server/discover",
@@ -56,6 +48,20 @@ ACTIONS = frozenset(
         "notifications/cancelled",
         "notifications/progress",
         "notifications/roots/list_changed",
+    }
+)
+ACTIONS = frozenset(
+    {
+        *USED,
+        *SESSION_ACTIONS,
+        "push/set",
+        "push/get",
+        "push/list",
+        "push/delete",
+        "card/extended",
+        "sampling/createMessage",
+        "elicitation/create",
+        "roots/list",
     }
 )
 USE = "use"

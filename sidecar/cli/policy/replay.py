@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 import orjson
 
 from sidecar.audit.digest import load_key
-from sidecar.cli.audit import _since as moment_text
+from sidecar.cli.moments import Moment
 from sidecar.cli.policy.explanation import printable
 from sidecar.errors import ConfigError
 from sidecar.workbench.places import in_folder
@@ -41,8 +40,8 @@ _TITLES: dict[Change, str] = {
     help="The candidate: a folder with policies/ (and models/), or of rows.",
 )
 @click.option("--key", "key_path", type=_FILE, help="The audit key: hashed arguments can be compared with constants.")
-@click.option("--since", default="", help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
-@click.option("--until", default="", help="Likewise; what was recorded then or later is left out.")
+@click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--until", type=Moment(), help="Likewise; what was recorded then or later is left out.")
 @click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
 @click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -50,8 +49,8 @@ def replay(
     audit: Path,
     folder: Path,
     key_path: Path | None,
-    since: str,
-    until: str,
+    since: str | None,
+    until: str | None,
     limit: int,
     fail_on: str,
     as_json: bool,
@@ -62,15 +61,14 @@ def replay(
     counted as undecidable, with the reason, and never guessed. This does not check the evidence as a whole: `sidecar
     audit verify` does.
     """
-    now = datetime.now(UTC)
     try:
         key = None if key_path is None else load_key(key_path)
         candidate = Candidate(in_folder(folder).load(), key)
         report = replayed(
             audit,
             candidate,
-            since=moment_text(since, now),
-            until=moment_text(until, now),
+            since=since or "",
+            until=until or "",
             progress=_progress(audit.stat().st_size),
         )
     except ConfigError as error:

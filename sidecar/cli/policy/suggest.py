@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -14,6 +12,7 @@ import click
 import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.cli.moments import Moment
 from sidecar.errors import ConfigError
 from sidecar.policy import PolicySource
 from sidecar.settings.shipped import shipped
@@ -34,29 +33,8 @@ from sidecar.workbench.suggest.render import YAML_FILE, as_data, csv_files, note
 
 INCOMPLETE, CONFIG_INVALID = 1, 3  # CONTRACT 3
 _PROGRESS_LINES = 100_000
-_SPAN = re.compile(r"(\d{1,5})([smhd])\Z")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
-
-
-class Moment(click.ParamType[str]):
-    """A time, or a span back from now, as records have times: RFC 3339 in UTC, so that text order is time order."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        span = _SPAN.match(text)
-        try:
-            if span is not None:
-                moment = datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
-            else:
-                moment = datetime.fromisoformat(text)
-        except (ValueError, OverflowError):
-            self.fail("write a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 @click.command()

@@ -29,22 +29,8 @@ MAX_CITED = 3  # decisions, of one rule
 MAX_RESTED_ON = 8  # rules, of one triple
 MAX_ID_CHARS = 128  # of decisions and rules, as evidence bounds the latter
 
-# CONTRACT 1.4: these need no row; any grant on the server opens them.
-SESSION_ACTIONS = frozenset(
-    {
-        "initialize",
-        "ping",
-        "server/discover",
-        "tools/list",
-        "prompts/list",
-        "resources/list",
-        "resources/templates/list",
-        "logging/setLevel",
-        "subscriptions/listen",
-        "session/stream",
-        "session/end",
-    }
-)
+# What needs no row of its own, and what our own words for a stream and an ending of a session are.
+NEED_NO_ROW = grammar.SESSION_ACTIONS | {"session/stream", "session/end"}
 _KINDS = {kind.value: kind for kind in KINDS}
 _LINK = {"kind", "action", "decision"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
@@ -145,7 +131,7 @@ class Evidence:
             return
         assert isinstance(chain, list)
         self._know(chain, obj)
-        if action in SESSION_ACTIONS or action.startswith(_NOTIFICATION):
+        if action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
             self.counts["session"] += 1
             if event == "decision":
                 self.sessions[chain[-1], obj] += 1
