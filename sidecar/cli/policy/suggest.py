@@ -18,6 +18,7 @@ from sidecar.policy import PolicySource
 from sidecar.settings.shipped import shipped
 from sidecar.workbench.places import MODELS, POLICIES, Place, configured
 from sidecar.workbench.suggest import (
+    SUITE_FILE,
     Catalogue,
     Evidence,
     Known,
@@ -27,6 +28,7 @@ from sidecar.workbench.suggest import (
     names_in,
     prove,
     read_catalogue,
+    suite_text,
 )
 from sidecar.workbench.suggest import suggest as find
 from sidecar.workbench.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
@@ -48,7 +50,12 @@ _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 @click.option("--until", type=Moment(), default=None, help="Likewise; that moment itself not included.")
 @click.option("--format", "form", type=click.Choice(["csv", "yaml"]), default="csv", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: rules, what they stand on, counts.")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="An empty or new folder.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="An empty or new folder: rules, and tests/.",
+)
 def suggest(
     audit: tuple[Path, ...],
     config: Path | None,
@@ -87,7 +94,7 @@ def suggest(
         if output is not None:
             if form == "yaml":  # what is written is what was proved
                 prove(files, place.models, suggestion, evidence, known)
-            _write(output, files)
+            _write(output, {**files, SUITE_FILE: suite_text(suggestion, evidence, known)})
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(CONFIG_INVALID)
@@ -142,6 +149,7 @@ def _known(evidence: Evidence, source: PolicySource | None, catalogue: Catalogue
 def _write(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 

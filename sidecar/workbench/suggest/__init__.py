@@ -5,6 +5,7 @@ grid → the used cells, alike ones as one            pool, cover, exact → the
 shape → each box as a rule, as cheaply as it goes   naming → what roles, sets and rules are called
 suggestion → all of it, with its records            present → what the present policy lends to it
 render → files and data                             proof → read back, it says exactly that
+suite → tests that hold it to that
 """
 
 from sidecar.workbench.suggest.evidence import Evidence, Wanted
@@ -12,8 +13,10 @@ from sidecar.workbench.suggest.known import Catalogue, Known, names_in, read_cat
 from sidecar.workbench.suggest.present import Present
 from sidecar.workbench.suggest.proof import ProofFailed, prove
 from sidecar.workbench.suggest.suggestion import Suggested, Suggestion, suggest
+from sidecar.workbench.suggest.suite import SUITE_FILE, suite_text
 
 __all__ = [
+    "SUITE_FILE",
     "Catalogue",
     "Evidence",
     "Known",
@@ -26,4 +29,5 @@ __all__ = [
     "prove",
     "read_catalogue",
     "suggest",
+    "suite_text",
 ]

@@ -49,18 +49,18 @@ def yaml_text(suggestion: Suggestion, present: Present) -> str:
     for rule in suggestion.rules:
         lines += [f"  # {line}" for line in _comments(rule, present)]
         lines += [
-            f"  - id: {_scalar(rule.id)}",
+            f"  - id: {scalar(rule.id)}",
             f"    kind: {rule.kind.value}",
-            f"    subject: {_scalar(rule.subject)}",
-            f"    object: {_scalar(rule.object)}",
-            f"    actions: [{', '.join(_scalar(action) for action in _actions(rule))}]",
-            f"    reason: {_scalar(_reason(rule))}",
+            f"    subject: {scalar(rule.subject)}",
+            f"    object: {scalar(rule.object)}",
+            f"    actions: [{', '.join(scalar(action) for action in _actions(rule))}]",
+            f"    reason: {scalar(_reason(rule))}",
         ]
     for title, groups in (("roles", suggestion.roles), ("sets", suggestion.sets)):
         if groups:
             lines.append(f"{title}:")
         for name, members in groups.items():
-            lines += [f"  {_scalar(name)}:", *(f"    - {_scalar(member)}" for member in members)]
+            lines += [f"  {scalar(name)}:", *(f"    - {scalar(member)}" for member in members)]
     return "\n".join(lines) + "\n"
 
 
@@ -216,6 +216,6 @@ def _field(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
-def _scalar(text: str) -> str:
+def scalar(text: str) -> str:
     """A YAML scalar that means this text and nothing else. All that comes here is printable ASCII."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

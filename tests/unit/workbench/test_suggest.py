@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit
 from sidecar.cli.policy.suggest import suggest
+from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import Refusal, SettingsError
 from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Question
 from sidecar.workbench.suggest import Evidence, Known, Wanted, read_catalogue
@@ -135,6 +136,18 @@ def test_the_suggested_folder_answers_every_recorded_call_as_the_recorded_policy
     ]
     for who, obj in refused:
         assert not suggested.decide(chain(who), Question(obj, "tools/call", obj[5:].split("/")[0]), 0.0).allowed
+
+
+def test_the_suggested_tests_pass_exercise_every_rule_and_fail_where_a_rule_is_gone(world: World) -> None:
+    a_day_at_work(world)
+    out = world.folder / "somewhere" / "policies"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    run = ["-c", str(out.parent / "sidecar.yaml"), "--coverage", "--fail-under", "100"]
+    told = CliRunner().invoke(policy_test, run)
+    assert (told.exit_code, "0 failed" in told.stdout, "100.0 %" in told.stdout) == (0, True, True)
+    rows = (out / "agent_to_tool.csv").read_text()
+    (out / "agent_to_tool.csv").write_text(rows.replace("p, nhi:pay-refunds,", "p, nhi:pay-nobody,"))
+    assert CliRunner().invoke(policy_test, run[:2]).exit_code == 4
 
 
 def test_rules_cite_their_records_and_the_terms_they_rested_on(world: World) -> None:
