@@ -56,8 +56,9 @@ def load_policy_aside(
         return load_policy(models, policies, scopes=scopes, names=names)
     plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
     order = _Order(models.absolute(), policies.absolute(), plain, names)
-    command = [sys.executable, "-m", "sidecar.policy.aside"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # -P: no module is taken from the folder that we were started in. A terminal's signals are for us alone.
+    command = [sys.executable, "-P", "-m", "sidecar.policy.aside"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     killer = threading.Timer(DEADLINE_S, process.kill)
     killer.start()
     try:

@@ -6,7 +6,7 @@ every fault at once. Reading files is all that it does outside: no clock, no net
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
@@ -155,7 +155,10 @@ def _revision(draft: Draft, indexes: Mapping[PermissionKind, Index]) -> str:
 def _said(table: Table, index: Index, *, in_order: bool) -> Iterator[str]:
     """What the rows say, with their ids and notes: in the order of their files, or in one that is the same whatever
     that order is."""
-    rows = index.rows if not in_order else range(len(table))
+    if in_order:
+        rows: Iterable[int] = range(len(table))
+    else:  # nearly sorted already, where the index is by subject and object
+        rows = sorted(index.rows, key=lambda row: (table.sub[row], table.obj[row]))
     for _, same in groupby(rows, lambda row: (table.sub[row], table.obj[row])):
         told = [f"{table.content(row)}\x1e{_noted(table, row)}\n" for row in same]
         yield "".join(told if in_order else sorted(told))

@@ -50,7 +50,7 @@ BY_DOMAIN = (
 
 
 def test_a_role_in_one_tenant_is_none_in_another(tmp_path: Path) -> None:
-    """BL-087: one user has the role in both tenants, one in the first only; grants of one never change another's answer."""
+    """BL-087: one user has the role in each tenant, one in another than its own; no grant changes another's answer."""
     roles = "g, user:one/x, role:lead, one\ng, user:two/x, role:lead, two\ng, user:one/y, role:lead, two\n"
     rows = "p, role:lead, tool:s/t, tools/call, -, -, -, allow\n"
     tenants = asked(tmp_path, {"agent_to_tool": rows, "roles": roles}, *BY_DOMAIN)
@@ -92,6 +92,14 @@ def test_the_first_row_decides_under_priority_and_the_revision_knows_the_order(t
     assert one.decide(chain("user:a"), tool("s/t"), NOW).allowed
     assert other.decide(chain("user:a"), tool("s/t"), NOW).reason is Reason.DENIED_BY_RULE
     assert one.revision != other.revision
+
+
+def test_the_revision_does_not_know_the_order_of_rows_whatever_the_index_is(tmp_path: Path) -> None:
+    by_subject_alone = ("(glob(r.obj, p.obj) || g2(r.obj, p.obj))", "!(glob(r.obj, p.obj))")
+    rows = [f"p, user:a, tool:s/t{number}, tools/call, -, -, -, allow\n" for number in range(5)]
+    one = asked(tmp_path / "one", {"agent_to_tool": "".join(rows)}, by_subject_alone)
+    other = asked(tmp_path / "other", {"agent_to_tool": "".join(reversed(rows))}, by_subject_alone)
+    assert one.revision == other.revision
 
 
 def test_columns_and_fields_may_stand_in_any_order(tmp_path: Path) -> None:
