@@ -23,6 +23,8 @@ A call's way, and where each question is answered:
     whole      how an answer that is all there goes out
     egress/    every connection that we open
     settings/  what the operator decided
+    suites/    the policy's own tests; workbench/: what else a policy goes through before it serves
+    cli/       one file per command
 
 The words are in `vocabulary`, the reasons of every refusal in `errors`. Imports point one way (pyproject.toml,
 importlinter), and only `policy/` knows Casbin.

@@ -1,0 +1,94 @@
+"""Does the example do what its README tells people to type, and does the CI workflow that we hand out work on it?
+
+The README of examples/acme is run as it stands (tests/pages.py has the convention), in a copy of the folder. The steps
+of the workflow in docs/policy-as-code.md are run as GitHub would, on the example's own pull request.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.flow.test_docs import missing_from, printed_by, run, script_of
+from tests.pages import ROOT, blocks_of
+
+EXAMPLE = ROOT / "examples" / "acme"
+README = (EXAMPLE / "README.md").read_text("utf-8")
+WORKFLOW = ".github/workflows/policy.yaml"
+ELSEWHERE = ("pip install", "gh pr comment")  # steps that need the network
+AUTHOR = ("-c", "user.name=you", "-c", "user.email=you@acme.example")
+
+
+def test_the_readme_of_the_example_does_what_it_says(tmp_path: Path) -> None:
+    blocks = list(blocks_of(README))
+    copied = f"set -e\ncp -R '{EXAMPLE}/.' .\nexport PYTHONPATH='{ROOT}'\n"
+    code, text = run(copied + script_of(blocks), tmp_path)
+    assert code == 0, f"ended with {code}:\n{text}"
+    printed = printed_by(blocks, text)
+    last = 0
+    for block in blocks:
+        last = block.line if block.runs else last
+        if block.is_output:
+            claim = missing_from(printed[last], block.text)
+            assert not claim, f"line {block.line}: nothing printed {claim!r}; printed was:\n{printed[last]}"
+
+
+def test_what_the_readme_of_the_example_links_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)\s#]+)", README):
+        assert "://" in target or (EXAMPLE / target).exists(), target
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="the workflow compares with a branch")
+@pytest.mark.parametrize(
+    ("changed", "codes"), [(True, [0, 0, 6]), (False, [0, 0, 0])], ids=["the pull request", "nothing changed"]
+)
+def test_the_workflow_stops_what_is_wider_and_nothing_else(changed: bool, codes: list[int], tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    for words in (
+        ("init", "-q", "-b", "main"),
+        ("add", "."),
+        (*AUTHOR, "commit", "-q", "-m", "as it was"),
+        ("update-ref", "refs/remotes/origin/main", "HEAD"),
+    ):
+        bash(f"git {' '.join(repr(word) for word in words)}", tmp_path, {}, good=True)
+    if changed:
+        bash("git apply pull-request.patch", tmp_path, {}, good=True)
+    workflow = handed_out()
+    (job,) = workflow["jobs"].values()
+    assert job["defaults"] == {"run": {"shell": "bash"}}, "without pipefail a pipe hides what the diff says"
+    env = {name: value.replace("${{ github.base_ref }}", "main") for name, value in job["env"].items()}
+    steps = [step["run"] for step in job["steps"] if "run" in step and not step["run"].startswith(ELSEWHERE)]
+    ended = [bash(step, tmp_path, env) for step in steps]
+    assert [step.returncode for step in ended] == codes, "\n".join(step.stdout for step in ended)
+    assert (tmp_path / "policy-tests.xml").read_text("utf-8").startswith("<?xml")
+    told = (tmp_path / "policy-diff.md").read_text("utf-8")
+    assert ("`nhi:refund-bot × tool:stripe/create_refund × tools/call`" in told) is changed, told
+
+
+def handed_out() -> Any:
+    """The workflow, as it stands on the page."""
+    page = (ROOT / "docs" / "policy-as-code.md").read_text("utf-8")
+    (text,) = [block.text for block in blocks_of(page) if block.file == WORKFLOW]
+    return yaml.safe_load(text)
+
+
+def bash(step: str, folder: Path, env: dict[str, str], *, good: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run one step as GitHub runs `shell: bash`."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step],
+        cwd=folder,
+        env={**env, "PATH": path, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=good,
+    )
