@@ -181,6 +181,8 @@ class App:
         trouble = list(self.reloader.trouble)
         if not self.limiter.store.up:
             trouble.append("the store is out: calls with limits are refused")
+        if not self.switch.saved:
+            trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
         return True, {"status": "degraded", "reasons": trouble} if trouble else {"status": "ready"}
 

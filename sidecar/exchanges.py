@@ -195,7 +195,7 @@ class Exchanges:
 
     def _judge_anew(self, exchange: Exchange, now: Snapshot, now_s: float) -> None:
         if exchange.judged_by is not now:
-            exchange.judged_by = now
+            exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
             decision = now.decide(exchange.caller.chain, exchange.call, now_s)
             exchange.until = _end_of(exchange.caller, decision, now)
             if not decision.allowed and not now.shadows(now_s):

@@ -17,7 +17,7 @@ from sidecar.egress import fetch
 from sidecar.identity import Identity
 from sidecar.limits import open_store
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.aside import load_policy_aside
+from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.upstreams import Catalogue, upstream_from
@@ -64,23 +64,34 @@ async def next_snapshot(
 ) -> Snapshot:
     """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
     gives back `old` itself where the files say what they said."""
-    new = await asyncio.to_thread(_read_snapshot, path, environ, old)
+    reading = Reading()
+    try:
+        new = await asyncio.to_thread(_read_snapshot, path, environ, old, reading)
+    except asyncio.CancelledError:
+        reading.abandon()  # the thread would go on, and this process could not end before it
+        raise
     if only_if_changed and new.says_the_same_as(old):
         return old  # nothing of the new one was begun: no key fetched, no connection opened
-    await new.identity.start(old.identity)
+    try:
+        await new.identity.start(old.identity)
+    except BaseException:
+        await new.identity.close()
+        raise
     return new
 
 
-def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot) -> Snapshot:
-    new = _snapshot(load_settings(path, environ), old.services, old.base_url)
+def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot, reading: Reading) -> Snapshot:
+    new = _snapshot(load_settings(path, environ), old.services, old.base_url, reading)
     return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
 
 
-def _snapshot(settings: Settings, known: Mapping[str, Service], base_url: str) -> Snapshot:
+def _snapshot(
+    settings: Settings, known: Mapping[str, Service], base_url: str, reading: Reading | None = None
+) -> Snapshot:
     keys_digest = digest_of_keys(settings)  # before the keys are read: what changes in between counts as a change
     return snapshot_from(
         settings,
-        read_policy(settings),
+        read_policy(settings, reading),
         identity=Identity.from_settings(settings, time.time, fetch),
         services=services_from(settings, known),
         base_url=base_url,
@@ -88,10 +99,10 @@ def _snapshot(settings: Settings, known: Mapping[str, Service], base_url: str) -
     )
 
 
-def read_policy(settings: Settings) -> PolicySource:
+def read_policy(settings: Settings, reading: Reading | None = None) -> PolicySource:
     """Models and rules, checked. Raises PolicyError."""
-    policy = settings.policy
-    return load_policy_aside(policy.models, policy.path, scopes=policy.scopes, names=frozenset(settings.upstreams))
+    policy, names = settings.policy, frozenset(settings.upstreams)
+    return load_policy_aside(policy.models, policy.path, scopes=policy.scopes, names=names, reading=reading)
 
 
 def digest_of_keys(settings: Settings) -> str:

@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from sidecar.errors import ConfigError, SettingsError
+from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.snapshot import Live, Snapshot
@@ -23,7 +24,8 @@ from sidecar.watching import Watcher
 
 RETIRE_LOOK_S = 0.1
 NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
-UNRECORDED = "A111"
+UNRECORDED, UNFORESEEN = "A111", "R101"
+MAX_TOLD = 50
 BY_WATCH = "file change"
 
 log = logging.getLogger("sidecar.reloading")
@@ -63,13 +65,17 @@ class Reloader:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now; the revision that serves
         then. Raises ConfigError, and changes nothing."""
         async with self._one_at_a_time:
-            self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
             old = self.live.current
             try:
+                self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
                 new = await self._next(old, by, only_if_changed)
             except ConfigError as error:
                 self._fail(error, by, anew=not only_if_changed)
                 raise
+            except Exception as error:
+                unforeseen = _unforeseen(error, self.watcher.config)
+                self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
+                raise unforeseen from error
             if new is old:
                 self._nothing_new()
             else:
@@ -81,7 +87,8 @@ class Reloader:
         try:
             await self.reload(BY_WATCH, only_if_changed=True)
         except ConfigError as error:  # told, recorded and counted; the old policy serves on
-            return all(fault.code != UNRECORDED for fault in error.faults)  # for no fault of the files: tried again
+            # What was no fault of the files is tried again.
+            return all(fault.code not in (UNRECORDED, UNFORESEEN) for fault in error.faults)
         return True
 
     async def close(self) -> None:
@@ -114,14 +121,16 @@ class Reloader:
         self.retiring.add(retiring)
         retiring.add_done_callback(self.retiring.discard)
 
-    def _fail(self, error: ConfigError, by: str, *, anew: bool) -> None:
+    def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
         told = tuple(map(str, error.faults))
-        self.trouble = ("the newest files are not in force, the old policy serves", *told)
+        more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
+        self.trouble = ("the newest files are not in force, the old policy serves", *told[:MAX_TOLD], *more)
         if told == self._failed and not anew:
             return
         self._failed = told
         self.metrics.policy_reloaded("failed")
-        log.error("reload failed; the old policy serves on\n%s", error, extra={"by": by})
+        shown = "\n".join((*told[:MAX_TOLD], *more))
+        log.error("reload failed; the old policy serves on\n%s", shown, extra={"by": by}, exc_info=cause)
         with suppress(SettingsError):
             self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision)
 
@@ -146,6 +155,13 @@ class Reloader:
             await old.identity.close()
             for service in gone:
                 await service.close()
+
+
+def _unforeseen(error: Exception, config: Path) -> SettingsError:
+    """A machine that is out of something, or a bug of ours: no reason to stop serving, or to stop looking."""
+    why = str(error) if isinstance(error, OSError) else type(error).__name__
+    hint = "it is tried again; the log has more"
+    return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
 
 
 def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ leaves the old one serving (CONTRACT 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import orjson
 
@@ -26,6 +27,8 @@ from sidecar.upstreams import Catalogue, Upstream
 from sidecar.vocabulary import Call, Chain, Decision
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
+T = TypeVar("T")
+
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
@@ -102,9 +105,14 @@ class Snapshot:
             return decision
         answers = [decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])]
         ends = [answer.until for answer in answers if answer.until is not None]
-        links = tuple(link for answer in answers for link in answer.links)
         decisive = next((answer for answer in answers if not answer.allowed), decision)
-        return decisive._replace(links=links, until=min(ends, default=None))
+        return decisive._replace(
+            links=tuple(link for answer in answers for link in answer.links),
+            limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
+            until=min(ends, default=None),
+            would_deny=_each_once(answer.would_deny for answer in answers),
+            would_allow=_each_once(answer.would_allow for answer in answers),
+        )
 
     def audience(self, server: str) -> Audience:
         """What a token must be meant for, to be used at this server's address."""
@@ -129,6 +137,10 @@ class Snapshot:
         if service is not None and service.scopes:
             document["scopes_supported"] = list(service.scopes)
         return orjson.dumps(document)
+
+
+def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(one for some in found for one in some))
 
 
 def resource_at(base_url: str, server: str) -> str:
@@ -199,6 +211,12 @@ class Live:
         taken = self.current
         self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
         return taken
+
+    def renew(self, taken: Snapshot) -> Snapshot:
+        """The snapshot that serves now, in exchange for an older one: so that a stream of days keeps none alive."""
+        fresh = self.take()
+        self.leave(taken)
+        return fresh
 
     def leave(self, taken: Snapshot) -> None:
         """One request less reads it."""

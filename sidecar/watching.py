@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from sidecar.policy.files import left_by_an_editor
 from sidecar.settings import Settings
 
 POLL_S = 10.0
+SOON_S = 1.0  # after beginning to listen: what was written before the system knew of it is told by nobody
 STILL_S = 0.2  # two looks this far apart that agree: nobody is writing any more
 LONGEST_S = 2.0  # who never stops writing is read all the same
 STEP_MS = 50
@@ -56,6 +58,7 @@ class Watcher:
     seen: Look
     _hint: asyncio.Event = field(default_factory=asyncio.Event)
     _ears: _Ears | None = None
+    _listening_since: float = -math.inf
 
     async def run(self, changed: Callable[[], Awaitable[bool]]) -> None:
         """Call `changed` for each change; it returns whether it is done with it, else it is called again after the
@@ -65,7 +68,7 @@ class Watcher:
             while True:
                 await self._listen()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):  # not wait_for(), which may swallow a cancellation
+                    async with asyncio.timeout(self._patience_s()):  # not wait_for(), which may swallow a cancellation
                         await self._hint.wait()
                 self._hint.clear()
                 if self.settings().policy.watch and (await self._settled() != self.seen or not done):
@@ -80,6 +83,11 @@ class Watcher:
     def hint(self) -> None:
         """There may be something to see."""
         self._hint.set()
+
+    def _patience_s(self) -> float:
+        """How long to wait for an event."""
+        since_s = asyncio.get_running_loop().time() - self._listening_since
+        return SOON_S - since_s if since_s < SOON_S else POLL_S
 
     async def _settled(self) -> Look:
         """A look at files that nobody is writing; the last look, if somebody never stops."""
@@ -103,6 +111,7 @@ class Watcher:
             loop = asyncio.get_running_loop()
             self._ears = _Ears(wanted, lambda: loop.call_soon_threadsafe(self._hint.set))
             self._ears.open()
+            self._listening_since = loop.time()
 
     def _stop_listening(self) -> None:
         if self._ears is not None:
@@ -125,8 +134,8 @@ class _Places:
         folders = (settings.policy.models, settings.policy.path)
         singles = (config, *key_files(settings), *folders)  # of a folder: that it goes and comes
         links = [link for path in singles for link in _links_in(path)]
-        deep = tuple(sorted({str(path) for path in folders if path.is_dir()}))
-        flat = tuple(sorted({str(path.parent) for path in (*singles, *links) if path.parent.is_dir()}))
+        deep = tuple(sorted({str(path) for path in folders if _is_folder(path)}))
+        flat = tuple(sorted({str(path.parent) for path in (*singles, *links) if _is_folder(path.parent)}))
         names = frozenset({KUBERNETES_LINK, *(path.name for path in (*singles, *links))})
         return cls(deep, flat, names, tuple(_stamp(Path(path))[:2] for path in (*deep, *flat)))
 
@@ -182,6 +191,14 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def _is_folder(path: Path) -> bool:
+    """Not for a file system in trouble, where `is_dir` raises."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
     """Every file that a load would read or refuse, links followed, each folder once."""
     todo, entered, count = list(folders), set[tuple[int, ...]](), 0
@@ -198,7 +215,7 @@ def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
                 count += 1
                 if count > MAX_FILES:
                     return
-                if path.is_dir():
+                if _is_folder(path):
                     todo.append(path)
                 else:
                     yield path

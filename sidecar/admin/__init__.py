@@ -172,7 +172,7 @@ _GUARDED: Mapping[str, _Guarded] = {
     "/api/principals/{}/disable": ("POST", ("operator",), Admin._disable),
     "/api/principals/{}/enable": ("POST", ("operator",), Admin._enable),
 }
-_OF_A_PRINCIPAL = re.compile(r"(/api/principals/)([^?#]{1,1024})(/(?:dis|en)able)")
+_OF_A_PRINCIPAL = re.compile(r"(/api/principals/)([^?#]{0,4096})(/(?:dis|en)able)")
 
 
 def _route_of(path: str) -> tuple[_Guarded | None, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 DEADLINE_S = 3.0
-MAX_ANSWER_BYTES = 4 * 2**20
+MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 
 
 def control_socket(config: Path) -> Path:
@@ -31,5 +31,7 @@ def ask_control(control: Path, target: str, *, verb: str = "GET", order: object 
         connection.request(verb, target, None if order is None else orjson.dumps(order))
         response = connection.getresponse()
         return response.status, response.read(MAX_ANSWER_BYTES)
+    except http.client.HTTPException as error:  # it ended in the middle, or is no sidecar
+        raise OSError(f"no whole answer: {type(error).__name__}") from None
     finally:
         connection.close()

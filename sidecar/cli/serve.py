@@ -101,15 +101,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     from sidecar.app import App
 
+    loop, stop, hangup = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)  # first: unheard, it would end us
     app = await App.start(path, environ)
     settle_garbage()
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
-    reloads: set[asyncio.Task[None]] = set()
-    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(app))))
+    reloading = loop.create_task(_reload_at(hangup, app))
     _announce(app)  # last: whoever reads it may signal at once
     await stop.wait()
+    reloading.cancel()
     await app.stop()
 
 
@@ -128,9 +129,13 @@ def _stop_or_die(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _reload(app: App) -> None:
-    with suppress(ConfigError):  # told, recorded and counted where it happened; the old policy serves on
-        await app.reload("SIGHUP")
+async def _reload_at(hangup: asyncio.Event, app: App) -> None:
+    """However many signals come during a reload, one more follows."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        with suppress(ConfigError):  # told, recorded and counted where it happened; the old policy serves on
+            await app.reload("SIGHUP")
 
 
 def _announce(app: App) -> None:

@@ -26,7 +26,7 @@ DISABLED_FILE = "disabled.yaml"
 
 def load_disabled(path: Path) -> Disabled:
     """Read disabled.yaml; without the file nobody is disabled by it. Raises PolicyError with every fault."""
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "nobody"
         return NOBODY
     document = read_document(path, error=PolicyError)
     file = document.validate(DisabledFile)

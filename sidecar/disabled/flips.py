@@ -41,6 +41,10 @@ class Flip:
         until_s = _FOREVER if self.until is None else min(int(self.until), _FOREVER)
         return f"{self.number:016d}{self.disabled:d}{until_s:014d}"
 
+    def newer_than(self, other: Flip) -> bool:
+        """Of one principal: whether it is the one that counts."""
+        return self is not other and self != other and self.rank > other.rank
+
     @property
     def entry(self) -> Entry:
         """What it means while it is in force."""
@@ -61,9 +65,9 @@ def encode(flip: Flip) -> str:
     return flip.rank + orjson.dumps(flip.plain()).decode()
 
 
-def decode(raw: bytes) -> Flip:
+def decode(raw: str) -> Flip:
     """Read what `encode` wrote. Raises ValueError for anything else."""
-    _, brace, rest = raw.partition(b"{")
+    _, brace, rest = raw.partition("{")
     return flip_from(orjson.loads(brace + rest))
 
 

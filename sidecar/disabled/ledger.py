@@ -57,7 +57,7 @@ class Ledger:
         newer = []
         for flip in flips:
             known = self.flips.get(flip.principal)
-            if known is None or known.rank < flip.rank:
+            if known is None or flip.newer_than(known):
                 self.flips[flip.principal] = flip
                 newer.append(flip)
         if newer:

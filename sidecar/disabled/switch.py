@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sidecar.disabled.entries import MAX_REASON_CHARS, Disabled, Entry, is_name, is_reason
 from sidecar.disabled.flips import Flip, decode, encode
@@ -45,6 +45,13 @@ class SwitchError(Exception):
         self.invalid = invalid
 
 
+class _Listed(NamedTuple):
+    """One entry of the store."""
+
+    flip: Flip
+    raw: str
+
+
 class KillSwitch:
     """The switch of one replica. `clock` gives seconds since the epoch."""
 
@@ -56,12 +63,19 @@ class KillSwitch:
         self._token = ""
         self._untold = dict(ledger.flips)
         self._stale: list[str] = []
+        self._listing: Mapping[str, _Listed] = {}
+        self._unsaved = False
         self._turning = asyncio.Lock()
 
     @property
     def disabled(self) -> Disabled:
         """Who is disabled by hand."""
         return self._ledger.disabled
+
+    @property
+    def saved(self) -> bool:
+        """Whether a restart would know what is known here."""
+        return not self._unsaved
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
         """From now on everything that touches this principal is refused. Raises SwitchError."""
@@ -98,10 +112,13 @@ class KillSwitch:
         return True
 
     async def run(self) -> None:
-        """Keep up with the other replicas. Runs as long as the process."""
+        """Keep up with the other replicas, and with a disk that was full. Runs as long as the process."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.sync()
+            if self._unsaved:
+                async with self._turning:
+                    await self._saved()
 
     async def sync(self) -> None:
         """Hear what others did, and say what they may not know. Without a store that answers, nothing happens."""
@@ -123,7 +140,8 @@ class KillSwitch:
             self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}
             self._stale = []
             return bool(self._untold)
-        listed, now_s = _listed(told[1:]), self._clock()
+        listed, now_s = _listed(told[1:], self._listing), self._clock()
+        self._listing = listed
         theirs = {name: flip for name, (flip, _) in listed.items() if not flip.forgotten(now_s)}
         self._stale = [word for name, (_, raw) in listed.items() if name not in theirs for word in (name, raw)]
         newer = self._ledger.take(theirs.values())
@@ -131,7 +149,7 @@ class KillSwitch:
         self._untold = {
             name: flip
             for name, flip in self._ledger.flips.items()
-            if name not in theirs or theirs[name].rank < flip.rank
+            if name not in theirs or flip.newer_than(theirs[name])
         }
         for flip in newer:
             self._recorded(flip, via="store")
@@ -149,8 +167,11 @@ class KillSwitch:
         try:
             await asyncio.to_thread(self._ledger.save, *more)
         except OSError as error:
-            log.error("disabled principals cannot be saved", extra={"path": self._ledger.path, "error": str(error)})
+            if not self._unsaved:
+                log.error("disabled principals cannot be saved", extra={"path": self._ledger.path, "error": str(error)})
+            self._unsaved = True
             return [f"{self._ledger.path} cannot be written ({error.strerror})"]
+        self._unsaved = False
         return []
 
     def _recorded(self, flip: Flip, what: str = "", **facts: object) -> list[str]:
@@ -172,16 +193,26 @@ def _check(principal: str, reason: str = "") -> None:
         raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
 
 
-def _listed(told: list[bytes]) -> dict[str, tuple[Flip, str]]:
-    """What the hash holds, two words an entry. What nobody of ours wrote there is passed over, and not believed."""
+def _listed(told: list[bytes], before: Mapping[str, _Listed]) -> dict[str, _Listed]:
+    """What the hash holds, two words an entry. What nobody of ours wrote there is passed over, and not believed; what
+    the listing `before` had is not read again."""
     found = {}
-    for name, raw in zip(told[::2], told[1::2], strict=False):
-        try:
-            flip = decode(raw)
-        except ValueError:
-            flip = None
-        if flip is not None and flip.principal.encode() == name:
-            found[flip.principal] = (flip, raw.decode())
+    for name, raw in zip(*([iter(_texts(told))] * 2), strict=False):
+        known = before.get(name)
+        flip = known.flip if known is not None and known.raw == raw else _understood(raw)
+        if flip is not None and flip.principal == name:
+            found[name] = _Listed(flip, raw)
         elif name:
-            log.warning("an entry of the store is not understood", extra={"entry": name.decode("utf-8", "replace")})
+            log.warning("an entry of the store is not understood", extra={"entry": name})
     return found
+
+
+def _texts(words: list[bytes]) -> Iterator[str]:
+    return (word.decode("utf-8", "replace") for word in words)
+
+
+def _understood(raw: str) -> Flip | None:
+    try:
+        return decode(raw)
+    except ValueError:
+        return None

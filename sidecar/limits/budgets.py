@@ -29,7 +29,7 @@ MAX_REFILL_S = 86_400  # a burst that takes longer to come back is a quota; also
 
 def load_budgets(path: Path) -> Budgets:
     """Read budgets.yaml; without the file nothing is limited. Raises PolicyError with every fault and its position."""
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no limits"
         return Budgets()
     file = read_document(path, error=PolicyError).validate(BudgetsFile)
     tools = tuple(entry.compiled(pattern) for pattern, entry in file.tools.items())

@@ -2,7 +2,8 @@
 
 In a process of its own: to read a million rows takes seconds of one core, and a thread would take them from the event
 loop. The process reads, checks, sorts, and hands the finished arrays over (`parcel`). It ends with us, whatever we die
-of: it goes when nobody holds the other end of its input any more. A small policy is read where we are.
+of: Linux ends it with the thread that waits for it, and elsewhere it goes when nobody holds the other end of its input
+any more, as soon as its interpreter is free. A small policy is read where we are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,39 @@ from sidecar.policy.source import PolicySource, load_policy
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
 NICENESS = 5  # the calls come first
+_BEGINNING = """\
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: before anything that takes long
+from sidecar.policy import aside  # under its own name, as the orders name it
+aside._serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+class Reading:
+    """A load that somebody waits for in a thread."""
+
+    def __init__(self) -> None:
+        self._turning = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: if a process reads, it ends, and the load with it."""
+        with self._turning:
+            self._abandoned = True
+            self._kill()
+
+    def begun_by(self, process: subprocess.Popen[bytes]) -> None:
+        """This process reads."""
+        with self._turning:
+            self._process = process
+            if self._abandoned:
+                self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +81,25 @@ def load_policy_aside(
     scopes: Sequence[ScopeLike] = (),
     names: frozenset[str] | None = None,
     small_bytes: int = SMALL_BYTES,
+    reading: Reading | None = None,
 ) -> PolicySource:
-    """`load_policy`, in a process of its own if there is more than `small_bytes` to read. Blocks: call it in a thread.
+    """`load_policy`, in a process of its own if there is more than `small_bytes` to read. Blocks: call it in a thread,
+    which `reading` can free.
 
-    Raises PolicyError, also when the process fails or takes longer than two minutes.
+    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started.
     """
     if _size(policies) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names)
     plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
     order = _Order(models.absolute(), policies.absolute(), plain, names)
     # -P: no module is taken from the folder that we were started in. A terminal's signals are for us alone.
-    command = [sys.executable, "-P", "-m", "sidecar.policy.aside"]
+    command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     killer = threading.Timer(DEADLINE_S, process.kill)
     killer.start()
     try:
+        if reading is not None:
+            reading.begun_by(process)
         return _carried_out(process, order)
     except (EOFError, OSError, pickle.UnpicklingError):
         hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
@@ -120,9 +158,3 @@ def _end_with(orders: IO[bytes]) -> None:
     """When nobody can send orders any more, nobody waits for what is read."""
     orders.read(1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    from sidecar.policy import aside  # under its own name, as the orders name it
-
-    aside._serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sidecar.policy.grammar import NONE
 from sidecar.policy.memo import Memo
@@ -13,9 +13,10 @@ from sidecar.vocabulary import Principal
 MEMO_SIZE = 4096
 
 
-class Asker(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Asker:
     """A principal as rows see it. `granted` are the roles of its token, `roles` all that it has; `domain` is its
-    namespace, `-` without one."""
+    namespace, `-` without one. One object stands for one principal as long as it is remembered, and is itself a key."""
 
     name: str
     granted: frozenset[str]

@@ -37,7 +37,7 @@ class BulkReader:
 
     def take(self, raw: str, number: int) -> bool:
         """Whether the line was a plain row, and is taken. `number` counts from 1."""
-        fields = raw.rstrip("\r").split(",", 3)
+        fields = raw.removesuffix("\r").split(",", 3)
         if len(fields) < 4 or fields[0].strip(_BLANKS) != "p" or len(raw) > MAX_LINE_CHARS or not self._usual:
             return False
         shape = self._shapes[fields[3]]
@@ -120,7 +120,7 @@ class BulkLinkReader:
 
     def take(self, raw: str, number: int) -> bool:
         """Whether the line was a plain row, and is taken. `number` counts from 1."""
-        fields = [field.strip(_BLANKS) for field in raw.rstrip("\r").split(",")]
+        fields = [field.strip(_BLANKS) for field in raw.removesuffix("\r").split(",")]
         if len(fields) != 3 or fields[0] not in self._good or not self._usual or self._draft.rows >= MAX_ROWS:
             return False
         group, member, container = fields

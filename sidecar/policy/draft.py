@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from sidecar.policy import grammar
@@ -43,6 +44,7 @@ class Draft:
     names: dict[str, Place] = field(default_factory=dict)
     links: dict[str, dict[tuple[str, ...], Place]] = field(default_factory=lambda: {"g": {}, "g2": {}})
     rows: int = 0
+    _looked_up: tuple[str, Sequence[str]] = ("", ())  # the last file that a line was asked of
 
     def add_model(self, model: Model) -> None:
         self.models[model.kind] = model
@@ -62,11 +64,26 @@ class Draft:
             number = known[shape] = self.tables[kind].add_shape(shape)
         return number
 
+    def line_at(self, place: Place) -> Line:
+        """The line at a place, read once more: positions are kept, lines are not."""
+        file, number = place
+        if self._looked_up[0] != file:
+            self._looked_up = (file, _lines_of(file))
+        lines = self._looked_up[1]
+        return Line(file, number, lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else "")
+
     def file_number(self, file: str) -> int:
         """The number of the file that is being read."""
         if not self.files or self.files[-1] != file:
             self.files.append(file)
         return len(self.files) - 1
+
+
+def _lines_of(file: str) -> Sequence[str]:
+    try:
+        return Path(file).read_text("utf-8-sig", "replace").split("\n")
+    except OSError:
+        return ()
 
 
 def take(row: Row, field: Field, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
@@ -309,14 +326,3 @@ def _check_link_scope(row: Row, member: str, container: str, scope: ScopeLike, f
         outside(row, row.fields[1], scope, patterns, faults)
     if row.type == "g2" and not inside(member, scope.objects):
         outside(row, row.fields[0], scope, scope.objects, faults)
-
-
-def line_at(place: Place) -> Line:
-    """The line at a place, read once more: positions are kept, lines are not."""
-    file, number = place
-    try:
-        with open(file, encoding="utf-8-sig", errors="replace") as text:  # noqa: PTH123
-            found = next((line for at, line in enumerate(text, start=1) if at == number), "")
-    except OSError:
-        found = ""
-    return Line(file, number, found.rstrip("\r\n"))

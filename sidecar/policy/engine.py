@@ -4,7 +4,7 @@ The chain is asked link by link (CONTRACT 1.3): each principal but the last whet
 authority, the last one the question itself; then the guardrails are asked of everybody. The same way decides calls
 and filters lists, so that what is listed is what can be called (threats I9).
 
-An engine is one revision. It remembers who has which roles, but nothing of what was asked and answered.
+An engine is one revision. It remembers who has which roles, and what askings of one question have in common.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Engine:
         ways = {"g": roles, "g2": sets}
         self._askers = Askers(roles)
         self._dockets = {
-            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, ways)
+            kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
@@ -71,8 +71,10 @@ class Engine:
         return self._askers.roles_of(principal)
 
     def forget(self) -> None:
-        """Forget whose roles it knows: for who measures what a decision costs."""
+        """Forget whose roles it knows and what was asked: for who measures what a decision costs."""
         self._askers.forget()
+        for docket in self._dockets.values():
+            docket.forget()
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
@@ -109,8 +111,7 @@ class Engine:
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
         links = tuple([answer.link for answer in answers])
         denied = [link.reason for link in links if not link.allowed]
-        own = len(turn.chain) - 1
-        last, roles = answers[own], turn.askers[own].roles
+        last = answers[len(turn.chain) - 1]
         limits: tuple[RowLimit, ...] = ()
         until = None
         if not denied:
@@ -124,7 +125,7 @@ class Engine:
             _first(denied) if denied else None,
             limits,
             until,
-            self._askers.behind(turn.askers[own], [rule.subject for rule in last.link.rules]) if roles else (),
+            last.roles,
             _names(answer.would_deny for answer in would) if would else (),
             _names(answer.would_allow for answer in would) if would else (),
         )

@@ -30,6 +30,11 @@ class Faults:
     errors: list[Fault] = field(default_factory=list)
     warnings: list[Fault] = field(default_factory=list)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further error is kept."""
+        return len(self.errors) >= MAX_FAULTS
+
     def error(self, code: str, message: str, line: Line, column: int = 1, width: int = 1, hint: str = "") -> None:
         if len(self.errors) < MAX_FAULTS:
             self.errors.append(Fault(line.file, line.number, column, code, message, hint, line.text, width))

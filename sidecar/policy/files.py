@@ -116,7 +116,10 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
         for path in paths:
             if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and path.is_dir()):
                 continue
-            if path.is_dir():
+            if path.is_dir() and path.suffix in (".csv", *YAML):
+                hint = "a mount of a file that is not there makes such a folder"
+                faults.whole("P001", "a folder with the name of a file", str(path), hint)
+            elif path.is_dir():
                 folders.append(path)
             else:
                 yield path

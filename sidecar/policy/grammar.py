@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from sidecar.policy.faults import meant, shown
@@ -158,12 +158,12 @@ def effect(text: str) -> Literal["allow", "deny"]:
 
 
 def expires_at(text: str) -> float | None:
-    """Seconds since the epoch; None for `-`."""
+    """Seconds since the epoch; None for `-`. In UTC, too, it must lie in the years 1 to 9999."""
     if text == NONE:
         return None
     if _TIME.fullmatch(text):
         try:
-            return datetime.fromisoformat(text).timestamp()
+            return datetime.fromisoformat(text).astimezone(UTC).timestamp()
         except (ValueError, OverflowError):
             pass
     raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", "write 2027-03-31T00:00:00Z, or -")

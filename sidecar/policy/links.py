@@ -1,8 +1,8 @@
 """What is the answer to one link, and what does it stand on?
 
 A `Docket` is one permission kind: its model, its rows, and how they are found. Which rows may match is looked up;
-then the conditions among them are run, then expiry is looked at, and the model's effect says what follows. Nothing is
-remembered of one question for the next.
+then the conditions among them are run, then expiry is looked at, and the model's effect says what follows. What two
+askings of a question have in common is remembered, within bounds: the rows, and what follows from each outcome.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sidecar.policy.askers import Asker, Askers
 from sidecar.policy.compiler import Asked
 from sidecar.policy.conditions import Condition, Outcome, Purse, Scene
 from sidecar.policy.matching import Index, Matcher
+from sidecar.policy.memo import Memo
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
 from sidecar.policy.roles import Ways
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, Table
@@ -22,6 +23,8 @@ from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Que
 
 MAX_OPENING_RULES = 8  # enough evidence that somebody has a grant on a server
 MAX_OPENING_ROWS = 10_000  # that are looked at for a live one
+MEMO_SIZE = 4096  # cases of a docket, in each of two generations
+MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a case that is remembered
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 
 # CONTRACT 1.2, 1.3: who is asked about what. Whatever else arrives is denied before any row is (threats K1, K12).
@@ -58,9 +61,11 @@ class Turn:
 
 
 class Answer(NamedTuple):
-    """One link's answer. `limited` are the rules whose limit applies; `until` in seconds since the epoch."""
+    """One link's answer. `roles` are those by which its rules mean the asker; `limited` are the rules whose limit
+    applies; `until` in seconds since the epoch."""
 
     link: Link
+    roles: tuple[str, ...] = ()
     limited: tuple[Rule, ...] = ()
     until: float | None = None
     would_deny: tuple[str, ...] = ()
@@ -75,11 +80,21 @@ class Sides(NamedTuple):
     denies: list[int]
     would: Sequence[int] = ()
     nearly: Sequence[tuple[bool, bool]] = ()
-    facts: tuple[Fact, ...] = ()
+
+
+class _Case(NamedTuple):
+    """What one question of one asker comes to: the rows that match, the flags that some of them have, the conditions
+    among them in the order of their texts, when rows end; and answers by how the conditions come out and what lives."""
+
+    rows: list[int]
+    some: int
+    asking: tuple[Condition, ...]
+    ends: tuple[float, ...]
+    answers: dict[tuple[tuple[Outcome, ...], tuple[bool, ...]], Answer]
 
 
 class Docket:
-    """All questions of one permission kind. Pure; safe to use from several threads."""
+    """All questions of one permission kind. Pure but for what it remembers; safe to use from several threads."""
 
     def __init__(
         self,
@@ -87,28 +102,78 @@ class Docket:
         table: Table,
         index: Index,
         conditions: Mapping[str, Condition],
+        askers: Askers,
         ways: Mapping[str, Ways],
     ) -> None:
-        self.kind, self.table = model.kind, table
+        self.kind, self.table, self._askers = model.kind, table, askers
         self._matcher = Matcher(model, table, index, ways)
         self._effect = model.effect
         self._subjects, self._objects = _ASKS[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
+        self._cases: Memo[tuple[Asker, str, str], _Case] = Memo(MEMO_SIZE)
+        self._asked: set[int] = set()
+
+    def forget(self) -> None:
+        """Forget what was asked."""
+        self._cases = Memo(MEMO_SIZE)
+        self._asked.clear()
 
     def answer(self, obj: str, act: str, turn: Turn, place: int, *, lends: bool) -> Answer:
         """The answer to one (subject, object, action). `place` is where the subject stands in the chain; `lends` if
         this asks for authority that is lent."""
         asker = turn.askers[place]
-        rows = self._candidates(asker, obj, act)
+        key = (asker, obj, act)
+        case = self._cases.get(key)
+        if case is None:
+            case = self._case(asker, obj, act)
+            self._remember(key, case)
+        outcomes, facts = self._run(case, turn, place, lends) if case.asking else ((), ())
+        now_s = turn.now_s
+        came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
+        answer = case.answers.get(came_out)
+        if answer is None:
+            answer = self._judged(case, asker, obj, act, outcomes, now_s)
+            if len(case.answers) >= MAX_CASE_ANSWERS:  # a caller's arguments may bring out many
+                case.answers.clear()
+            case.answers[came_out] = answer
+        return answer._replace(link=answer.link._replace(facts=facts)) if facts else answer
+
+    def _remember(self, key: tuple[Asker, str, str], case: _Case) -> None:
+        """From its second asking on: what is asked once only costs no memory."""
+        mark = hash(key)
+        if mark not in self._asked:
+            if len(self._asked) >= MEMO_SIZE:
+                self._asked.clear()
+            self._asked.add(mark)
+        elif len(case.rows) <= MAX_CASE_ROWS and not self._matcher.plan.foreign:  # what pycasbin says, it says anew
+            self._cases.put(key, case)
+
+    def _case(self, asker: Asker, obj: str, act: str) -> _Case:
+        table, rows = self.table, self._candidates(asker, obj, act)
+        flags, some = table.flags, 0
+        for row in rows:
+            some |= flags[row]
+        if not some & (ASKS | ENDS):
+            return _Case(rows, some, (), (), {})
+        asking: dict[str, Condition] = {}
+        for shape in {table.shape[row] for row in rows if flags[row] & ASKS}:
+            condition = self._conditions[shape]
+            assert condition is not None
+            asking[condition.text] = condition
+        ends = sorted({table.end_of(row) for row in rows if flags[row] & ENDS})
+        return _Case(rows, some, tuple(asking[text] for text in sorted(asking)), tuple(ends), {})
+
+    def _judged(
+        self, case: _Case, asker: Asker, obj: str, act: str, outcomes: tuple[Outcome, ...], now_s: float
+    ) -> Answer:
+        """The answer without its facts."""
+        rows, some, flags = case.rows, case.some, self.table.flags
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
             return Answer(Link(self.kind, asker.name, obj, act, allowed, None if allowed else Reason.NO_MATCHING_RULE))
-        flags = self.table.flags
-        some = 0
-        for row in rows:
-            some |= flags[row]
         if some & (ASKS | ENDS | SHADOW):
-            sides = self._sides(rows, turn, place, lends)
+            by_text = {condition.text: outcome for condition, outcome in zip(case.asking, outcomes, strict=True)}
+            sides = self._sides(rows, by_text, now_s)
         elif some & DENY:
             sides = Sides([row for row in rows if not flags[row] & DENY], [row for row in rows if flags[row] & DENY])
         else:
@@ -117,12 +182,15 @@ class Docket:
         reason = None
         if not allowed:
             reason = Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
-        link = Link(self.kind, asker.name, obj, act, allowed, reason, self._rules(rests_on), sides.facts)
+        rules = self._rules(rests_on)
+        link = Link(self.kind, asker.name, obj, act, allowed, reason, rules)
+        roles = self._askers.behind(asker, [rule.subject for rule in rules]) if asker.roles else ()
         if not some & (LIMITED | ENDS | SHADOW):
-            return Answer(link)
+            return Answer(link, roles)
         ends = [self.table.end_of(row) for row in rests_on if flags[row] & ENDS] if allowed else []
         return Answer(
             link,
+            roles,
             tuple(rule for rule in link.rules if rule.max_calls_per_hour is not None) if allowed else (),
             min(ends, default=None),
             self._ids(row for row in sides.would if flags[row] & DENY),
@@ -148,7 +216,8 @@ class Docket:
         endless = any(not table.flags[row] & ENDS for row in live)
         until = None if endless else max(map(table.end_of, live))
         rules = self._rules(live[:MAX_OPENING_RULES])
-        return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), until=until)
+        roles = self._askers.behind(asker, [rule.subject for rule in rules])
+        return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), roles=roles, until=until)
 
     def _candidates(self, asker: Asker, obj: str, act: str) -> list[int]:
         """The rows that match but for expiry and condition."""
@@ -158,10 +227,9 @@ class Docket:
             return []
         return self._matcher.rows(Asked(name, obj, act, asker.domain, asker.roles))
 
-    def _sides(self, rows: Sequence[int], turn: Turn, place: int, lends: bool) -> Sides:
+    def _sides(self, rows: Sequence[int], outcomes: Mapping[str, Outcome], now_s: float) -> Sides:
         """Conditions and expiry asked of the rows that match otherwise."""
         table, flags = self.table, self.table.flags
-        outcomes, facts = self._run(rows, turn, place, lends)
         allows: list[int] = []
         denies: list[int] = []
         would: list[int] = []
@@ -169,31 +237,17 @@ class Docket:
         for row in rows:
             bits = flags[row]
             holds = not bits & ASKS or _holds(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
-            live = not bits & ENDS or turn.now_s < table.end_of(row)
+            live = not bits & ENDS or now_s < table.end_of(row)
             if live and holds:
                 (would if bits & SHADOW else denies if bits & DENY else allows).append(row)
             elif not bits & (DENY | SHADOW):
                 nearly.append((live, holds))
-        return Sides(allows, denies, would, nearly, facts)
+        return Sides(allows, denies, would, nearly)
 
-    def _run(
-        self, rows: Sequence[int], turn: Turn, place: int, lends: bool
-    ) -> tuple[Mapping[str, Outcome], tuple[Fact, ...]]:
-        """How each condition among the rows comes out, by its text; each is run once, in the order of the texts."""
-        flags, shape_of = self.table.flags, self.table.shape
-        shapes = {shape_of[row] for row in rows if flags[row] & ASKS}
-        if not shapes:
-            return {}, ()
-        asking = {self.table.shapes[shape].when: self._conditions[shape] for shape in shapes}
-        outcomes: dict[str, Outcome] = {}
-        facts = []
-        for text in sorted(asking):
-            condition = asking[text]
-            assert condition is not None
-            outcomes[text], fact = turn.run(condition, place, lends)
-            if fact is not None:
-                facts.append(fact)
-        return outcomes, tuple(facts)
+    def _run(self, case: _Case, turn: Turn, place: int, lends: bool) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
+        """How each condition comes out, each run once, and what it read."""
+        ran = [turn.run(condition, place, lends) for condition in case.asking]
+        return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
 
     def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:
         """Whether the effect allows it, and the rows that decide."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -71,11 +71,11 @@ class Matcher:
 
     def __init__(self, model: Model, table: Table, index: Index, ways: Mapping[str, Ways]) -> None:
         self.plan: Plan = plan_of(model)
-        self._table = table
-        self._index = index
+        self._table, self._index, self._ways = table, index, ways
         sides = [_Side(facet, table, wild, ways) for facet, wild in zip(self.plan.index, index.wild, strict=False)]
         self._first = sides[0] if sides else None
         self._second = sides[1] if len(sides) > 1 else None
+        self._objects = next((side for side in sides if side.facet.column == "obj"), None)
         self._by_action, checks = _split_actions(self.plan.checks)
         self._actions: dict[str, dict[int, bool]] = {}
         self._checks: list[Check] = [compiled(part, table, ways) for part in checks]
@@ -103,8 +103,7 @@ class Matcher:
         if first is None or first.facet.field != "sub":
             return
         texts, spans = self._texts_on(server)
-        second = self._second
-        by_object = second is not None and second.facet.column == "obj"
+        by_object = self._objects is not None and self._objects is self._second
         objects = self._table.obj
         for text in first.texts(asked):
             low, high = index.begins[text], index.begins[text + 1]
@@ -123,6 +122,7 @@ class Matcher:
         rows, seconds, begins = index.rows, index.seconds, index.begins
         found: list[int] = []
         others: list[int] | None = None
+        among: Container[int] = ()
         for text in first.texts(asked):
             low, high = begins[text], begins[text + 1]
             if low == high:
@@ -132,9 +132,10 @@ class Matcher:
                 continue
             if others is None:
                 others = second.texts(asked)
+                among = others if len(others) <= WALKED else frozenset(others)
             if high - low <= WALKED:
                 for at in range(low, high):
-                    if seconds[at] in others:
+                    if seconds[at] in among:
                         found.append(rows[at])
                 continue
             for other in others:
@@ -180,7 +181,9 @@ class Matcher:
             prefixes = [f"{word}{server}/" for word in _ON_SERVERS]
             # "0" is what follows "/": all that begins with the prefix stands between the two.
             spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
-            single = self._second.meeting(server, prefixes) if self._second is not None else ()
+            if self._objects is None:
+                self._objects = _Side(_ANY_OBJECT, self._table, _wild_objects(self._table), self._ways)
+            single = self._objects.meeting(server, prefixes)
             known = frozenset(single), tuple(span for span in spans if span[0] < span[1])
             self._on_server.put(server, known)
         return known
@@ -229,6 +232,12 @@ class _Side:
                     yield number
 
 
+def _wild_objects(table: Table) -> array[int]:
+    """The objects with a wildcard, for a matcher whose index has none."""
+    texts = table.texts.texts
+    return array("I", sorted(number for number in set(table.obj) if WILDCARD in texts[number]))
+
+
 def _foreign(model: Model, parts: tuple[Node, ...], table: Table, ways: Mapping[str, Ways]) -> CasbinPart:
     from sidecar.policy.casbin_part import CasbinPart  # a third of a second, and most policies need none of it
 
@@ -241,6 +250,7 @@ def _checked(rows: list[int], checks: list[Check], asked: Asked) -> list[int]:
     return rows
 
 
+_ANY_OBJECT = Facet(Call("glob", (Name("r", "obj"), Name("p", "obj"))), "obj", "obj", ("g2",), globs=True, strict=False)
 _ACTIONS = Call("globs", (Name("r", "act"), Name("p", "act")))
 
 

@@ -17,7 +17,7 @@ from sidecar.errors import Fault, PolicyError
 from sidecar.policy.bulk import BulkLinkReader, BulkReader
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
-from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, line_at, read_link
+from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, read_link
 from sidecar.policy.expression import written
 from sidecar.policy.faults import Line, meant, shown
 from sidecar.policy.files import KINDS, PolicyFile, policy_files, read_text
@@ -262,9 +262,11 @@ def _check_doubles(draft: Draft) -> None:
         first: dict[tuple[int, int, int], int] = {}
         for row, said in enumerate(zip(table.sub, table.obj, table.shape, strict=True)):
             if first.setdefault(said, row) != row and not (_named(table, row) or _named(table, first[said])):
+                if draft.faults.is_full:
+                    return
                 file, number = _place_of(table, first[said])
                 message = f"the same rule stands at {file}:{number} already"
-                draft.faults.error("P108", message, line_at(_place_of(table, row)), hint="take one away")
+                draft.faults.error("P108", message, draft.line_at(_place_of(table, row)), hint="take one away")
 
 
 def _named(table: Table, row: int) -> bool:
@@ -286,13 +288,13 @@ def _links(group: str, draft: Draft) -> Mapping[str, Links]:
     if cycle:
         place = next(at for pair, at in found.items() if pair[:2] == cycle[:2])
         message = "a cycle: " + " in ".join(cycle)
-        draft.faults.error("P301", message, line_at(place), hint="take one of these rows away")
+        draft.faults.error("P301", message, draft.line_at(place), hint="take one of these rows away")
         return {"": Links()}
     chains = links.chains()
     for (member, container, _), place in found.items():
         if chains[member] == MAX_DEPTH + 1 and chains[container] == MAX_DEPTH:
             message = f"{shown(member)} is at the bottom of more than {MAX_DEPTH} levels"
-            draft.faults.error("P302", message, line_at(place), hint="Casbin would silently not follow them all")
+            draft.faults.error("P302", message, draft.line_at(place), hint="Casbin would silently not follow them all")
     by_domain: dict[str, list[tuple[str, str]]] = {}
     for member, container, domain in found:
         if domain:

@@ -2,6 +2,7 @@
 
 places        where the models and rows lie that a command speaks about
 revisions     what the policy said in a git revision
+catalogue     what exists, according to its owners? for diff and suggest
 
 check/        what is refused, and what is suspicious?
 suite_report  how did the policy's own tests go? `sidecar.suites` runs them; junit tells CI systems

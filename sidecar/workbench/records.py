@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -104,7 +104,7 @@ def asked_in(fields: Mapping[str, Any]) -> Asked | None:
         return None
     try:
         return _asked(fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UnreadableError(f"record {fields.get('seq')} is not as a sidecar writes it: {error}") from None
 
 
@@ -116,7 +116,7 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         seq=int(fields["seq"]),
         decision_id=_word(fields["decision_id"]),
         timestamp=_word(fields["timestamp"]),
-        at_s=datetime.fromisoformat(fields["timestamp"]).timestamp(),
+        at_s=datetime.fromisoformat(fields["timestamp"]).astimezone(UTC).timestamp(),
         chain=tuple(
             Principal(_word(name), "", frozenset(map(_word, roles)), frozenset(map(_word, scopes)))
             for name, (roles, scopes) in zip(names, granted, strict=True)

@@ -79,7 +79,7 @@ def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
     if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
         # A folder of rows itself, with its models beside it.
         blobs = git.blobs(commit, [top, top.parent / MODELS]) if colon else []
-        if not any(blob.path.is_relative_to(top) for blob in blobs):
+        if not any(top in blob.path.parents for blob in blobs):
             _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
     for blob, content in git.contents(blobs):
         target = root / blob.path

@@ -323,7 +323,7 @@ async def test_a_log_beside_the_configuration_is_nobodys_change(tmp_path: Path) 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sidecar.watching, "look_at", counted)
-            await asyncio.sleep(0.2)  # the first look, at the start
+            await asyncio.sleep(sidecar.watching.SOON_S + 0.3)  # the first looks, at the start
             before = looks
             for number in range(20):
                 with (tmp_path / "sidecar.log").open("a") as log:

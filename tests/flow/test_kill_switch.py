@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,8 +20,10 @@ from click.testing import CliRunner
 import sidecar.disabled.switch
 from sidecar.app import App
 from sidecar.cli import main
+from sidecar.cli.control import ask_control
 from sidecar.disabled import Ledger
 from sidecar.disabled.flips import FORGOTTEN_AFTER_S, Flip, encode
+from sidecar.disabled.ledger import MAX_FLIPS
 from sidecar.errors import SettingsError
 from sidecar.loading import check_files
 from sidecar.settings.moments import rfc3339
@@ -243,6 +246,8 @@ async def test_an_operator_disables_a_viewer_looks(tmp_path: Path) -> None:
         ("nhi:*", {}, "names no principal"),
         ("nhi:a%20b", {}, "names no principal"),
         ("nhi:", {}, "names no principal"),
+        ("", {}, "names no principal"),
+        ("nhi:" + "x" * 2000, {}, "names no principal"),
         ("nhi:planner", {"until": "tomorrow"}, "2027-03-31T00:00:00Z"),
         ("nhi:planner", {"until": "2001-01-01T00:00:00Z"}, "over already"),
         ("nhi:planner", {"until": 5}, "strings"),
@@ -259,6 +264,25 @@ async def test_an_order_that_says_nothing_valid_does_nothing(name: str, order: A
         status, body = await turn(running, name, "disable", order)
         assert status == 400 and said in body["error"]
         assert running.app.disabled_principals() == () and turned(running) == []
+
+
+async def test_the_command_lists_as_many_as_there_can_be(planner: World) -> None:
+    flips = [Flip(f"nhi:{number}", True, 1, "x" * 500, None, "test", 1.0) for number in range(MAX_FLIPS)]
+    planner.app.switch._ledger.take(flips)
+    status, body = await asyncio.to_thread(ask_control, planner.app.settings.control_path, "/api/principals")
+    assert status == 200 and len(json.loads(body)["disabled"]) == MAX_FLIPS
+
+
+async def test_who_answers_and_is_no_sidecar_is_told_as_nobody() -> None:
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"220 mail.example ESMTP\r\n")
+        writer.close()
+
+    with tempfile.TemporaryDirectory(prefix="sidecar") as name:  # a socket's path holds 107 bytes: not tmp_path
+        async with await asyncio.start_unix_server(garbage, Path(name) / "control.sock"):
+            with pytest.raises(OSError, match="no whole answer: BadStatusLine"):
+                await asyncio.to_thread(ask_control, Path(name) / "control.sock", "/readyz")
 
 
 async def test_without_evidence_it_disables_all_the_same_and_enables_nobody(planner: World) -> None:
@@ -284,6 +308,36 @@ async def test_without_room_on_the_disk_it_disables_all_the_same_and_enables_nob
     (planner.folder / "data" / "disabled.json").rmdir()
     assert await planner.app.enable("nhi:planner", by="test")
     assert (await reads(planner))[0] == 200
+
+
+async def test_what_no_disk_took_is_saved_when_there_is_room_again(
+    planner: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.disabled.switch, "EVERY_S", 0.05)
+    ledger = planner.folder / "data" / "disabled.json"
+    ledger.mkdir()
+    with pytest.raises(Exception, match="cannot be written"):
+        await disable(planner, "nhi:planner")
+    assert "a restart would not know all of them" in str(planner.app.readiness())
+    ledger.rmdir()
+    await until(lambda: planner.app.switch.saved)
+    assert [entry.principal for entry in Ledger.open(ledger).disabled.entries] == ["nhi:planner"]
+    assert planner.app.readiness()[1] == {"status": "ready"}
+
+
+async def test_a_listing_that_changed_in_one_place_is_read_there(tmp_path: Path, shared: Valkey) -> None:
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        for number in range(5):
+            await disable(a, f"nhi:agent-{number}")
+        await until(knows(b, *[f"nhi:agent-{number}" for number in range(5)]), SPREAD_S)
+        await asyncio.gather(a.app.enable("nhi:agent-1", by="test"), disable(b, "nhi:agent-2", reason="again"))
+        expected = {"nhi:agent-0": "", "nhi:agent-2": "again", "nhi:agent-3": "", "nhi:agent-4": ""}
+        for running in (a, b):
+            await until(lambda app=running.app: _reasons(app) == expected, SPREAD_S)
+
+
+def _reasons(app: App) -> dict[str, str]:
+    return {entry.principal: entry.reason for entry in app.disabled_principals()}
 
 
 async def test_a_disk_that_hangs_holds_up_nobody(planner: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def bench(
     Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
     own; `rss_mb` is that process with the policy loaded.
     """
+    is_named = click.get_current_context().get_parameter_source("path") is not click.core.ParameterSource.DEFAULT
     steps = climbed(
         sizes or SIZES,
         wild=wildcards or (WILD,),
@@ -47,7 +48,7 @@ def bench(
     if as_json:
         click.echo(orjson.dumps(list(_told(steps)), option=orjson.OPT_INDENT_2))
         return
-    _print_own(path, questions)
+    _print_own(path, questions, is_named=is_named)
     click.echo("drawn policies   engine        rows   wild        p50        p99     load   memory")
     for step in _told(steps):
         click.echo(_line(step))
@@ -64,9 +65,9 @@ def _told(steps: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         click.echo("\r", err=True)
 
 
-def _print_own(path: Path, questions: int) -> None:
-    """The policy of this folder, where there is one."""
-    if not path.exists() and not (path.parent / "policies").is_dir():
+def _print_own(path: Path, questions: int, *, is_named: bool) -> None:
+    """The policy of this folder, where there is one; it must be there where somebody named it."""
+    if not is_named and not path.exists() and not (path.parent / "policies").is_dir():
         return
     try:
         began = time.perf_counter()

@@ -12,6 +12,7 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
+from sidecar.workbench.catalogue import read_catalogue
 from sidecar.workbench.diff import Difference, difference, load
 from sidecar.workbench.diff.data import as_data
 from sidecar.workbench.diff.formats import as_markdown, as_text
@@ -29,6 +30,11 @@ _WORKING_TREE = "working tree"
     "-c", "--config", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True,
     help="Names the present policy, for when NEW is left out.",
 )  # fmt: skip
+@click.option(
+    "--catalogue",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What exists, YAML or JSON, server → tools: only answers about that and about names in the policies.",
+)
 @click.option("--markdown", is_flag=True, help="For a comment on a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
@@ -37,7 +43,13 @@ _WORKING_TREE = "working tree"
     help="wider: exit 6 only if an answer or an amount is wider or unknown. any: exit 6 for any difference at all.",
 )
 def diff(
-    old: str, new: str | None, config: Path, markdown: bool, as_json: bool, fail_on: Literal["wider", "any"] | None
+    old: str,
+    new: str | None,
+    config: Path,
+    catalogue: Path | None,
+    markdown: bool,
+    as_json: bool,
+    fail_on: Literal["wider", "any"] | None,
 ) -> None:
     """Which answers change between two policies?
 
@@ -54,7 +66,7 @@ def diff(
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
     try:
-        found = _found(old, new, config)
+        found = _found(old, new, config, catalogue)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(INVALID)
@@ -66,14 +78,15 @@ def diff(
         sys.exit(DIFFERENT)
 
 
-def _found(old: str, new: str | None, config: Path) -> Difference:
+def _found(old: str, new: str | None, config: Path, catalogue: Path | None) -> Difference:
+    objects = None if catalogue is None else read_catalogue(catalogue).objects
     with ExitStack() as stack:
         before = stack.enter_context(opened(old, directory=Path()))
         if new is None:
             after = Revision(_WORKING_TREE, configured(config, os.environ))
         else:
             after = stack.enter_context(opened(new, directory=Path()))
-        return difference(load(before), load(after))
+        return difference(load(before), load(after), objects)
 
 
 def _fails(found: Difference, fail_on: Literal["wider", "any"] | None) -> bool:

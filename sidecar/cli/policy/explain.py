@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from sidecar.errors import ANSWERS, ConfigError, Reason
 from sidecar.identity.names import is_principal
 from sidecar.limits import load_budgets
 from sidecar.policy.faults import meant
-from sidecar.policy.grammar import ACTIONS
+from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
 from sidecar.settings import load_settings
 from sidecar.vocabulary import ANONYMOUS, Principal
 from sidecar.workbench.explain import explain as explained
@@ -140,12 +139,12 @@ def _time(text: str) -> float:
     if not text:
         return time.time()
     try:
-        at = datetime.fromisoformat(text)
-        if at.tzinfo is None:
-            raise ValueError
-        return at.timestamp()
-    except (ValueError, OverflowError):
-        raise click.BadParameter("write a time with a zone: 2026-11-27T12:00:00Z", param_hint="--now") from None
+        at_s = expires_at(text)
+    except Wrong:
+        at_s = None
+    if at_s is None:
+        raise click.BadParameter("write a time with a zone: 2026-11-27T12:00:00Z", param_hint="--now")
+    return at_s
 
 
 # --- what is on record ------------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, A
     try:
         record = find_decision(path, decision_id)
     except OSError as error:
-        raise click.ClickException(f"{path}: cannot be read: {error.strerror}") from None
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
     if record is None:
         click.echo(f"{path}: no record has the decision id {decision_id}", err=True)
         sys.exit(NO)

@@ -16,10 +16,11 @@ from sidecar.cli.moments import Moment
 from sidecar.errors import ConfigError
 from sidecar.policy import PolicySource
 from sidecar.settings.shipped import shipped
+from sidecar.workbench.catalogue import Catalogue, read_catalogue
+from sidecar.workbench.outputs import UnwrittenError, write_all
 from sidecar.workbench.places import MODELS, POLICIES, Place, configured
 from sidecar.workbench.suggest import (
     SUITE_FILE,
-    Catalogue,
     Evidence,
     Known,
     Present,
@@ -27,7 +28,6 @@ from sidecar.workbench.suggest import (
     Wanted,
     names_in,
     prove,
-    read_catalogue,
     suite_text,
 )
 from sidecar.workbench.suggest import suggest as find
@@ -147,10 +147,10 @@ def _known(evidence: Evidence, source: PolicySource | None, catalogue: Catalogue
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    try:
+        write_all({folder / name: text.encode() for name, text in files.items()}, force=False)
+    except UnwrittenError as unwritten:
+        raise click.UsageError(str(unwritten)) from None
 
 
 def _tell_nothing(evidence: Evidence) -> NoReturn:

@@ -2,11 +2,12 @@
 
     load, difference    two policies → Difference
 
-    terms      rows of both policies in one form; conjuncts, the parts of their conditions
+    terms      rows of both policies in one form; conjuncts, the parts of their conditions; asking, the roles in them
     search     a point in some boxes and out of others, or the certainty that there is none
     drafts     the ways in which somebody may gain something
     shaping    what is in one of them, in few words, and a witness
     regions    where answers are wider, narrower, or nobody knows
+    lifted     limits that hold no longer where the call is still allowed
     describe   regions put together, and said
     rules      what is written otherwise: rules, limits, budgets, roles, sets, models
     formats    as text and Markdown; data as JSON
@@ -28,6 +29,8 @@ from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.vocabulary import PermissionKind, Rule
 from sidecar.workbench.diff.describe import merged
+from sidecar.workbench.diff.existing import with_something_in_them
+from sidecar.workbench.diff.lifted import lifted, lost_limits
 from sidecar.workbench.diff.regions import changed_regions
 from sidecar.workbench.diff.rules import (
     Edit,
@@ -38,6 +41,8 @@ from sidecar.workbench.diff.rules import (
     is_shipped,
     link_changes,
     model_changes,
+    moved_budgets,
+    role_changes,
     rule_changes,
 )
 from sidecar.workbench.diff.search import Search, TooHard
@@ -87,6 +92,7 @@ class Difference:
     old_ids: frozenset[str]
     new_ids: frozenset[str]
     moved: frozenset[str]
+    lifted: tuple[Rule, ...] = ()
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -102,9 +108,9 @@ class Difference:
     def may_be_wider(self) -> bool:
         """Whether somebody may do more, or nobody knows: answers, limits and budgets."""
         edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
-        return any(region.change != "narrower" for region in self.regions) or any(
-            edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets)
-        )
+        if self.lifted or any(region.change != "narrower" for region in self.regions):
+            return True
+        return any(edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets))
 
     @property
     def anything(self) -> bool:
@@ -126,19 +132,26 @@ def load(revision: Revision) -> Policy:
     return Policy(revision.label, source, rules, budgets)
 
 
-def difference(old: Policy, new: Policy) -> Difference:
-    """Everything that is different between two policies."""
+def difference(old: Policy, new: Policy, objects: frozenset[str] | None = None) -> Difference:
+    """Everything that is different between two policies. With `objects`, only answers about these and about what the
+    policies name are told, and only of callers that they name."""
     rules = rule_changes(old.rules, new.rules)
-    roles = link_changes(old.source.roles, new.source.roles)
+    roles = role_changes(old.source, new.source)
     sets = link_changes(old.source.sets, new.source.sets)
     models = model_changes(old.source, new.source)
-    regions, notes = _regions(old, new)
+    regions, notes, limits = _regions(old, new)
+    if objects is not None:
+        subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
+        regions = list(with_something_in_them(regions, subjects, {*objects, *named}))
     return Difference(
         old=old.label,
         new=new.label,
         regions=tuple(merged(regions)),
         rules=rules,
-        budgets=budget_changes(old.budgets, new.budgets),
+        budgets=(
+            *budget_changes(old.budgets, new.budgets),
+            *moved_budgets(old.budgets, new.budgets, old.source.roles, new.source.roles),
+        ),
         roles=roles,
         sets=sets,
         models=models,
@@ -146,19 +159,26 @@ def difference(old: Policy, new: Policy) -> Difference:
         old_ids=frozenset(rule.id for rule in old.rules),
         new_ids=frozenset(rule.id for rule in new.rules),
         moved=moved(old.source, new.source),
+        lifted=tuple(limits),
     )
 
 
-def _regions(old: Policy, new: Policy) -> tuple[list[Region], list[str]]:
+def _regions(old: Policy, new: Policy) -> tuple[list[Region], list[str], list[Rule]]:
     touched = changed_meanings(old.rules, new.rules, old.source, new.source)
     reader, places = Reader(old.source, new.source), {place_of(meaning.object) for meaning in touched}
+    places |= {place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
     before = reader.sides(_near(old.rules, places), old.source, THEN)
     after = reader.sides(_near(new.rules, places), new.source, NOW)
     names = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
     regions: list[Region] = []
     notes: list[str] = []
+    limits: list[Rule] = []
     for kind in {rule.kind: None for rule in (*old.rules, *new.rules)}:
         note = _other_model(old.source, new.source, kind)
+        try:
+            limits += [] if note else lifted(before[kind], after[kind])
+        except TooHard:
+            note = f"{kind.value}: so much is different that limits were not worked out; see the rules"
         if not note and not any(meaning.kind is kind for meaning in touched):
             continue
         try:
@@ -171,7 +191,7 @@ def _regions(old: Policy, new: Policy) -> tuple[list[Region], list[str]]:
         elif any(region.undecided for region in found):
             notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
         regions += found
-    return regions, notes
+    return regions, notes, limits
 
 
 def _near(rules: tuple[Rule, ...], places: set[str]) -> Iterator[Rule]:
@@ -184,7 +204,11 @@ def _near(rules: tuple[Rule, ...], places: set[str]) -> Iterator[Rule]:
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
     """Why nothing can be said of a kind whose model is not the shipped one; "" if it is, or if nothing changed."""
-    if (is_shipped(old, kind) and is_shipped(new, kind)) or old.revision == new.revision:
+    if old.revision == new.revision:
+        return ""
+    if old.domains or new.domains:  # then the engine asks each caller's own, in every kind
+        return f"{kind.value}: roles have domains; what its rows mean together is not worked out"
+    if is_shipped(old, kind) and is_shipped(new, kind):
         return ""
     if any(change.kind is kind for change in model_changes(old, new)):
         return f"{kind.value}: the model changed; any answer of this kind may be another one"

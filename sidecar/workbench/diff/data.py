@@ -36,6 +36,7 @@ def as_data(found: Difference) -> dict[str, Any]:
             ],
         },
         "limits": _edits_data(found, ("max_calls_per_hour", "per")),
+        "limits_lifted": [_rule_data(rule) for rule in found.lifted],
         "expiries": _edits_data(found, ("expires_at",)),
         "conditions": _edits_data(found, ("when",)),
         "shadow": _edits_data(found, ("shadow",)),

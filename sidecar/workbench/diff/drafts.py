@@ -22,6 +22,7 @@ from sidecar.workbench.diff.terms import Guard, Row, Side, Term, place_of
 
 MAX_LIFTED = 8  # beyond so many allow rows under a deny that is gone they are told as one region
 MAX_COMPARED = 10_000_000  # pairs of rows, each way; some ten seconds
+MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of drafts, each way; some five seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Draft:
     within: tuple[tuple[Row, ...], ...] = ()
 
 
-class _Near:
+class Near:
     """Rows by the server that their object lies on, so that a row is held against those that it may meet."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -60,7 +61,7 @@ class _Near:
 
 
 def gained(before: Side, after: Side) -> Iterator[Draft]:
-    allowed, denied, allows = _Near(before.allows), _Near(after.denies), _Near(after.allows)
+    allowed, denied, allows = Near(before.allows), Near(after.denies), Near(after.allows)
     known = {row.key for row in before.allows}
     for row in after.allows:
         if row.key not in known:
@@ -115,7 +116,20 @@ def _smaller(one: Term, other: Term) -> Term | None:
 # --- less of it -------------------------------------------------------------------------------------------------------
 
 
-def trimmed(draft: Draft) -> Draft | None:
+@dataclass(slots=True)
+class Effort:
+    """How many pairs of rows may still be held against one another."""
+
+    left: int = MAX_TRIMMED
+
+    def spend(self, pairs: int) -> None:
+        """Raises TooHard when it was too many."""
+        self.left -= pairs
+        if self.left < 0:
+            raise TooHard
+
+
+def trimmed(draft: Draft, effort: Effort) -> Draft | None:
     """A draft without rows outside that take away no more than another one does; None if nothing is left of it."""
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
@@ -124,6 +138,7 @@ def trimmed(draft: Draft) -> Draft | None:
     narrow: dict[Term, list[Row]] = {}  # by their one object: only a row with the same can take all that they do
     for row in sorted(dict.fromkeys(draft.outside), key=_narrowness):
         same = narrow.get(row.object, [])
+        effort.spend(len(wide) + len(same))
         if not any(_takes_all(other, row, base) for other in (*wide, *same)):
             is_narrow = row.object.exact and not row.object.covers(base.object)
             (narrow.setdefault(row.object, same) if is_narrow else wide).append(row)

@@ -8,11 +8,11 @@ from typing import Any
 
 from sidecar.vocabulary import PermissionKind, Rule
 from sidecar.workbench.diff import Difference
+from sidecar.workbench.diff.asking import asks_of
 from sidecar.workbench.diff.describe import actions_text, described, exceptions_text, guard_text, moment, place
 from sidecar.workbench.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.workbench.diff.search import Point
 from sidecar.workbench.diff.shaping import Region
-from sidecar.workbench.diff.terms import roles_asked
 
 MOST_REGIONS = 200  # on paper; --json has all
 MOST_NAMES, MOST_ROWS = 5, 50
@@ -32,6 +32,7 @@ def _also(found: Difference) -> list[str]:
         ("rules added", len(rules.added)),
         ("rules removed", len(rules.removed)),
         ("rules changed", len(rules.changed)),
+        ("limits lifted", len(found.lifted)),
         ("budgets", len(found.budgets)),
         ("rows of roles", len(found.roles)),
         ("rows of sets", len(found.sets)),
@@ -107,8 +108,8 @@ def how(rule: Rule, found: Difference) -> str:
         return "was removed"
     if any(rule.id == change.rules[0].id for change in found.rules.changed):
         return "was changed"
-    named = (rule.subject, rule.object, *sorted(roles_asked(rule.when)))
-    moved = [name for name in named if name in found.moved]
+    asked = sorted(name for name in found.moved if name.startswith("role:") and asks_of(rule.when, frozenset((name,))))
+    moved = [name for name in (rule.subject, rule.object, *asked) if name in found.moved]
     return f"is the same, but others are in {' and '.join(moved)} now" if moved else "is the same, but not alone"
 
 
@@ -119,6 +120,7 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
         ("rules added", [_rule_text(rule) for rule in rules.added]),
         ("rules removed", [_rule_text(rule) for rule in rules.removed]),
         ("rules changed", [_change_text(change) for change in rules.changed]),
+        ("limits lifted, where another rule allows the call", [_rule_text(rule) for rule in found.lifted]),
         ("budgets", [_edit_text(edit) for edit in found.budgets]),
         ("roles", [_link_text(link) for link in found.roles]),
         ("sets", [_link_text(link) for link in found.sets]),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sidecar.vocabulary import PermissionKind
-from sidecar.workbench.diff.drafts import MAX_COMPARED, Draft, gained, inside, trimmed
+from sidecar.workbench.diff.drafts import MAX_COMPARED, Draft, Effort, gained, inside, trimmed
 from sidecar.workbench.diff.search import Search, TooHard
 from sidecar.workbench.diff.shaping import Change, Region, Shaped, Shaper
 from sidecar.workbench.diff.terms import Side
@@ -36,10 +36,11 @@ def _only_here(here: Side, there: Side) -> int:
 
 def _shaped(shape: Shaper, change: Change, drafts: Iterable[Draft]) -> list[Shaped]:
     shaped: list[Shaped] = []
+    effort = Effort()
     for number, draft in enumerate(drafts):
         if number == MAX_DRAFTS:
             raise TooHard
-        less = trimmed(draft)
+        less = trimmed(draft, effort)
         region = shape(less, change) if less is not None else None
         if less is not None and region is not None:
             shaped.append(Shaped(less, region))

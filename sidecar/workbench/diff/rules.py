@@ -189,6 +189,15 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
     return (*edits, *_other_sections(old, new))
 
 
+def moved_budgets(old: Budgets, new: Budgets, before: Links, after: Links) -> Iterator[Edit]:
+    """The entries for roles that hold others now, with how many: who left one has its limits no more."""
+    was, now = before.contents(), after.contents()
+    for role in sorted({entry.pattern for budgets in (old, new) for entry in budgets.principals}):
+        if was.get(role) != now.get(role):
+            counts = (len(was.get(role, ())), len(now.get(role, ())))
+            yield Edit(f"principals {role}", "members", *counts, "unknown")
+
+
 def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
     """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
     for field in fields(Budgets):
@@ -235,6 +244,17 @@ def link_changes(old: Links, new: Links) -> tuple[LinkChange, ...]:
     found = [LinkChange("added", *pair) for pair in after - before]
     found += [LinkChange("removed", *pair) for pair in before - after]
     return tuple(sorted(found, key=lambda link: (link.container, link.member, link.how)))
+
+
+def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
+    """Those of `g` rows. Where a model has domains, a role is another one in each of them."""
+    if not (old.domains or new.domains):
+        return link_changes(old.roles, new.roles)
+    return tuple(
+        change._replace(container=f"{change.container} in {domain}")
+        for domain in sorted({*old.domains, *new.domains})
+        for change in link_changes(old.domains.get(domain, Links()), new.domains.get(domain, Links()))
+    )
 
 
 def _pairs(links: Links) -> set[tuple[str, str]]:

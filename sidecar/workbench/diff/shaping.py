@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -232,13 +232,14 @@ def _spelled(term: Term) -> tuple[Term, ...]:
     return spelled if len(spelled) <= MAX_LISTED else (replace(term, label=f"{len(spelled)} names"),)
 
 
-def _widest(terms: Iterable[Term]) -> list[Term]:
-    """Without those that another one covers."""
+def _widest(terms: Collection[Term]) -> list[Term]:
+    """Without those that another one covers. Names, of which there may be thousands, cover no pattern."""
+    names = [term for term in terms if term.exact]
     left: list[Term] = []
     for term in terms:
-        if not any(other.covers(term) for other in left):
+        if not term.exact and not any(other.covers(term) for other in left):
             left = [other for other in left if not term.covers(other)] + [term]
-    return left
+    return left + [term for term in names if not any(other.covers(term) for other in left)]
 
 
 def _not_said(left: _Left, rows: Sequence[Row]) -> list[Row]:

@@ -8,7 +8,6 @@ besides: a condition, and the time before an expiry. Conditions with different t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,6 +20,7 @@ from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.patterns import WILDCARD, covers, glob, globs
 from sidecar.policy.roles import Links
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, Rule
+from sidecar.workbench.diff.asking import HAS_ROLE, asks_of
 from sidecar.workbench.diff.conjuncts import conjuncts, implies
 from sidecar.workbench.globs import may_overlap
 
@@ -105,8 +105,6 @@ class Guard(NamedTuple):
 
 ALWAYS = Guard()
 THEN, NOW = " [its members then]", " [its members now]"
-_HAS_ROLE = re.compile(r"has_role\(\s*\w+(?:\[\d+\])?\s*,\s*['\"](role:[^'\"]*)['\"]\s*\)")
-_ROLE = re.compile(r"role:[!#-&(-+./0-{}~-]+")
 
 
 class Row(NamedTuple):
@@ -135,10 +133,11 @@ class Row(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What decides in one policy about one kind: each thing that is said once."""
+    """What decides in one policy about one kind: each thing that is said once; and the allow rows with a limit."""
 
     allows: list[Row]
     denies: list[Row]
+    limited: list[Row]
 
 
 class Reader:
@@ -158,7 +157,7 @@ class Reader:
 
     def sides(self, rules: Iterable[Rule], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
         """The rules of a policy, by kind; `moment` is THEN or NOW. Shadow rules decide nothing and are left out."""
-        sides = {kind: Side([], []) for kind in PermissionKind}
+        sides = {kind: Side([], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
         known: dict[PermissionKind, set[object]] = {kind: set() for kind in PermissionKind}
@@ -168,6 +167,8 @@ class Reader:
             guard = Guard(self._parts(rule.when, moment), rule.expires_at)
             sub, obj = subject(rule.subject, rule.effect), object_(rule.object)
             row = Row(sub, obj, actions_of(rule.actions), guard, rule)
+            if rule.max_calls_per_hour is not None:
+                sides[rule.kind].limited.append(row)
             said = (rule.effect, row.key)
             if said not in known[rule.kind]:
                 known[rule.kind].add(said)
@@ -187,13 +188,13 @@ class Reader:
             yield part
             return
         yield part + moment
-        asked = _HAS_ROLE.fullmatch(part)
-        if asked is not None and asked[1] in self._stricter[moment]:
+        asked = HAS_ROLE.fullmatch(part)
+        if asked is not None and (asked[1] or asked[2]) in self._stricter[moment]:
             yield part + (NOW if moment == THEN else THEN)
 
     def _subject(self, roles: Mapping[str, _Holders], text: str, effect: str) -> Term:
         if text.startswith("role:"):
-            holders = roles.get(text) or _Holders(frozenset(), frozenset((text,)))
+            holders = roles.get(text) or _Holders(frozenset(), _granted({text}))
             return self._term(text, None, holders.names, holders.tokens)
         return self._term(text, text, anonymous=glob(ANONYMOUS, text) and (effect == "deny" or text == ANONYMOUS))
 
@@ -230,12 +231,17 @@ class _Holders(NamedTuple):
 
 
 def _holders(links: Links) -> dict[str, _Holders]:
-    """For every role: the names that have it, and the roles that bring it, itself included."""
+    """For every role: the names that have it, and the roles that bring it by a token, itself included."""
     found = {}
     for role, members in links.contents().items():
         brings = frozenset(name for name in members if name.startswith("role:"))
-        found[role] = _Holders(members - brings, brings | {role})
+        found[role] = _Holders(members - brings, _granted(brings | {role}))
     return found
+
+
+def _granted(roles: Iterable[str]) -> frozenset[str]:
+    """Those that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1). Others come from rows alone."""
+    return frozenset(role for role in roles if "/" in role)
 
 
 @lru_cache(4096)
@@ -265,18 +271,6 @@ def changed_meanings(
     return (before ^ after) | {
         one for one in before & after if others and not (others.isdisjoint(one[1:3]) and not asks_of(one.when, others))
     }
-
-
-def asks_of(condition: str, roles: frozenset[str]) -> bool:
-    """Whether a condition, or a part of one, may come out otherwise where these roles hold others."""
-    if "role" not in condition or not roles:
-        return False
-    return ".roles" in condition or bool(roles_asked(condition) & roles)
-
-
-def roles_asked(condition: str) -> frozenset[str]:
-    """The roles that a condition names."""
-    return frozenset(_ROLE.findall(condition))
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:

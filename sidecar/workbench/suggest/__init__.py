@@ -9,7 +9,7 @@ suite → tests that hold it to that
 """
 
 from sidecar.workbench.suggest.evidence import Evidence, Wanted
-from sidecar.workbench.suggest.known import Catalogue, Known, names_in, read_catalogue
+from sidecar.workbench.suggest.known import Known, names_in
 from sidecar.workbench.suggest.present import Present
 from sidecar.workbench.suggest.proof import ProofFailed, prove
 from sidecar.workbench.suggest.suggestion import Suggested, Suggestion, suggest
@@ -17,7 +17,6 @@ from sidecar.workbench.suggest.suite import SUITE_FILE, suite_text
 
 __all__ = [
     "SUITE_FILE",
-    "Catalogue",
     "Evidence",
     "Known",
     "Present",
@@ -27,7 +26,6 @@ __all__ = [
     "Wanted",
     "names_in",
     "prove",
-    "read_catalogue",
     "suggest",
     "suite_text",
 ]

@@ -135,6 +135,7 @@ class Evidence:
             self.counts["session"] += 1
             if event == "decision":
                 self.sessions[chain[-1], obj] += 1
+                self._tell_more_questions(record, chain)
             return
         verdict = _verdict(record, wanted)
         self.counts[verdict] += 1
@@ -150,15 +151,14 @@ class Evidence:
             self.objects.add(intern(obj))
 
     def _count(self, record: Mapping[str, Any], time: str, chain: Sequence[str], obj: str, action: str) -> None:
-        decision = str(record.get("decision_id") or "")[:MAX_ID_CHARS]
+        decision = _decision(record)
         triples = _triples(record["links"], chain, obj, action)
         why = "" if triples else "its links do not fit its chain"
         for triple in triples:
             if triple not in self.traces:
                 why = why or self._cannot_be_a_rule(triple)
         if why:
-            times, example = self.left_out.get(why, (0, decision))
-            self.left_out[why] = (times + 1, example)
+            self._leave_out(why, decision)
             return
         for triple, link in zip(triples, record["links"], strict=False):  # guardrails' links follow the chain's own
             trace = self.traces.get(triple)
@@ -169,6 +169,18 @@ class Evidence:
             self.would_deny.update(record["would_deny"])
         if obj.startswith("resource:") and record.get("redaction_applied"):
             self.counts["query-unknown"] += 1
+        self._tell_more_questions(record, chain)
+
+    def _tell_more_questions(self, record: Mapping[str, Any], chain: Sequence[str]) -> None:
+        """A call may ask several things (a message and where to push answers; several URIs to listen to)."""
+        links = record.get("links")
+        kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
+        if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
+            self._leave_out("it asked several things, and its record names the first only", _decision(record))
+
+    def _leave_out(self, why: str, decision: str) -> None:
+        times, example = self.left_out.get(why, (0, decision))
+        self.left_out[why] = (times + 1, example)
 
     def _cannot_be_a_rule(self, triple: Triple) -> str:
         return (
@@ -185,6 +197,10 @@ class Evidence:
                 self._sound.clear()
             known = self._sound[what, text] = _why_unsound(what, text)
         return known
+
+
+def _decision(record: Mapping[str, Any]) -> str:
+    return str(record.get("decision_id") or "")[:MAX_ID_CHARS]
 
 
 def _verdict(record: Mapping[str, Any], wanted: Wanted) -> str:

@@ -7,30 +7,16 @@ principals as an NHI that others could call.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from sidecar.errors import Fault, SettingsError
-from sidecar.policy import PolicySource, grammar
-from sidecar.policy.grammar import Wrong
+from sidecar.policy import PolicySource
 from sidecar.policy.patterns import WILDCARD, glob
-from sidecar.settings.documents import Document, read_document
-from sidecar.settings.nodes import MAX_BYTES
 from sidecar.vocabulary import ANONYMOUS, PermissionKind
 
 _PRINCIPALS = ("user:", "nhi:")
 _THINGS = ("tool:", "prompt:", "resource:", "nhi:")
 _AFTER_EVERYTHING = chr(0x10FFFF)
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """What exists according to its owners. `servers` are those of which every tool is listed."""
-
-    objects: frozenset[str] = frozenset()
-    servers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,57 +67,3 @@ def names_in(source: PolicySource) -> tuple[set[str], set[str]]:
         if WILDCARD not in rule.object and rule.object.startswith(_THINGS):
             objects.add(rule.object)
     return subjects, objects
-
-
-def read_catalogue(path: Path) -> Catalogue:
-    """A YAML or JSON file: server → its tools' names (or full object names), or a list of full object names.
-
-    Raises SettingsError with every fault.
-    """
-    document = read_document(path, text=_json_text(path))
-    data, faults, found = document.data, list[Fault](), set[str]()
-    servers = set[str]()
-    if isinstance(data, Mapping):
-        for server, names in data.items():
-            if not isinstance(names, list):
-                hint = "write server: [tool, tool]"
-                faults.append(document.fault((str(server),), "must be a list of names", "W302", hint))
-                continue
-            servers.add(str(server))
-            found.add(_object(document, (str(server),), f"nhi:{server}", faults))
-            for at, name in enumerate(names):
-                found.add(_listed(document, (str(server), at), str(server), name, faults))
-    elif isinstance(data, list):
-        found |= {_listed(document, (at,), "", name, faults) for at, name in enumerate(data)}
-    else:
-        faults.append(document.fault((), "must be server: [tool, tool], or a list of objects", "W302"))
-    if faults:
-        raise SettingsError(faults)
-    return Catalogue(frozenset(found), frozenset(servers))
-
-
-def _json_text(path: Path) -> bytes | None:
-    """A JSON file with its tabs as blanks: YAML takes none for indentation, and no JSON string holds one."""
-    if path.suffix != ".json":
-        return None
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1).replace(b"\t", b" ")
-
-
-def _listed(document: Document, loc: tuple[str | int, ...], server: str, name: Any, faults: list[Fault]) -> str:
-    if isinstance(name, Mapping):  # an entry of tools/list, as it came
-        name = name.get("name")
-    if not isinstance(name, str) or not name:
-        faults.append(document.fault(loc, "must be a name", "W302"))
-        return ""
-    return _object(document, loc, name if name.startswith(_THINGS) or not server else f"tool:{server}/{name}", faults)
-
-
-def _object(document: Document, loc: tuple[str | int, ...], name: str, faults: list[Fault]) -> str:
-    try:
-        if name.startswith("set:"):
-            raise Wrong("W302", "a set is no object", "list what is in it")
-        return grammar.element(name)
-    except Wrong as wrong:
-        faults.append(document.fault(loc, wrong.message, "W302", wrong.hint))
-        return name

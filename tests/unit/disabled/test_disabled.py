@@ -129,6 +129,12 @@ def test_a_fault_in_the_file_has_its_place(entry: str, expected: tuple[str, str]
     assert where in str(raised.value) and what in str(raised.value)
 
 
+def test_a_link_that_leads_nowhere_is_a_fault_and_disables_nobody_by_silence(tmp_path: Path) -> None:
+    (tmp_path / "disabled.yaml").symlink_to(tmp_path / "gone.yaml")
+    with pytest.raises(PolicyError, match=r"disabled\.yaml: error\[Y001\]: cannot be read"):
+        load_disabled(tmp_path / "disabled.yaml")
+
+
 def test_an_empty_file_is_a_fault_and_an_empty_list_is_not(tmp_path: Path) -> None:
     (tmp_path / "disabled.yaml").write_text("version: 1\ndisabled: []\n")
     assert load_disabled(tmp_path / "disabled.yaml").entries == ()
@@ -153,7 +159,7 @@ flips = st.builds(
 
 @given(flips)
 def test_a_flip_is_read_as_it_was_written(flip: Flip) -> None:
-    assert decode(encode(flip).encode()) == flip
+    assert decode(encode(flip)) == flip
     assert encode(flip).startswith(flip.rank) and len(flip.rank) == 31 and flip.rank.isdecimal()
 
 
@@ -233,7 +239,7 @@ def test_a_flip_that_is_not_ours_is_not_believed(plain: Any) -> None:
     with pytest.raises(ValueError):
         flip_from(plain)
     with pytest.raises(ValueError):
-        decode(b"1" * 31 + orjson.dumps(plain))
+        decode("1" * 31 + orjson.dumps(plain).decode())
 
 
 def test_what_a_newer_version_adds_is_passed_over() -> None:

@@ -23,6 +23,12 @@ def test_without_the_file_nothing_is_limited(tmp_path: Path) -> None:
     assert load_budgets(tmp_path / "budgets.yaml") == Budgets()
 
 
+def test_a_link_that_leads_nowhere_is_a_fault_and_lifts_no_limit_by_silence(tmp_path: Path) -> None:
+    (tmp_path / "budgets.yaml").symlink_to(tmp_path / "gone.yaml")
+    with pytest.raises(PolicyError, match=r"budgets\.yaml: error\[Y001\]: cannot be read"):
+        load_budgets(tmp_path / "budgets.yaml")
+
+
 def test_the_shipped_example_is_valid() -> None:
     assert load_budgets(SHIPPED).tools
 

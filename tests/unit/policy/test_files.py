@@ -153,9 +153,24 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     assert len(source(tmp_path, {}).rules) == 2
 
 
+@pytest.mark.parametrize("end", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_utc_has_no_year_for_is_no_time(tmp_path: Path, end: str) -> None:
+    """It could be compared but not told: `check`, `diff` and `explain` failed where they named it."""
+    found = faults(tmp_path, {"agent_to_tool.csv": f"p, nhi:a, tool:s/t, use, {end}, -, -, allow\n"})
+    assert [(fault.code, fault.column) for fault in found] == [("P106", 26)]
+
+
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "agent_to_tool.csv")
     assert [fault.code for fault in faults(tmp_path, {})] == ["P001"]
+
+
+@pytest.mark.parametrize("name", ["guardrails.csv", "more.yaml", "teams/roles.csv"])
+def test_a_folder_in_place_of_a_file_is_a_fault(tmp_path: Path, name: str) -> None:
+    """A mount of a file that is not there makes a folder: the guardrails would silently be none."""
+    (tmp_path / name).mkdir(parents=True)
+    found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING})
+    assert [(fault.code, fault.file) for fault in found] == [("P001", str(tmp_path / name))]
 
 
 def test_missing_folders_are_faults(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sidecar.policy.model import parse_model
 from sidecar.policy.patterns import glob
 from sidecar.vocabulary import PermissionKind
 
-from .world import MODELS, NOW, chain, engine, source, tool, write
+from .world import MODELS, NOW, chain, engine, session, source, tool, write
 
 KINDS = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")
 SHIPPED = (MODELS / "agent_to_tool.conf").read_text()
@@ -151,3 +151,15 @@ def test_rows_are_found_however_their_numbers_lie(tmp_path: Path) -> None:
         found = {rule.line for rule in looked_up.decide(chain(name), tool(obj), NOW).links[0].rules}
         subjects = {"nhi:a": ("role:x", "nhi:a", "nhi:*", "*"), "nhi:b": ("nhi:*", "*")}[name]
         assert found == {r.line for r in by_hand if r.subject in subjects and glob(f"tool:{obj}", r.object)}
+
+
+@pytest.mark.parametrize("obj", ["tool:s/*", "tool:*", "*", "set:m", "tool:s/t", "nhi:s", "tool:*/t"])
+def test_a_grant_opens_its_server_where_the_index_has_no_objects(tmp_path: Path, obj: str) -> None:
+    """The matcher asks more of the object than one comparison, so it is no part of the index."""
+    change = ("(glob(r.obj, p.obj) || g2(r.obj, p.obj))", "(glob(r.obj, p.obj) || g2(r.obj, p.obj) || r.act == p.obj)")
+    rows = {"agent_to_tool": f"p, nhi:a, {obj}, use, -, -, -, allow\n", "roles": "g2, tool:s/t, set:m\n"}
+    own = asked(tmp_path, rows, change)
+    assert own.decide(chain("nhi:a"), tool("s/t"), NOW).allowed is (obj != "nhi:s")
+    assert own.enter(chain("nhi:a"), session("s"), NOW).allowed
+    assert own.enter(chain("nhi:a"), session("other"), NOW).allowed is (obj in ("tool:*", "*", "tool:*/t"))
+    assert not own.enter(chain("nhi:b"), session("s"), NOW).allowed

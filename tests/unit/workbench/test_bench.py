@@ -67,3 +67,8 @@ def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:
     (rung,) = json.loads(result.stdout)
     assert rung["rows"] == 50
     assert all(rung[name] > 0 for name in ("p50_us", "p99_us", "load_s", "rss_mb"))
+
+
+def test_a_policy_that_was_named_must_be_there(tmp_path: Path) -> None:
+    result = CliRunner().invoke(bench, ["-c", str(tmp_path / "none.yaml"), "--rows", "10", "--questions", "100"])
+    assert (result.exit_code, "none.yaml" in result.stderr) == (3, True)

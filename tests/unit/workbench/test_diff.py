@@ -12,6 +12,7 @@ from sidecar.vocabulary import Principal, Question
 from sidecar.workbench.diff import Difference, difference, load, regions
 from sidecar.workbench.diff.conjuncts import conjuncts, implies
 from sidecar.workbench.diff.describe import described, exceptions_text, guard_text
+from sidecar.workbench.diff.drafts import Effort
 from sidecar.workbench.places import in_folder
 from sidecar.workbench.revisions import Revision
 
@@ -159,29 +160,33 @@ def test_a_change_of_rows_has_these_regions(tmp_path: Path, old: str, new: str, 
     assert lines(compared(tmp_path, old, new)) == expected
 
 
-ROLE = row("role:r, tool:s/t, use, -, -, -, allow")
+ROLE = row("role:n/r, tool:s/t, use, -, -, -, allow")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         (
-            "g, user:a, role:r",
-            "g, user:a, role:r\ng, user:b, role:r",
-            ["wider | user:b except role:r by token × tool:s/t × use"],
+            "g, user:a, role:n/r",
+            "g, user:a, role:n/r\ng, user:b, role:n/r",
+            ["wider | user:b except role:n/r by token × tool:s/t × use"],
         ),
-        ("g, user:a, role:r", "", ["narrower | user:a except role:r by token × tool:s/t × use"]),
+        ("g, user:a, role:n/r", "", ["narrower | user:a except role:n/r by token × tool:s/t × use"]),
         (
-            "g, user:a, role:s",
-            "g, user:a, role:s\ng, user:a, role:r",
-            ["wider | user:a except role:r by token × tool:s/t × use"],
+            "g, user:a, role:n/s",
+            "g, user:a, role:n/s\ng, user:a, role:n/r",
+            ["wider | user:a except role:n/r by token × tool:s/t × use"],
         ),
         (
-            "g, user:a, role:s",
-            "g, user:a, role:s\ng, role:s, role:r",
-            ["wider | user:a, role:s by token except role:r × tool:s/t × use"],
+            "g, user:a, role:n/s",
+            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
+            ["wider | user:a, role:n/s by token except role:n/r × tool:s/t × use"],
         ),
-        ("g, user:a, role:r\ng, user:a, role:s\ng, role:s, role:r", "g, user:a, role:s\ng, role:s, role:r", []),
+        (
+            "g, user:a, role:n/r\ng, user:a, role:n/s\ng, role:n/s, role:n/r",
+            "g, user:a, role:n/s\ng, role:n/s, role:n/r",
+            [],
+        ),
         ("g, user:a, role:other", "g, user:b, role:other", []),  # nobody is asked about that role
     ],
 )
@@ -190,6 +195,13 @@ def test_a_change_of_roles_has_these_regions(tmp_path: Path, old: str, new: str,
     found = compared(tmp_path, *both)
     assert lines(found) == expected
     assert found.roles
+
+
+def test_a_role_that_no_token_can_grant_is_told_without_tokens(tmp_path: Path) -> None:
+    """Tokens grant `role:<namespace>/<value>` alone."""
+    rows = {"agent_to_tool.csv": BASE + row("role:r, tool:s/t, use, -, -, -, allow")}
+    links = ({**rows, "roles.csv": text} for text in ("g, user:a, role:r", "g, user:a, role:r\ng, user:b, role:r"))
+    assert lines(compared(tmp_path, *links)) == ["wider | user:b × tool:s/t × use"]
 
 
 def test_a_change_of_a_set_is_told_by_its_objects(tmp_path: Path) -> None:
@@ -264,6 +276,15 @@ def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: st
 # --- loud -------------------------------------------------------------------------------------------------------------
 
 
+def test_who_leaves_a_role_with_a_budget_may_have_more(tmp_path: Path) -> None:
+    files = {"budgets.yaml": "version: 1\nprincipals: {role:slow: {per_hour: 5}}\n"}
+    old, new = ({**files, "roles.csv": links} for links in ("g, nhi:base, role:slow", ""))
+    found = compared(tmp_path, old, new)
+    assert [edit[:] for edit in found.budgets] == [("principals role:slow", "members", 1, 0, "unknown")]
+    assert found.may_be_wider
+    assert not compared(tmp_path / "same", old, old).may_be_wider
+
+
 def test_another_model_makes_its_kind_unknown(tmp_path: Path) -> None:
     from sidecar.settings.shipped import shipped
 
@@ -278,12 +299,45 @@ def test_another_model_makes_its_kind_unknown(tmp_path: Path) -> None:
     assert found.may_be_wider
 
 
+def test_with_domains_every_kind_is_unknown_when_anything_changes(tmp_path: Path) -> None:
+    """Each caller is asked with the roles of its own domain, in the shipped models too."""
+    from sidecar.settings.shipped import shipped
+
+    models = {path.name: path.read_text() for path in shipped("models").iterdir()}
+    own = (
+        models["agent_to_tool.conf"].replace("r = sub, obj", "r = sub, dom, obj").replace("g = _, _\n", "g = _, _, _\n")
+    )
+    models["agent_to_tool.conf"] = own.replace("g(r.sub, p.sub)", "g(r.sub, p.sub, r.dom)")
+    files = {f"../models/{name}": text for name, text in models.items()}
+    files["user_to_nhi.csv"] = "p, role:r, nhi:q, use, -, -, -, allow\n"
+    old, new = ({**files, "roles.csv": f"g, user:x/a, role:r, {domain}\n"} for domain in ("x", "y"))
+    found = compared(tmp_path, old, new)
+    assert {(region.kind.value, region.change) for region in found.regions} == {
+        ("agent_to_tool", "unknown"),
+        ("user_to_nhi", "unknown"),
+    }
+    assert [link[:2] for link in found.roles] == [("removed", "user:x/a"), ("added", "user:x/a")]
+    assert not compared(tmp_path / "same", old, old).anything
+
+
 def test_a_bound_that_is_hit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "MAX_DRAFTS", 0)
     found = compared(tmp_path, "", row("nhi:a, tool:*, use, -, -, -, allow"))
     assert [(region.change, region.undecided) for region in found.regions] == [("unknown", True)]
     assert "not worked out" in found.notes[0]
     assert found.may_be_wider
+
+
+def test_patterns_that_all_meet_are_unknown_before_it_takes_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns = "".join(row(f"nhi:a, tool:s/*{n}*, use, -, -, -, allow", f"r{n}") for n in range(10, 40))
+    change = row("nhi:*, tool:s/*, use, -, -, args.x == 1, allow", "new")
+    assert len(compared(tmp_path / "few", patterns, patterns + change).regions) == 1
+    monkeypatch.setattr(regions, "Effort", lambda: Effort(100))
+    found = compared(tmp_path / "many", patterns, patterns + change)
+    assert [(region.change, region.undecided) for region in found.regions] == [("unknown", True)]
+    assert "not worked out" in found.notes[0]
 
 
 def test_patterns_beyond_every_bound_are_unknown_and_not_dropped(
@@ -345,6 +399,44 @@ def test_a_condition_is_taken_apart_only_where_that_is_certain(condition: str, p
 )
 def test_a_part_implies_another_only_where_that_is_certain(one: str, other: str, expected: bool) -> None:
     assert implies(one, other) is expected
+
+
+WIDE = row("nhi:a, tool:s/*, use, -, -, -, allow", "wide")
+TEN = "nhi:a, tool:s/t, use, -, 10, -, allow"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lifted"),
+    [
+        (WIDE + row(TEN), WIDE, ["r"]),  # every answer is as it was, and ten calls are any number of calls
+        (WIDE + row(TEN), WIDE + row(TEN.replace("s/t", "s/u")), ["r"]),
+        (WIDE + row(TEN.replace("s/t", "s/*")), WIDE + row(TEN), ["r"]),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("-, allow", "args.x == 1, allow")), ["r"]),
+        (WIDE + row(TEN), WIDE + "#: id=r shadow=true\np, " + TEN + "\n", ["r"]),
+        (row(TEN) + row(TEN.replace("10", "-"), "x"), row(TEN.replace("10", "-"), "x"), ["r"]),
+        (WIDE + row(TEN), WIDE + row(TEN, "other"), []),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "5").replace("s/t", "s/*"), "other"), []),
+        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "20"), "other"), ["r"]),
+        (row(TEN), "", []),  # nobody may call it at all
+        (row(TEN), row(TEN.replace("use", "tools/call")), []),
+        (row(TEN), row("nhi:b, tool:s/t, use, -, -, -, allow", "b"), []),
+        (row(TEN), row(TEN.replace("10", "20")), []),  # told as what changed in it
+        ("", WIDE, []),
+    ],
+)
+def test_a_limit_that_is_lifted_is_told_where_the_call_is_still_allowed(
+    tmp_path: Path, old: str, new: str, lifted: list[str]
+) -> None:
+    found = compared(tmp_path, old, new)
+    assert [rule.id for rule in found.lifted] == lifted
+    assert found.may_be_wider or not lifted
+
+
+def test_who_leaves_a_limited_role_has_no_limit(tmp_path: Path) -> None:
+    rows = BASE + WIDE + row("role:slow, tool:s/*, use, -, 10, -, allow")
+    old, new = ({"agent_to_tool.csv": rows, "roles.csv": links} for links in ("g, nhi:a, role:slow", ""))
+    found = compared(tmp_path, old, new)
+    assert (found.regions, [rule.id for rule in found.lifted], found.may_be_wider) == ((), ["r"], True)
 
 
 def test_a_raised_amount_is_wider_and_not_unknown(tmp_path: Path) -> None:

@@ -178,6 +178,12 @@ def test_outside_of_a_repository_there_are_no_revisions(tmp_path: Path, monkeypa
     assert "git knows no such revision" in run("main").stderr
 
 
+def test_a_file_of_a_revision_is_no_policy(repository: Path) -> None:
+    result = run("HEAD:policies/agent_to_tool.csv", "HEAD")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("HEAD:policies/agent_to_tool.csv: ")
+
+
 def test_a_link_is_not_followed_out_of_git(repository: Path) -> None:
     (repository / "policies" / "roles.csv").symlink_to("/etc/passwd")
     commit()

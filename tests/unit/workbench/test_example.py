@@ -15,6 +15,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from sidecar.cli.policy.diff import diff as policy_diff
+from sidecar.cli.policy.suggest import suggest as policy_suggest
 from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import PolicyError
 from sidecar.limits import load_budgets
@@ -280,3 +282,47 @@ def _policy_files(policies: Path) -> Iterator[Path]:
 
 def _chain(*names: str) -> Chain:
     return tuple(Principal(name) for name in names)
+
+
+def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothing_else(
+    tmp_path: Path, source: PolicySource
+) -> None:
+    """Of all that the company has: one row for each recorded use on one side, the suggestion on the other."""
+    log, catalogue = tmp_path / "audit.jsonl", str(ACME / "catalogue.yaml")
+    write_traffic(ACME, log)
+    suggested = tmp_path / "suggested" / "policies"
+    options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "-o", str(suggested)]
+    assert CliRunner().invoke(policy_suggest, [str(log), *options]).exit_code == 0
+    needs = tmp_path / "needs" / "policies"
+    needs.mkdir(parents=True)
+    for kind, rows in needed(log).items():
+        (needs / f"{kind}.csv").write_text("".join(sorted(rows)))
+    told = CliRunner().invoke(
+        policy_diff, [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
+    )
+    found = orjson.loads(told.stdout)
+    assert (told.exit_code, found["regions"], found["notes"]) == (0, [], [])
+    tested = CliRunner().invoke(policy_test, ["-c", str(suggested.parent / "sidecar.yaml"), "--coverage"])
+    assert (tested.exit_code, " 0 failed" in tested.stdout, "100.0 %" in tested.stdout) == (0, True, True)
+    rows = (suggested / "agent_to_tool.csv").read_text()
+    (suggested / "agent_to_tool.csv").write_text(
+        rows + "p, nhi:concierge, tool:stripe/create_refund, tools/call, -, -, -, allow\n"
+    )
+    told = CliRunner().invoke(
+        policy_diff, [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
+    )
+    assert [region["change"] for region in orjson.loads(told.stdout)["regions"]] == ["wider"]
+
+
+def needed(log: Path) -> dict[str, set[str]]:
+    """By kind, a row for each link of each call that was let through."""
+    rows: dict[str, set[str]] = {}
+    for record in map(orjson.loads, log.read_bytes().splitlines()):
+        if record["event"] != "decision":
+            continue
+        asked = [*record["chain"][1:], record["object"]]
+        for name, obj, link in zip(record["chain"], asked, record["links"], strict=False):
+            if link["kind"] != "guardrail":
+                row = f"p, {name}, {obj}, {link['action']}, -, -, -, allow\n"
+                rows.setdefault(link["kind"], set()).add(row)
+    return rows

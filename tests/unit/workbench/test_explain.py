@@ -256,6 +256,27 @@ def test_a_decision_that_is_nowhere_exits_1(running: Path) -> None:
     assert result.exit_code == 1 and "no record has the decision id no-such-id" in result.output
 
 
+@pytest.mark.parametrize("now", ["yesterday", "-", "2026-W01-1T00:00:00Z", "9999-12-31T23:59:59-14:00"])
+def test_now_is_a_time_that_can_be_told(running: Path, now: str) -> None:
+    result = run("--as", "nhi:r", "--calls", "tool:g/get", "--now", now)
+    assert (result.exit_code, "write a time with a zone" in result.output) == (2, True)
+
+
+def test_a_record_of_no_time_is_no_evidence(running: Path) -> None:
+    line = re.sub(rb'"timestamp":"[^"]*"', b'"timestamp":"0001-01-01T00:00:00+14:00"', records(running)[1])
+    result = run("--record", "-", stdin=line)
+    assert (result.exit_code, "is not as a sidecar writes it" in result.output) == (5, True)
+
+
+def test_an_audit_file_that_is_not_there_is_no_answer(running: Path, tmp_path: Path) -> None:
+    result = run("--decision", "x", "--record", str(tmp_path))
+    assert (result.exit_code, str(tmp_path) in result.output) == (2, True)
+    for file in (running / "data").rglob("audit.jsonl"):
+        file.unlink()
+    result = run("--decision", "x")
+    assert (result.exit_code, "cannot be read" in result.output) == (5, True)
+
+
 # --- the nearest ------------------------------------------------------------------------------------------------------
 
 TOOL = PermissionKind.AGENT_TO_TOOL

@@ -20,7 +20,8 @@ from sidecar.cli.policy.suggest import suggest
 from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import Refusal, SettingsError
 from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Question
-from sidecar.workbench.suggest import Evidence, Known, Wanted, read_catalogue
+from sidecar.workbench.catalogue import read_catalogue
+from sidecar.workbench.suggest import Evidence, Known, Wanted
 from sidecar.workbench.suggest import evidence as reading
 from sidecar.workbench.suggest.naming import role_name, rule_id, set_name
 from sidecar.workbench.suggest.shape import Draft, pattern_of
@@ -314,6 +315,26 @@ def test_more_than_memory_is_meant_for_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reading, "MAX_TRIPLES", 1)
     with pytest.raises(SettingsError, match="more than 1 distinct uses"):
         read([RECORD, RECORD | {"object": "tool:s/u"}])
+
+
+@pytest.mark.parametrize(
+    ("action", "obj", "more"),
+    [("message/send", "nhi:b", "push/set"), ("subscriptions/listen", "nhi:s", "resources/read")],
+)
+def test_what_a_call_asked_besides_is_told_and_not_silently_forgotten(action: str, obj: str, more: str) -> None:
+    link = {"kind": "nhi_to_nhi", "decision": "allow", "rules": ["r"]}
+    guarded = {"kind": "guardrail", "action": action, "decision": "allow", "rules": []}
+    links = [{**link, "action": action}, guarded, {**link, "action": more}, {**guarded, "action": more}]
+    asked = RECORD | {"object": obj, "action": action}
+    evidence = read([asked | {"links": links}])
+    assert evidence.left_out == {"it asked several things, and its record names the first only": (1, "d-1")}
+    assert not read([asked | {"links": links[:2]}]).left_out
+
+
+def test_a_folder_that_cannot_be_written_is_told(world: World) -> None:
+    a_day_at_work(world)
+    result = world.suggest("-o", "/proc/nowhere/policies")
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
 
 
 def test_a_left_out_record_makes_the_answer_incomplete(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""Does a reload that dies, hangs or is not wanted any more leave anything behind: a process, a snapshot, a deaf ear?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import sidecar.exchanges
+import sidecar.loading
+import sidecar.watching
+from sidecar.errors import ConfigError
+from tests.flow.guests import emitter, gateway, gone, opened, stream
+from tests.flow.process import Served, served
+from tests.flow.streams import Emitter
+from tests.flow.test_admin import get
+from tests.flow.test_hot_reload import FILE, WIDER, controls, deletes, plain, taken
+from tests.flow.test_large_policy import MANY
+from tests.flow.world import RULES, Upstream, until, world
+
+LARGE = "agent_to_tool.many.csv"
+MORE = "p, nhi:late, tool:github/get_file, use, -, -, -, allow\n"
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def has_begun(child: int) -> bool:
+    """Whether it is past its first lines: it has loaded what reads policies."""
+    try:
+        is_it = "prctl" in Path(f"/proc/{child}/cmdline").read_text()  # and no copy of the one that starts it
+        return is_it and "_pydantic_core" in Path(f"/proc/{child}/maps").read_text()
+    except OSError:
+        return False
+
+
+@asynccontextmanager
+async def reading() -> AsyncIterator[tuple[Served, int]]:
+    """A sidecar, and the process that reads its newest policy and hangs."""
+    async with served("http://127.0.0.1:9/mcp", rules=RULES, files={f"policies/{LARGE}": MANY}) as running:
+        assert running.process is not None
+        pid = running.process.pid
+        (running.folder / "policies" / LARGE).write_text(MANY + MORE)
+        running.signal(signal.SIGHUP)
+        await until(lambda: any(map(has_begun, children(pid))))
+        (child,) = children(pid)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            yield running, child
+        finally:
+            if lives(child):
+                os.kill(child, signal.SIGKILL)
+
+
+async def test_a_stop_waits_for_no_reading_process() -> None:
+    async with reading() as (running, child):
+        running.signal(signal.SIGTERM)
+        assert await running.ended(5.0) == 0
+        assert not lives(child)
+        assert running.verify()[0] == 0 and running.controls() == ["start", "stop"]
+
+
+async def test_a_reading_process_ends_with_us_even_if_it_hangs() -> None:
+    """CONTRACT 9: after kill -9 every descendant process ends within two seconds."""
+    async with reading() as (running, child):
+        await running.kill()
+        await until(lambda: not lives(child), 2.0)
+
+
+async def test_a_reading_process_that_is_killed_is_told_once_and_the_next_change_is_taken() -> None:
+    async with reading() as (running, child):
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: "reload-failed" in running.controls())
+        assert "P008" in (await running.ask("/readyz"))[1]
+        (running.folder / "policies" / LARGE).write_text(MANY)  # what serves already
+        await until(lambda: "reload" not in running.controls(), 0.5)
+        (running.folder / "policies" / LARGE).write_text(MANY + MORE + MORE.replace("late", "later"))
+        await until(lambda: "reload" in running.controls(), 15.0)
+        assert "degraded" not in (await running.ask("/readyz"))[1]
+        assert running.controls().count("reload-failed") == 1
+
+
+async def test_a_storm_of_signals_is_a_reload_or_two() -> None:
+    async with served("http://127.0.0.1:9/mcp", rules=RULES, settings="policy: {watch: false}\n") as running:
+        for _ in range(500):
+            running.signal(signal.SIGHUP)
+        await until(lambda: "reload" in running.controls())
+        await asyncio.sleep(0.5)
+        assert running.controls().count("reload") < 50
+        plain(running.folder / "policies", WIDER)
+        before = len(running.controls())
+        running.signal(signal.SIGHUP)
+        await until(lambda: len(running.controls()) > before)
+
+
+@pytest.mark.parametrize("error", [OSError(11, "Resource temporarily unavailable"), RuntimeError("a bug")])
+async def test_what_nobody_foresaw_is_told_and_tried_again(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+    async with world(tmp_path) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(sidecar.loading, "read_policy", failing)
+            plain(tmp_path / "policies", WIDER)
+            await until(lambda: bool(running.app.reloader.trouble))
+            with pytest.raises(ConfigError, match="R101"):
+                await running.app.reload("test")
+            assert "R101" in (await get(running, "/readyz"))[1] and await deletes(running) == 403
+        await taken(running)
+        assert await deletes(running) == 200 and not running.app.reloader.trouble
+
+
+async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = OSError(116, "Stale file handle")
+    is_dir = Path.is_dir
+    monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
+
+    def failing(path: Path) -> bool:
+        if "policies" in path.parts:
+            raise stale
+        return is_dir(path)
+
+    async with world(tmp_path) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_dir", failing)
+            (tmp_path / "policies" / FILE).write_text(WIDER)
+            await until(lambda: any("Stale" in line for line in running.app.reloader.trouble))
+        await taken(running)
+        assert await deletes(running) == 200
+
+
+async def test_what_is_written_before_the_system_listens_is_seen_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.watching._Ears, "open", lambda self: None)  # it never will
+    async with world(tmp_path) as running:
+        await asyncio.sleep(0.3)  # after the look of the start
+        plain(tmp_path / "policies", WIDER)
+        await taken(running)
+
+
+async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.exchanges, "SWEEP_EVERY_S", 0.05)
+    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream) as running:
+        alice = await opened(running)
+        async with stream(alice):
+            await until(lambda: emitter(running).count == 1)
+            old = weakref.ref(running.app.live.current.engine)
+            rules = tmp_path / "policies" / FILE
+            rules.write_text(rules.read_text() + MORE)
+            await running.app.reload("test")
+
+            def is_gone() -> bool:
+                gc.collect()
+                return old() is None
+
+            await until(is_gone)
+            assert emitter(running).count == 1
+
+
+async def test_hundreds_of_faults_make_no_long_answer_to_a_probe(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        (tmp_path / "policies" / FILE).write_text(RULES + "p, nhi:x, tool:github/x, tool/call, -, -, -, allow\n" * 300)
+        await until(lambda: bool(running.app.reloader.trouble), 15.0)
+        _, body = await get(running, "/readyz")
+        assert body.count("P104") == 50 and "and 150 more" in body  # of the 200 that a load tells
+        assert len(controls(running, "reload-failed")) == 1
