@@ -1,6 +1,7 @@
 """How long does a decision take, from ten rows to a million, and next to other engines?
 
-    python -m bench.policy            measure everything (some twenty minutes), keep the figures, draw the picture
+    python -m bench.policy            measure everything (a quarter of an hour), keep the figures, draw the picture
+    python -m bench.policy --ours     measure ours anew beside what was measured of the others
     python -m bench.policy --draw     only draw it again
 
 The measuring is `sidecar policy bench`; this keeps its figures in `bench/policy.json` and draws
@@ -18,6 +19,7 @@ from typing import Any
 
 from sidecar.workbench.bench.ladder import SIZES, WILD
 from sidecar.workbench.bench.rivals import NAMES
+from sidecar.workbench.bench.rungs import OURS
 from sidecar.workbench.bench.running import climbed
 
 HERE = Path(__file__).parent
@@ -33,10 +35,19 @@ _LABELS = {"fast": "pycasbin FastEnforcer", "cedar": "Cedar (cedarpy)", "rego": 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--draw", action="store_true")
-    if not options.parse_args().draw:
-        FIGURES.write_text(json.dumps(list(_told(_measured())), indent=1) + "\n")
+    options.add_argument("--ours", action="store_true")
+    chosen = options.parse_args()
+    if chosen.ours:
+        others = [step for step in json.loads(FIGURES.read_text()) if step["engine"] != OURS]
+        _keep([*_told(climbed(SIZES, wild=(WILD, MORE_WILD))), *others])
+    elif not chosen.draw:
+        _keep(list(_told(_measured())))
     PICTURE.write_text(picture(json.loads(FIGURES.read_text())))
     print(f"{PICTURE} drawn")
+
+
+def _keep(figures: Sequence[dict[str, Any]]) -> None:
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def _measured() -> Iterable[dict[str, Any]]:

@@ -68,5 +68,4 @@ class Askers:
 
 def _domain_of(name: str) -> str:
     """The namespace in `user:<namespace>/<id>`."""
-    space, slash, _ = name.partition(":")[2].partition("/")
-    return space if slash else NONE
+    return name.partition(":")[2].partition("/")[0] if "/" in name else NONE

@@ -31,7 +31,7 @@ class _Between:
     plain: list[int] = field(default_factory=list)
     pieces: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
     by_first: dict[str, list[tuple[tuple[str, ...], int]]] = field(default_factory=dict)
-    lengths: tuple[int, ...] = ()
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the first pieces, by how they begin
 
 
 class PatternIndex:
@@ -92,19 +92,15 @@ class PatternIndex:
 
 def _index_pieces(between: _Between) -> None:
     if len(between.pieces) >= MANY:
+        lengths: dict[str, set[int]] = {}
         for pieces, number in between.pieces:
             between.by_first.setdefault(pieces[0], []).append((pieces, number))
-        between.lengths = tuple(sorted({len(first) for first in between.by_first}))
+            lengths.setdefault(pieces[0][0], set()).add(len(pieces[0]))
+        between.lengths = {begin: tuple(sorted(found)) for begin, found in lengths.items()}
 
 
 def _between(text: str, between: _Between) -> Iterator[int]:
-    if not between.by_first:
-        candidates: Iterable[tuple[tuple[str, ...], int]] = between.pieces
-    else:
-        firsts = {text[at : at + size] for size in between.lengths for at in range(len(text) - size + 1)}
-        known = between.by_first
-        candidates = [candidate for first in firsts if first in known for candidate in known[first]]
-    for pieces, number in candidates:
+    for pieces, number in _beginning(text, between) if between.by_first else between.pieces:
         at = 0
         for piece in pieces:
             at = text.find(piece, at)
@@ -113,3 +109,17 @@ def _between(text: str, between: _Between) -> Iterator[int]:
             at += len(piece)
         else:
             yield number
+
+
+def _beginning(text: str, between: _Between) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Those whose first piece stands somewhere in the text."""
+    firsts: set[str] = set()
+    for begin, lengths in between.lengths.items():
+        at = text.find(begin)
+        while at >= 0:
+            firsts.update([text[at : at + length] for length in lengths])
+            at = text.find(begin, at + 1)
+    known = between.by_first
+    for first in firsts:
+        if first in known:
+            yield from known[first]
