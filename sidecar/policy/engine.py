@@ -109,25 +109,24 @@ class Engine:
     def _decision(self, turn: Turn, answers: list[Answer], *, limited: bool) -> Decision:
         if not answers:  # nobody asks: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
-        links = tuple([answer.link for answer in answers])
-        denied = [link.reason for link in links if not link.allowed]
         last = answers[len(turn.chain) - 1]
-        limits: tuple[RowLimit, ...] = ()
-        until = None
-        if not denied:
+        if len(answers) == 1:  # nearly always, and then there is nothing to put together
+            link = last.link
             limits = _limits(turn.chain, last.limited) if limited and last.limited else ()
-            until = min([answer.until for answer in answers if answer.until is not None], default=None)
-        would = [answer for answer in answers if answer.would_deny or answer.would_allow]
+            would = last.would_deny, last.would_allow
+            return Decision(link.allowed, self.revision, (link,), link.reason, limits, last.until, last.roles, *would)
+        denied = [answer.link.reason for answer in answers if not answer.link.allowed]
+        ends = [answer.until for answer in answers if answer.until is not None]
         return Decision(
             not denied,
             self.revision,
-            links,
+            tuple(answer.link for answer in answers),
             _first(denied) if denied else None,
-            limits,
-            until,
+            _limits(turn.chain, last.limited) if limited and last.limited and not denied else (),
+            min(ends, default=None) if not denied else None,
             last.roles,
-            _names(answer.would_deny for answer in would) if would else (),
-            _names(answer.would_allow for answer in would) if would else (),
+            _names(answer.would_deny for answer in answers),
+            _names(answer.would_allow for answer in answers),
         )
 
 
