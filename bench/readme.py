@@ -77,7 +77,7 @@ def policy_block_from(steps: Sequence[Mapping[str, Any]], reloads: Mapping[str, 
         "|---|" + "---|" * len(sizes),
         _ladder(f"sidecar, {few:.0%} wildcards: p50", [_time(ours.get((few, rows)), "p50_us") for rows in sizes]),
         _ladder("p99", [_time(ours.get((few, rows)), "p99_us") for rows in sizes]),
-        _ladder("time to load", [f"{ours[few, rows]['load_s']:.1f} s" for rows in sizes]),
+        _ladder("time to load", [_seconds(ours[few, rows]["load_s"]) for rows in sizes]),
         _ladder("memory, all in all", [f"{ours[few, rows]['rss_mb']:.0f} MB" for rows in sizes]),
         _ladder(f"sidecar, {many:.0%} wildcards: p50", [_time(ours.get((many, rows)), "p50_us") for rows in sizes]),
     ]
@@ -85,6 +85,10 @@ def policy_block_from(steps: Sequence[Mapping[str, Any]], reloads: Mapping[str, 
         found = {step["rows"]: step for step in steps if step["engine"] == engine}
         lines.append(_ladder(f"{name}: p50", [_time(found.get(rows), "p50_us") for rows in sizes]))
     return "\n".join([*lines, "", _reloads(reloads)])
+
+
+def _seconds(spent_s: float) -> str:
+    return f"{spent_s:.1f} s" if spent_s >= 0.1 else f"{spent_s * 1000:.0f} ms"
 
 
 def _ladder(name: str, cells: Sequence[str]) -> str:
