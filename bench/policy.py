@@ -26,8 +26,8 @@ HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "policy-bench.svg"
 MORE_WILD = 0.2
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 190, 30, 50
-DECADES_US = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 70, 190, 50, 50
+DECADES_US = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 COLOURS = {"sidecar": "#0b7a53", "pycasbin": "#b3402a", "fast": "#d08a2e", "cedar": "#5b53b0", "rego": "#4d7a93"}
 _LABELS = {"fast": "pycasbin FastEnforcer", "cedar": "Cedar (cedarpy)", "rego": "Rego (rego-cpp)"}
 
@@ -70,7 +70,7 @@ def picture(figures: Sequence[dict[str, Any]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
         ' font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{LEFT}" y="18" font-size="13">One decision, median, by the number of rules</text>',
+        f'<text x="{LEFT}" y="24" font-size="13">One decision, median, by the number of rules</text>',
         *_grid(),
     ]
     lines = sorted(_lines(figures).items(), key=lambda line: line[1][-1][1])
@@ -90,7 +90,8 @@ def _lines(figures: Sequence[dict[str, Any]]) -> dict[tuple[str, float], list[tu
 def _grid() -> Iterable[str]:
     for decade in DECADES_US:
         y = _y(decade)
-        name = f"{decade} µs" if decade < 1_000 else f"{decade // 1_000} ms" if decade < 1_000_000 else "1 s"
+        name = f"{decade} µs" if decade < 1_000 else f"{decade // 1_000} ms"
+        name = name if decade < 1_000_000 else f"{decade // 1_000_000} s"
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>'
     for exponent in range(1, 7):
