@@ -114,16 +114,24 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
         entered.add((info.st_dev, info.st_ino))
         folders = []
         for path in paths:
-            if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and path.is_dir()):
+            if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and _is_folder(path)):
                 continue
-            if path.is_dir() and path.suffix in (".csv", *YAML):
+            if _is_folder(path) and path.suffix in (".csv", *YAML):
                 hint = "a mount of a file that is not there makes such a folder"
                 faults.whole("P001", "a folder with the name of a file", str(path), hint)
-            elif path.is_dir():
+            elif _is_folder(path):
                 folders.append(path)
             else:
                 yield path
         todo.extend(reversed(folders))
+
+
+def _is_folder(path: Path) -> bool:
+    """What cannot be told, such as of a link that is too long, is none: whoever reads it says what is wrong."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _stem(path: Path, faults: Faults) -> str:

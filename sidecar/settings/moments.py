@@ -23,7 +23,7 @@ def seconds_of(text: str) -> float:
     if not _TIME.fullmatch(text):
         raise ValueError(HINT)
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(text).astimezone(UTC).timestamp()  # also in UTC it must have a year
     except OverflowError as error:
         raise ValueError(HINT) from error
 

@@ -293,3 +293,14 @@ def test_a_row_outside_its_folders_scope_is_a_fault(tmp_path: Path, row: str, in
     name = "teams/pay/" + ("agent_to_tool.csv" if row.startswith("p") else "roles.csv")
     found = faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: row + "\n"}, scopes=[scope])
     assert {fault.code for fault in found} == (set() if inside else {"P112"})
+
+
+def test_a_link_that_no_system_follows_is_a_fault_and_no_crash(tmp_path: Path) -> None:
+    write(tmp_path, {"agent_to_tool.csv": SOMETHING})
+    (tmp_path / "user_to_nhi.csv").symlink_to("x" * 400)
+    (tmp_path / "nhi_to_nhi.csv").symlink_to("nhi_to_nhi.csv")
+    found = faults(tmp_path, {})
+    assert sorted((Path(fault.file).name, fault.code) for fault in found) == [
+        ("nhi_to_nhi.csv", "P001"),
+        ("user_to_nhi.csv", "P001"),
+    ]

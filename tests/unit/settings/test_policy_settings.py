@@ -51,8 +51,11 @@ def test_what_has_no_valid_end_does_not_begin(section: str, expected: tuple[str,
     assert f"sidecar.yaml:{where}: error[{code}]" in told and what in told
 
 
+BEYOND = ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00")  # of no year in UTC
+
+
 def test_a_moment_is_read_as_it_is_written() -> None:
     assert rfc3339(seconds_of("2027-01-15T09:00:00.5+01:00")) == "2027-01-15T08:00:00Z"
-    for text in ("2027-01-15", "2027-01-15 08:00:00Z", "2027-01-15T08:00Z", "", "9999-99-99T00:00:00Z"):
+    for text in ("2027-01-15", "2027-01-15 08:00:00Z", "2027-01-15T08:00Z", "", "9999-99-99T00:00:00Z", *BEYOND):
         with pytest.raises(ValueError):
             seconds_of(text)
