@@ -78,7 +78,7 @@ class Pipeline:
         except asyncio.CancelledError:
             turn.remember(Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE), 499)
             raise
-        except Exception:  # the one place: a bug of ours is answered once, recorded once, and told to nobody outside
+        except Exception:  # of calls, the one place: a bug is answered once, recorded once, told to nobody outside
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
             return self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:

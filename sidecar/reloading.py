@@ -72,7 +72,7 @@ class Reloader:
             except ConfigError as error:
                 self._fail(error, by, anew=not only_if_changed)
                 raise
-            except Exception as error:
+            except Exception as error:  # what no reader foresaw must not end the watching: told, and tried again
                 unforeseen = _unforeseen(error, self.watcher.config)
                 self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error

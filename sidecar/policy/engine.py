@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from sidecar.errors import Reason
 from sidecar.policy.askers import Askers
-from sidecar.policy.links import Answer, Docket, Turn
+from sidecar.policy.grammar import ON_SERVERS
+from sidecar.policy.links import Answer, Docket, Evaluation
 from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
 from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, Rule
 
 # CONTRACT 6: of several reasons, the first of these is told.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
-_ON_SERVERS = ("tool:", "prompt:", "resource:")
 
 
 class Engine:
@@ -44,27 +44,27 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may do this at `now_s` (seconds since the epoch), link by link. Never raises for no."""
-        turn = Turn(chain, question, now_s, self._askers)
-        return self._decision(turn, self._answers(turn), limited=True)
+        evaluation = Evaluation(chain, question, now_s, self._askers)
+        return self._decision(evaluation, self._answers(evaluation), limited=True)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry that asks this question may be shown: false only if every call of it would be denied.
 
         Conditions on what the caller will write (`args`, `call.meta`) count for the caller; limits are not asked.
         """
-        turn = Turn(chain, question, now_s, self._askers, listing=True)
-        return bool(chain) and all(answer.link.allowed for answer in self._answers(turn))
+        evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
+        return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may have a session call on an MCP server (CONTRACT 1.4): any live allow row of the last
         principal on that server opens it, whatever its actions and conditions; a deny row on it closes it. No row's
         limit is charged: `session_calls_per_minute` bounds these calls."""
-        turn = Turn(chain, question, now_s, self._askers)
-        answers = self._answers(turn)
+        evaluation = Evaluation(chain, question, now_s, self._askers)
+        answers = self._answers(evaluation)
         if chain and question.server:
             docket, last = self._dockets[PermissionKind.AGENT_TO_TOOL], len(chain) - 1
-            answers[last] = docket.opened(answers[last], turn.askers[last], question.server, now_s)
-        return self._decision(turn, answers, limited=False)
+            answers[last] = docket.opened(answers[last], evaluation.askers[last], question.server, now_s)
+        return self._decision(evaluation, answers, limited=False)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Every role of a principal, from its token and from `g` rows."""
@@ -78,41 +78,41 @@ class Engine:
 
     # --- the way ------------------------------------------------------------------------------------------------------
 
-    def _answers(self, turn: Turn) -> list[Answer]:
+    def _answers(self, evaluation: Evaluation) -> list[Answer]:
         """The links in order, the last one being the question itself; then what guardrails have to say."""
-        chain, question = turn.chain, turn.question
+        chain, question = evaluation.chain, evaluation.question
         last = len(chain) - 1
         answers = []
         for place in range(last):
             docket = self._dockets[_nhi_kind(chain[place])]
-            answers.append(docket.answer(chain[place + 1].name, DELEGATE, turn, place, lends=True))
+            answers.append(docket.answer(chain[place + 1].name, DELEGATE, evaluation, place, lends=True))
         if chain:
             docket = self._dockets[_last_kind(chain[last], question)]
-            answers.append(docket.answer(question.object, question.action, turn, last, lends=False))
+            answers.append(docket.answer(question.object, question.action, evaluation, last, lends=False))
         if self._guarded:
-            answers += self._guardrail_answers(turn)
+            answers += self._guardrail_answers(evaluation)
         return answers
 
-    def _guardrail_answers(self, turn: Turn) -> Iterator[Answer]:
+    def _guardrail_answers(self, evaluation: Evaluation) -> Iterator[Answer]:
         """Each principal on the final object, and on every NHI after it; what says nothing is left out."""
-        ask, question = self._guardrails.answer, turn.question
-        for place in range(len(turn.chain)):
-            answer = ask(question.object, question.action, turn, place, lends=False)
+        ask, question = self._guardrails.answer, evaluation.question
+        for place in range(len(evaluation.chain)):
+            answer = ask(question.object, question.action, evaluation, place, lends=False)
             if _says(answer):
                 yield answer
-            for later in turn.chain[place + 1 :]:
+            for later in evaluation.chain[place + 1 :]:
                 if later.kind == "nhi":
-                    answer = ask(later.name, DELEGATE, turn, place, lends=True)
+                    answer = ask(later.name, DELEGATE, evaluation, place, lends=True)
                     if _says(answer):
                         yield answer
 
-    def _decision(self, turn: Turn, answers: list[Answer], *, limited: bool) -> Decision:
+    def _decision(self, evaluation: Evaluation, answers: list[Answer], *, limited: bool) -> Decision:
         if not answers:  # nobody asks: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
-        last = answers[len(turn.chain) - 1]
+        last = answers[len(evaluation.chain) - 1]
         if len(answers) == 1:  # nearly always, and then there is nothing to put together
             link = last.link
-            limits = _limits(turn.chain, last.limited) if limited and last.limited else ()
+            limits = _limits(evaluation.chain, last.limited) if limited and last.limited else ()
             would = last.would_deny, last.would_allow
             return Decision(link.allowed, self.revision, (link,), link.reason, limits, last.until, last.roles, *would)
         denied = [answer.link.reason for answer in answers if not answer.link.allowed]
@@ -122,7 +122,7 @@ class Engine:
             self.revision,
             tuple(answer.link for answer in answers),
             _first(denied) if denied else None,
-            _limits(turn.chain, last.limited) if limited and last.limited and not denied else (),
+            _limits(evaluation.chain, last.limited) if limited and last.limited and not denied else (),
             min(ends, default=None) if not denied else None,
             last.roles,
             _names(answer.would_deny for answer in answers),
@@ -160,6 +160,6 @@ def _nhi_kind(principal: Principal) -> PermissionKind:
 
 def _last_kind(principal: Principal, question: Question) -> PermissionKind:
     """A tool, prompt or resource, or an MCP server as a whole; else the object is an agent."""
-    if question.server or question.object.startswith(_ON_SERVERS):
+    if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(principal)

@@ -65,6 +65,7 @@ ACTIONS = frozenset(
     }
 )
 USE = "use"
+ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects that lie on a server
 
 _USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL
 _SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {

@@ -14,6 +14,7 @@ from sidecar.errors import Reason
 from sidecar.policy.askers import Asker, Askers
 from sidecar.policy.compiler import Asked
 from sidecar.policy.conditions import Condition, Outcome, Purse, Scene
+from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.memo import Memo
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
@@ -31,12 +32,12 @@ _NO_ARGUMENTS: Mapping[str, Any] = {}
 _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
-    PermissionKind.AGENT_TO_TOOL: (("user:", "nhi:"), ("tool:", "prompt:", "resource:", "nhi:")),
-    PermissionKind.GUARDRAIL: (("user:", "nhi:"), ("tool:", "prompt:", "resource:", "nhi:")),
+    PermissionKind.AGENT_TO_TOOL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
+    PermissionKind.GUARDRAIL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
 }
 
 
-class Turn:
+class Evaluation:
     """One decision being made: who asks, what its conditions may read, and what they may still spend. While `listing`,
     what the caller will write is assumed to be as it should be."""
 
@@ -118,17 +119,17 @@ class Docket:
         self._cases = Memo(MEMO_SIZE)
         self._asked.clear()
 
-    def answer(self, obj: str, act: str, turn: Turn, place: int, *, lends: bool) -> Answer:
+    def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> Answer:
         """The answer to one (subject, object, action). `place` is where the subject stands in the chain; `lends` if
         this asks for authority that is lent."""
-        asker = turn.askers[place]
+        asker = evaluation.askers[place]
         key = (asker, obj, act)
         case = self._cases.get(key)
         if case is None:
             case = self._case(asker, obj, act)
             self._remember(key, case)
-        outcomes, facts = self._run(case, turn, place, lends) if case.asking else ((), ())
-        now_s = turn.now_s
+        outcomes, facts = self._run(case, evaluation, place, lends) if case.asking else ((), ())
+        now_s = evaluation.now_s
         came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
         answer = case.answers.get(came_out)
         if answer is None:
@@ -244,9 +245,11 @@ class Docket:
                 nearly.append((live, holds))
         return Sides(allows, denies, would, nearly)
 
-    def _run(self, case: _Case, turn: Turn, place: int, lends: bool) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
+    def _run(
+        self, case: _Case, evaluation: Evaluation, place: int, lends: bool
+    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
         """How each condition comes out, each run once, and what it read."""
-        ran = [turn.run(condition, place, lends) for condition in case.asking]
+        ran = [evaluation.run(condition, place, lends) for condition in case.asking]
         return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
 
     def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:

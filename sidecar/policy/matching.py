@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.policy.compiler import Asked, Check, Facet, Plan, compiled, plan_of
 from sidecar.policy.expression import Call, Name, Node
+from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.memo import Memo
 from sidecar.policy.model import Model
 from sidecar.policy.pattern_index import PatternIndex
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 WALKED = 12  # rows that are cheaper to look at one by one than to search
 MAX_ACTIONS = 128  # that are remembered, of the few dozen that exist
-_ON_SERVERS = ("tool:", "prompt:", "resource:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Matcher:
         known = self._on_server.get(server)
         if known is None:
             texts = self._table.texts.texts
-            prefixes = [f"{word}{server}/" for word in _ON_SERVERS]
+            prefixes = [f"{word}{server}/" for word in ON_SERVERS]
             # "0" is what follows "/": all that begins with the prefix stands between the two.
             spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
             if self._objects is None:

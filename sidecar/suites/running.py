@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Budgets, Limiter, Plan, plan_charges
 from sidecar.limits.memory import MemoryStore
-from sidecar.policy import Engine
+from sidecar.policy import Engine, grammar
 from sidecar.protocols.mcp import server_question
 from sidecar.suites.grounds import Grounds
 from sidecar.suites.reading import Listing, PolicyTest
@@ -188,6 +188,6 @@ def known_names(objects: Iterable[str]) -> Mapping[str, Sequence[str]]:
     found: dict[str, list[str]] = {}
     for name in sorted(objects):
         server, slash, rest = name.partition("/")
-        if slash and "*" not in name and server.startswith(("tool:", "prompt:", "resource:")):
+        if slash and "*" not in name and server.startswith(grammar.ON_SERVERS):
             found.setdefault(server + slash, []).append(rest)
     return found

@@ -16,7 +16,7 @@ from sidecar.policy.grammar import Wrong
 from sidecar.settings.documents import Document, read_document
 from sidecar.settings.nodes import MAX_BYTES
 
-_THINGS = ("tool:", "prompt:", "resource:", "nhi:")
+_THINGS = (*grammar.ON_SERVERS, "nhi:")
 
 
 @dataclass(frozen=True, slots=True)

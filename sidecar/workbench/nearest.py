@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from difflib import SequenceMatcher, get_close_matches
 from typing import Literal, NamedTuple
 
+from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.patterns import glob, meets_prefix, who
 from sidecar.policy.roles import Links
 from sidecar.vocabulary import PermissionKind, Rule
@@ -25,7 +26,6 @@ MAX_NAMES = 10_000  # of objects that are looked at for a hint
 ALIKE = 0.8  # of a hint: "did you mean" something else altogether helps nobody
 NEAR_WITH_TWO_WRONG = 0.75  # two parts that do not fit must be typing errors, else nothing is near in it
 _ROLE_ALIKE = 0.5  # how much a caller looks like a role: as much as like anything
-_SERVER_WORDS = ("tool:", "prompt:", "resource:")
 
 Part = Literal["subject", "object", "action", "expiry", "condition", "shadow"]
 PARTS: tuple[Part, ...] = ("subject", "object", "action", "expiry", "condition", "shadow")
@@ -75,7 +75,7 @@ class Sought:
         )
 
     def _is_on(self, pattern: str) -> bool:
-        prefixes = (f"{word}{self.server}/" for word in _SERVER_WORDS)
+        prefixes = (f"{word}{self.server}/" for word in ON_SERVERS)
         return glob(self.object, pattern) or any(meets_prefix(pattern, prefix) for prefix in prefixes)
 
 

@@ -17,12 +17,12 @@ import orjson
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.record import INPUTS
 from sidecar.errors import Reason
+from sidecar.policy.grammar import SESSION_ACTIONS
 from sidecar.protocols import mcp
 from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
 
 CHUNK_BYTES = 1 << 20
 
-SESSION_ACTIONS = frozenset(name for table in (mcp.METHODS, mcp.NOTIFICATIONS) for name in table if table[name].session)
 _ON_SERVERS = SESSION_ACTIONS | mcp.SERVER_REQUESTS  # what is asked about an MCP server as a whole
 _POLICY_REASONS = frozenset({Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE})
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.flow.test_docs import missing_from, printed_by, run, script_of
+from tests.flow.test_docs import check_claims, run, script_of
 from tests.pages import ROOT, blocks_of
 
 EXAMPLE = ROOT / "examples" / "acme"
@@ -32,13 +32,7 @@ def test_the_readme_of_the_example_does_what_it_says(tmp_path: Path) -> None:
     copied = f"set -e\ncp -R '{EXAMPLE}/.' .\nexport PYTHONPATH='{ROOT}'\n"
     code, text = run(copied + script_of(blocks), tmp_path)
     assert code == 0, f"ended with {code}:\n{text}"
-    printed = printed_by(blocks, text)
-    last = 0
-    for block in blocks:
-        last = block.line if block.runs else last
-        if block.is_output:
-            claim = missing_from(printed[last], block.text)
-            assert not claim, f"line {block.line}: nothing printed {claim!r}; printed was:\n{printed[last]}"
+    check_claims(blocks, text, "examples/acme/README.md")
 
 
 def test_what_the_readme_of_the_example_links_to_is_there() -> None:

@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sidecar.policy import PolicySource
+from sidecar.policy import PolicySource, grammar
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.vocabulary import ANONYMOUS, PermissionKind
 
 _PRINCIPALS = ("user:", "nhi:")
-_THINGS = ("tool:", "prompt:", "resource:", "nhi:")
+_THINGS = (*grammar.ON_SERVERS, "nhi:")
 _AFTER_EVERYTHING = chr(0x10FFFF)
 
 

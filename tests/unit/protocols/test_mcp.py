@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
+from sidecar.policy.grammar import SESSION_ACTIONS
 from sidecar.protocols import mcp
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import META, Request
@@ -295,3 +296,9 @@ def test_the_stateless_era_asks_for_capabilities_on_every_call(capabilities: Any
 
 def test_the_metadata_keys_of_both_modules_are_the_same() -> None:
     assert {META_VERSION, META_CAPABILITIES} <= META
+
+
+def test_the_calls_that_need_no_row_are_those_that_policy_knows_as_such() -> None:
+    """Two statements of one fact: how a method is asked, and which actions need no row of their own."""
+    table = {**METHODS, **NOTIFICATIONS}
+    assert {name for name in table if table[name].session} == SESSION_ACTIONS
