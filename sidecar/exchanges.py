@@ -19,9 +19,8 @@ from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import JSON, Ask, Intent, Leave, Listen, Reply, Tell
 from sidecar.passage import Passage
-from sidecar.protocols import eras, jsonrpc, mcp
-from sidecar.protocols.eras import Era
-from sidecar.protocols.jsonrpc import Id, Notification, Request
+from sidecar.protocols import mcp
+from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.turn import Exchange, Turn
@@ -68,9 +67,9 @@ class Exchanges:
                 return await self._ask(exchange, intent)
             case Tell():
                 sent = Notification(intent.message.method, mcp.forwarded_params(intent.message))
-                return await self._deliver(exchange, jsonrpc.encode_notification(sent))
+                return await self._deliver(exchange, sent)
             case Reply():
-                return await self._deliver(exchange, jsonrpc.encode_response(intent.message))
+                return await self._deliver(exchange, intent.message)
             case Listen():
                 return await self._listen(exchange, intent)
             case Leave():
@@ -82,8 +81,7 @@ class Exchanges:
         message = Request(intent.message.id, intent.message.method, mcp.forwarded_params(intent.message))
         if message.method == "subscriptions/listen":
             exchange.has_no_end()
-        routing = eras.routing_headers(message) + exchange.turn.parameter_headers if intent.era is Era.STATELESS else []
-        with await exchange.post(jsonrpc.encode_request(message), routing) as answer:
+        with await exchange.post(message) as answer:
             if message.method == "initialize":
                 return await self._begin(exchange, message, answer)
             if exchange.session is not None:
@@ -113,9 +111,9 @@ class Exchanges:
             undo.pop_all()
             return response
 
-    async def _deliver(self, exchange: Exchange, body: bytes) -> web.StreamResponse:
+    async def _deliver(self, exchange: Exchange, message: Message) -> web.StreamResponse:
         """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
-        with await exchange.post(body) as answer:
+        with await exchange.post(message) as answer:
             if exchange.session is not None:
                 self._check_alive(exchange.session, answer)
             if answer.status not in (200, 202, 204):

@@ -23,7 +23,7 @@ class Passed(NamedTuple):
     `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on."""
 
     out: bytes | None = None
-    reply: bytes | None = None
+    reply: jsonrpc.Response | None = None
     final: bool = False
     version: str = ""
 
@@ -139,8 +139,8 @@ _UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
 _NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
 
 
-def _no(request_id: Id, error: dict[str, Any]) -> bytes:
-    return jsonrpc.encode_response(jsonrpc.Response(request_id, error=error))
+def _no(request_id: Id, error: dict[str, Any]) -> jsonrpc.Response:
+    return jsonrpc.Response(request_id, error=error)
 
 
 def read_answer(raw: bytes | str) -> jsonrpc.Message:

@@ -207,7 +207,7 @@ class Relay:
         session = self.exchange.session
         return session.sealed_event_id(event_id) if session is not None and event_id else None
 
-    async def _reply(self, reply: bytes) -> None:
+    async def _reply(self, reply: jsonrpc.Response) -> None:
         """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
         with await self.exchange.post(reply):
             pass

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aiohttp import web
 
@@ -19,17 +20,14 @@ from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
-from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.limits import Plan
 from sidecar.protocols import eras, jsonrpc
 from sidecar.protocols.eras import Head
-from sidecar.protocols.jsonrpc import Id, Request
+from sidecar.protocols.jsonrpc import Id, Message, Request
 from sidecar.snapshot import Service, Snapshot
-from sidecar.upstreams import Answer
+from sidecar.upstreams import Answer, Outbound
 from sidecar.upstreams.sessions import Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller
-
-ACCEPT = f"{JSON}, {EVENT_STREAM}"
 
 
 @dataclass(slots=True)
@@ -186,31 +184,25 @@ class Exchange:
         if self.answer is not None:
             self.answer.close()
 
-    async def post(self, body: bytes, routing: list[tuple[str, str]] | None = None) -> Answer:
+    async def post(self, message: Message) -> Answer:
         """Send one message and wait for the head of what comes back."""
-        return await self.service.upstream.exchange(
-            "POST",
-            body=body,
-            accept=ACCEPT,
-            protocol_version=self.call.protocol_version or None,
-            session_id=self.session.upstream_id if self.session else None,
-            extra=trace_headers(self.turn.headers) + (routing or []),
-            deadline_s=self.patience_s,
-            endless=self.endless,
-        )
+        return await self.service.upstream.exchange(self._outbound("POST", message, None))
 
     async def listen(self, last_event_id: str | None) -> Answer:
         """Open the upstream session's own stream, or the rest of one of its streams."""
-        assert self.session is not None
-        return await self.service.upstream.exchange(
-            "GET",
-            body=None,
-            accept=EVENT_STREAM,
-            protocol_version=self.call.protocol_version,
-            session_id=self.session.upstream_id,
-            last_event_id=last_event_id,
-            extra=trace_headers(self.turn.headers),
-            deadline_s=self.patience_s,
+        return await self.service.upstream.exchange(self._outbound("GET", None, last_event_id))
+
+    def _outbound(self, verb: Literal["POST", "GET"], message: Message | None, last_event_id: str | None) -> Outbound:
+        return Outbound(
+            verb,
+            message,
+            self.call.protocol_version,
+            self.patience_s,
+            self.session.upstream_id if self.session else None,
+            self.caller,
+            last_event_id,
+            trace_headers(self.turn.headers) + (self.turn.parameter_headers if verb == "POST" else []),
+            self.endless,
         )
 
     @property

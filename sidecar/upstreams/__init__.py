@@ -1,14 +1,17 @@
 """What stands behind us, and how do we speak with it?
 
-exchange.py    one message out, its answer back; failures become refusals
-sessions.py    whose session is this, and which upstream session stands behind it
-catalogue.py   which tools it has: kept fresh, shared, waited for
-listing.py     asking for them, in whichever era it speaks
-tools.py       one tool: its compiled schema, or why it is quarantined
+transport.py    how any upstream looks from here
+http.py         one message out over HTTP, its answer back; failures become refusals
+assembling.py   which parts make up one upstream
+sessions.py     whose session is this, and which upstream session stands behind it
+catalogue.py    which tools it has: kept fresh, shared, waited for
+listing.py      asking for them, in whichever era it speaks
+tools.py        one tool: its compiled schema, or why it is quarantined
 """
 
+from sidecar.upstreams.assembling import upstream_from
 from sidecar.upstreams.catalogue import Catalogue
-from sidecar.upstreams.exchange import Answer, Credential, Upstream, refusal_from, upstream_from
 from sidecar.upstreams.tools import Tool
+from sidecar.upstreams.transport import Answer, Outbound, Upstream
 
-__all__ = ["Answer", "Catalogue", "Credential", "Tool", "Upstream", "refusal_from", "upstream_from"]
+__all__ = ["Answer", "Catalogue", "Outbound", "Tool", "Upstream", "upstream_from"]

@@ -22,9 +22,9 @@ from math import inf
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams.exchange import Upstream
 from sidecar.upstreams.listing import Enquiry
 from sidecar.upstreams.tools import Tool, tools_from
+from sidecar.upstreams.transport import Upstream
 
 # A list may serve this long beyond its time while the upstream does not give a newer one: an outage of tools/list
 # alone is no reason to refuse calls, and an old schema still validates. Then it is.

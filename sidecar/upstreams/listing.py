@@ -18,8 +18,9 @@ from sidecar import __version__
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
+from sidecar.protocols.jsonrpc import Id, Notification, Request
 from sidecar.protocols.sse import SseParser
-from sidecar.upstreams.exchange import EVENT_STREAM, JSON, Answer, Upstream
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, Outbound, Upstream
 
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
@@ -133,8 +134,7 @@ class Enquiry:
                 f"it answered HTTP {reply.status}" if reply.result is None else "its revision is not known here"
             )
         self.version, self._session_id, self.announces = version, reply.session_id, _announces(reply.result)
-        body = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        with await self._send(body, "notifications/initialized") as answer:
+        with await self._send(Notification("notifications/initialized", {})) as answer:
             if not 200 <= answer.status < 300:
                 self.version, self._session_id = "", None
                 raise _failed(f"it answered HTTP {answer.status}")
@@ -160,10 +160,10 @@ class Enquiry:
             page = await self._call("tools/list", {"cursor": cursor})
 
     async def _call(self, method: str, params: dict[str, Any]) -> _Reply:
-        body, request_id = self._request(method, params), self._last_id
-        with await self._send(body, method) as answer:
-            message = await self._message(answer, request_id)
-            session_id = answer.headers.get("mcp-session-id") if method == "initialize" else None
+        request = self._request(method, params)
+        with await self._send(request) as answer:
+            message = await self._message(answer, request.id)
+            session_id = answer.headers.get(SESSION_ID) if method == "initialize" else None
             result, error = message.get("result"), message.get("error")
             return _Reply(
                 answer.status,
@@ -175,34 +175,23 @@ class Enquiry:
     async def _subscribe(self) -> Answer:
         if self.stateless:
             wanted = {"notifications": {"toolsListChanged": True}}
-            return await self._send(self._request("subscriptions/listen", wanted), "subscriptions/listen")
-        return await self.upstream.exchange(
-            "GET",
-            body=None,
-            accept=EVENT_STREAM,
-            protocol_version=self.version,
-            session_id=self._session_id,
-            deadline_s=self.upstream.timeout_s,
-        )
+            return await self._send(self._request("subscriptions/listen", wanted), endless=True)
+        timeout_s = self.upstream.timeout_s
+        return await self.upstream.exchange(Outbound("GET", None, self.version, timeout_s, self._session_id))
 
-    def _request(self, method: str, params: dict[str, Any]) -> bytes:
+    def _request(self, method: str, params: dict[str, Any]) -> Request:
         self._last_id += 1
         if self.stateless:
             params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}}}
-        return orjson.dumps({"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params})
+        return Request(self._last_id, method, params)
 
-    async def _send(self, body: bytes, method: str) -> Answer:
+    async def _send(self, message: Request | Notification, *, endless: bool = False) -> Answer:
+        timeout_s = self.upstream.timeout_s
         return await self.upstream.exchange(
-            "POST",
-            body=body,
-            accept=f"{JSON}, {EVENT_STREAM}",
-            protocol_version=self.version or None,
-            session_id=self._session_id,
-            extra=[("Mcp-Method", method)] if self.stateless else (),
-            deadline_s=self.upstream.timeout_s,
+            Outbound("POST", message, self.version, timeout_s, self._session_id, endless=endless)
         )
 
-    async def _message(self, answer: Answer, request_id: int) -> Mapping[str, Any]:
+    async def _message(self, answer: Answer, request_id: Id) -> Mapping[str, Any]:
         """The message that answers our request, whichever way it came; empty where there is none."""
         if answer.media_type == JSON:
             body = await answer.read(self._left_bytes)
@@ -212,7 +201,7 @@ class Enquiry:
             return await self._event(answer, request_id)
         return {}
 
-    async def _event(self, answer: Answer, request_id: int) -> Mapping[str, Any]:
+    async def _event(self, answer: Answer, request_id: Id) -> Mapping[str, Any]:
         parser = SseParser()
         async for chunk in answer.chunks(deadline=Deadline.within(self.upstream.timeout_s)):
             self._spend(len(chunk))
@@ -228,7 +217,7 @@ class Enquiry:
             raise _failed("its list of tools is too large")
 
 
-async def _parsed(raw: bytes, request_id: int) -> Mapping[str, Any]:
+async def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
     """The response to `request_id`, else nothing: an upstream may interleave what it likes."""
     if not raw:
         return {}

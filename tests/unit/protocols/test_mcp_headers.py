@@ -21,7 +21,7 @@ ROUTED = [row for row in wire.table("routing") if row["verdict"] == "stateless"]
 # --- eras -----------------------------------------------------------------------------------------------------------
 
 SAID = (None, "", *SESSION_VERSIONS, *STATELESS_VERSIONS, "2024-10-07", "2027-01-01", "2026-07-28 ", "latest", "1")
-ABSENT = object()
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
 def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:

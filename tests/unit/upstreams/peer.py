@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams import Catalogue, Credential, Upstream
+from sidecar.upstreams import Catalogue
+from sidecar.upstreams.http import Credential, HttpUpstream
 from tests.unit.egress.hostile import Conversation, Hostile, response, serving
 
 ANY: dict[str, Any] = {"type": "object"}
@@ -130,7 +131,7 @@ async def learning(peer: Peer, clock: Clock, *, timeout_s: float = 5.0) -> Async
     async with serving(peer.converse) as server:
         peer.server = server
         secret = Credential("Authorization", "Bearer upstream-secret")
-        upstream = Upstream("notes", server.url, credential=secret, timeout_s=timeout_s)
+        upstream = HttpUpstream("notes", server.url, credential=secret, timeout_s=timeout_s)
         catalogue = Catalogue(upstream, clock_mono=clock)
         try:
             yield catalogue

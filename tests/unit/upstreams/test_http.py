@@ -12,52 +12,52 @@ import pytest
 
 from sidecar.egress import Crowded
 from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
-from sidecar.upstreams import Credential, Upstream, upstream_from
-from sidecar.upstreams.exchange import refusal_from
+from sidecar.upstreams import Outbound, upstream_from
+from sidecar.upstreams.http import Credential, HttpUpstream, refusal_from
 from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
-BODY = b'{"jsonrpc":"2.0","method":"ping","id":1}'
+PING = Request(1, "ping", {})
+BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}'
 
 
 @asynccontextmanager
 async def behind(
     script: Script, credential: Credential | None = None, max_connections: int = 100
-) -> AsyncIterator[tuple[Hostile, Upstream]]:
+) -> AsyncIterator[tuple[Hostile, HttpUpstream]]:
     async with serving(script) as server:
-        upstream = Upstream("notes", server.url, credential=credential, max_connections=max_connections)
+        upstream = HttpUpstream("notes", server.url, credential=credential, max_connections=max_connections)
         try:
             yield server, upstream
         finally:
             await upstream.close()
 
 
-def message(**changes: Any) -> dict[str, Any]:
-    """The arguments of one plain exchange."""
-    plain = {
-        "body": BODY,
-        "accept": "application/json",
-        "protocol_version": None,
-        "session_id": None,
-        "deadline_s": 2.0,
-    }
-    return plain | changes
+def post(**changes: Any) -> Outbound:
+    """One plain message on its way."""
+    return Outbound("POST", PING, "", 2.0)._replace(**changes)
+
+
+def get() -> Outbound:
+    return Outbound("GET", None, "", 2.0)
 
 
 async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
     async with behind(say(OK), Credential("X-Api-Key", "ours")) as (server, upstream):
-        extra = [("Mcp-Method", "tools/call"), ("Mcp-Name", "a"), ("Mcp-Param-Region", "eu"), ("traceparent", "00-1")]
-        sent = message(protocol_version="2025-11-25", session_id="s1", last_event_id="7", extra=extra)
-        with await upstream.exchange("POST", **sent) as answer:
+        call = Request(1, "tools/call", {"name": "a", "arguments": {}})
+        extra = [("Mcp-Param-Region", "eu"), ("traceparent", "00-1")]
+        sent = post(message=call, version="2026-07-28", session_id="s1", last_event_id="7", extra=extra)
+        with await upstream.exchange(sent) as answer:
             assert (answer.status, answer.media_type, await answer.read(10)) == (200, "application/json", b"{}")
         head, _, body = server.requests[0].partition(b"\r\n\r\n")
         assert head.decode().split("\r\n") == [
             "POST /mcp HTTP/1.1",
             f"Host: 127.0.0.1:{server.port}",
             "Accept-Encoding: identity",
-            "Accept: application/json",
+            "Accept: application/json, text/event-stream",
             "Content-Type: application/json",
-            "MCP-Protocol-Version: 2025-11-25",
+            "MCP-Protocol-Version: 2026-07-28",
             "Mcp-Session-Id: s1",
             "Last-Event-ID: 7",
             "Mcp-Method: tools/call",
@@ -65,16 +65,23 @@ async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
             "Mcp-Param-Region: eu",
             "traceparent: 00-1",
             "X-Api-Key: ours",
-            f"Content-Length: {len(BODY)}",
+            f"Content-Length: {len(encode_message(call))}",
         ]
-        assert body == BODY
+        assert body == encode_message(call)
+
+
+async def test_a_session_has_no_routing_headers() -> None:
+    async with behind(say(OK)) as (server, upstream):
+        (await upstream.exchange(post(version="2025-11-25"))).close()
+        assert b"mcp-method" not in server.requests[0].lower()
+        assert server.requests[0].endswith(BODY)
 
 
 @pytest.mark.parametrize("name", ["Authorization", "Cookie", "X-Forwarded-For", "Host", "Mcp-Session-Id", "X-Api-Key"])
 async def test_a_header_that_is_not_on_the_list_is_a_bug(name: str) -> None:
     async with behind(say(OK)) as (server, upstream):
         with pytest.raises(ValueError, match="not a header that goes upstream"):
-            await upstream.exchange("POST", **message(extra=[(name, "a")]))
+            await upstream.exchange(post(extra=[(name, "a")]))
         assert server.connections == 0
 
 
@@ -98,30 +105,30 @@ async def silent(conversation: Conversation) -> None:
         (say(response(b"x" * 101)), {}, Reason.RESPONSE_REFUSED),
         (say(response(b"x" * 50, framing="Content-Length: 90"), then_close=True), {}, Reason.UPSTREAM_FAILED),
         (say(OK), {"last_event_id": "a\r\nX: y"}, Reason.MALFORMED_CALL),
-        (say(OK), {"extra": [("Mcp-Name", "a\nb")]}, Reason.MALFORMED_CALL),
+        (say(OK), {"extra": [("tracestate", "a\nb")]}, Reason.MALFORMED_CALL),
     ],
 )
 async def test_trouble_becomes_a_refusal(script: Script, changes: dict[str, Any], reason: Reason) -> None:
     async with behind(script) as (_, upstream):
-        with pytest.raises(Refusal) as caught, await upstream.exchange("POST", **message(**changes)) as answer:
+        with pytest.raises(Refusal) as caught, await upstream.exchange(post(**changes)) as answer:
             await answer.read(100)
         assert caught.value.reason is reason
 
 
 async def test_an_upstream_that_is_not_there_has_failed() -> None:
-    upstream = Upstream("notes", "http://127.0.0.1:1/mcp")
+    upstream = HttpUpstream("notes", "http://127.0.0.1:1/mcp")
     with pytest.raises(Refusal) as caught:
-        await upstream.exchange("POST", **message())
+        await upstream.exchange(post())
     assert caught.value.reason is Reason.UPSTREAM_FAILED
 
 
 async def test_calls_wait_for_a_connection_within_their_time_and_for_nobody_elses() -> None:
     async with behind(silent, max_connections=2) as (slow, full), behind(say(OK), max_connections=2) as (_, other):
-        waiting = [full.exchange("POST", **message(deadline_s=0.2)) for _ in range(6)]
-        stream = full.exchange("POST", **message(deadline_s=0.2), endless=True)
+        waiting = [full.exchange(post(deadline_s=0.2)) for _ in range(6)]
+        stream = full.exchange(post(deadline_s=0.2, endless=True))
         refused = asyncio.gather(*waiting, stream, return_exceptions=True)
         for _ in range(5):
-            with await other.exchange("POST", **message()) as answer:
+            with await other.exchange(post()) as answer:
                 assert answer.status == 200
         reasons = [failure.reason for failure in await refused if isinstance(failure, Refusal)]
         assert reasons == [Reason.UPSTREAM_TIMEOUT] * 7
@@ -140,7 +147,7 @@ async def test_a_stream_that_breaks_off_is_a_refusal_too() -> None:
         conversation.reset()
 
     async with behind(script) as (_, upstream):
-        with pytest.raises(Refusal) as caught, await upstream.exchange("GET", **message(body=None)) as answer:
+        with pytest.raises(Refusal) as caught, await upstream.exchange(get()) as answer:
             async for _chunk in answer.chunks():
                 pass
         assert caught.value.reason is Reason.UPSTREAM_FAILED
@@ -153,7 +160,7 @@ async def test_who_stops_reading_hangs_up() -> None:
         await conversation.hung_up()
 
     async with behind(script) as (server, upstream):
-        with await upstream.exchange("GET", **message(body=None)) as answer:
+        with await upstream.exchange(get()) as answer:
             async for chunk in answer.chunks():
                 assert chunk == b"data: 1\n\n"
                 break
@@ -183,7 +190,7 @@ async def test_the_configured_credential_is_shown(
     (tmp_path / "secret").write_text("s3cret-of-the-upstream\n")
     async with serving(say(OK)) as server:
         upstream = upstream_from("notes", section(server.url, credential, tmp_path), max_response_bytes=100)
-        (await upstream.exchange("POST", **message())).close()
+        (await upstream.exchange(post())).close()
         await upstream.close()
         assert (header or b"\r\nAccept") in server.requests[0]
         assert (b"s3cret" in server.requests[0]) == (header is not None)

@@ -1,4 +1,4 @@
-"""How is one message sent to one upstream, and what comes back?
+"""How is one message sent to one upstream over HTTP, and what comes back?
 
 The request is built from what we decided: allow-listed headers, the upstream's own Host, our credential. Nothing of the
 caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure below becomes one of
@@ -7,7 +7,7 @@ three refusals; none is ever retried, because the upstream may have executed wha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,13 +31,15 @@ from sidecar.egress import (
     parse_origin,
 )
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.eras import STATELESS_SET, routing_headers
+from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
 from sidecar.settings.secrets import read_secret
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Outbound, Upstream
 
-JSON: Final = "application/json"
-EVENT_STREAM: Final = "text/event-stream"
-_EXTRA = frozenset({"mcp-method", "mcp-name", "traceparent", "tracestate"})
+_EXTRA = frozenset({"traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
+_ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": JSON}
 # Streams that stay open have connections of their own: however many callers listen, none keeps another's call waiting
 # (threats D3). As many as there may be callers' connections.
 MAX_STREAMS: Final = 1024
@@ -52,12 +54,8 @@ class Credential:
     value: str = field(repr=False)
 
 
-class Answer:
-    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
-
-    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
-    is in lower case, without its parameters; "" where there is none.
-    """
+class HttpAnswer:
+    """A `transport.Answer` whose body comes over a connection."""
 
     __slots__ = ("_response", "headers", "media_type", "status")
 
@@ -68,14 +66,14 @@ class Answer:
         self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+        """As `Answer.read`."""
         try:
             return await self._response.read(max_bytes)
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, up to a deadline that may be moved meanwhile. Raises Refusal."""
+        """As `Answer.chunks`."""
         try:
             async with aclosing(self._response.chunks(idle_s=None, deadline=deadline)) as chunks:
                 async for chunk in chunks:
@@ -84,10 +82,10 @@ class Answer:
             raise refusal_from(failure) from failure
 
     def close(self) -> None:
-        """Give up what has not arrived: the connection closes at once, and the upstream can see it."""
+        """As `Answer.close`: the connection closes at once."""
         self._response.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> HttpAnswer:
         return self
 
     def __exit__(
@@ -96,8 +94,8 @@ class Answer:
         self.close()
 
 
-class Upstream:
-    """One MCP server over HTTP. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
+class HttpUpstream:
+    """One MCP server over Streamable HTTP."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Upstream:
         self.max_response_bytes = max_response_bytes
         self._origin = parse_origin(url)
         self._credential = credential
-        self._forms: dict[tuple[str, str, str | None, bool], RequestForm] = {}
+        self._forms: dict[tuple[str, str, bool], RequestForm] = {}
         self._client = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
         self._streams = Client(
             self._origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
@@ -127,77 +125,58 @@ class Upstream:
         return self._client.open_connections + self._streams.open_connections
 
     def shows_the_same_as(self, other: Upstream) -> bool:
-        """Whether both show the upstream the same credential: a file's content changes, its path does not."""
-        return self._credential == other._credential
+        """As `Upstream.shows_the_same_as`."""
+        return isinstance(other, HttpUpstream) and self._credential == other._credential
 
-    async def exchange(
-        self,
-        verb: str,
-        *,
-        body: bytes | None,
-        accept: str,
-        protocol_version: str | None,
-        session_id: str | None,
-        deadline_s: float,
-        last_event_id: str | None = None,
-        extra: Sequence[tuple[str, str]] = (),
-        endless: bool = False,
-    ) -> Answer:
-        """Send one message; the answer is here as soon as its head is. `deadline_s` from now bounds that and `read()`.
-
-        A GET, or what is `endless`, asks for a stream that stays open.
-        `extra` may hold `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*` and trace context, nothing else (ValueError).
-        Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL for what no header holds.
-        """
+    async def exchange(self, outbound: Outbound) -> HttpAnswer:
+        """As `Upstream.exchange`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL
+        for what no header holds."""
+        verb, message = outbound.verb, outbound.message
         headers = []
-        if session_id is not None:
-            headers.append(("Mcp-Session-Id", session_id))
-        if last_event_id is not None:
-            headers.append(("Last-Event-ID", last_event_id))
-        for header in extra:
+        if outbound.session_id is not None:
+            headers.append(("Mcp-Session-Id", outbound.session_id))
+        if outbound.last_event_id is not None:
+            headers.append(("Last-Event-ID", outbound.last_event_id))
+        if isinstance(message, Request) and outbound.version in STATELESS_SET:
+            headers += routing_headers(message)
+        for header in outbound.extra:
             if not _goes_upstream(header[0]):
                 raise ValueError(f"{header[0]} is not a header that goes upstream")
             headers.append(header)
-        client = self._streams if endless or verb == "GET" else self._client
+        body = None if message is None else encode_message(message)
+        client = self._streams if outbound.endless or verb == "GET" else self._client
         try:
-            message = self._form(verb, accept, protocol_version, body is not None).message(headers, body)
-            return Answer(await client.send(message, deadline_s=deadline_s))
+            written = self._form(verb, outbound.version, body is not None).message(headers, body)
+            return HttpAnswer(await client.send(written, deadline_s=outbound.deadline_s))
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
-    def _form(self, verb: str, accept: str, protocol_version: str | None, has_body: bool) -> RequestForm:
+    def _form(self, verb: str, version: str, has_body: bool) -> RequestForm:
         """What all requests of one kind have in common. Raises InvalidRequest."""
-        kind = (verb, accept, protocol_version, has_body)
+        kind = (verb, version, has_body)
         form = self._forms.get(kind)
         if form is None:
-            first = [("Accept", accept)]
+            first = [("Accept", _ACCEPTED[verb])]
             if has_body:
                 first.append(("Content-Type", JSON))
-            if protocol_version is not None:
-                first.append(("MCP-Protocol-Version", protocol_version))
+            if version:
+                first.append(("MCP-Protocol-Version", version))
             last = [] if self._credential is None else [(self._credential.header, self._credential.value)]
             form = RequestForm(verb, self._origin.path, self._origin.host_header, first, last)
             if len(self._forms) < MAX_FORMS:
                 self._forms[kind] = form
         return form
 
-    async def end_session(self, session_id: str, protocol_version: str, deadline_s: float) -> None:
-        """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        """As `Upstream.end_session`."""
         try:
-            answer = await self.exchange(
-                "DELETE",
-                body=None,
-                accept=JSON,
-                protocol_version=protocol_version or None,
-                session_id=session_id,
-                deadline_s=deadline_s,
-            )
+            answer = await self.exchange(Outbound("DELETE", None, version, deadline_s, session_id))
         except Refusal:
             return
         answer.close()
 
     async def close(self) -> None:
-        """Close every connection, those in use included."""
+        """As `Upstream.close`."""
         await self._client.close()
         await self._streams.close()
 
@@ -208,12 +187,12 @@ def _goes_upstream(header: str) -> bool:
     return name in _EXTRA or name.startswith(_PARAMETER_PREFIX)
 
 
-def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> Upstream:
+def http_upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> HttpUpstream:
     """An upstream as configured, its secret read. Raises SettingsError."""
     mcp = section.mcp
     if mcp is None or mcp.url is None:
         raise ValueError("the settings promise an MCP upstream its URL")
-    return Upstream(
+    return HttpUpstream(
         name,
         mcp.url,
         credential=_credential_from(section.credential),

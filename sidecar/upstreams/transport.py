@@ -1,0 +1,245 @@
+"""How does an upstream look from here, whatever it speaks?
+
+Like a Streamable HTTP server: one message out, an answer with a status, a media type and a body or a stream of events
+back; a session that begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET for what comes unasked. A
+program on pipes and an HTTP+SSE server are made to look so (`channel.py`), and so is a server of the other era
+(`bridging/`). Each of these is an `Upstream`, and what watches over one (`breaker.py`) is one again.
+
+    exchange(Outbound) ──▶ Answer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Final, Literal, NamedTuple, Protocol
+
+from sidecar.egress import ENDLESS, Deadline
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import Message
+from sidecar.vocabulary import Caller
+
+JSON: Final = "application/json"
+EVENT_STREAM: Final = "text/event-stream"
+SESSION_ID: Final = "mcp-session-id"
+MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer at its largest, and what comes around it
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Outbound(NamedTuple):
+    """One message on its way to an upstream; a GET or DELETE has none.
+
+    `version` is the revision that this message is in, "" before one was agreed on. `session_id` is the upstream's own.
+    `caller` is on whose behalf it goes, None is the sidecar itself. `deadline_s` from now bounds the wait for the
+    answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or what is `endless`, asks for a
+    stream that stays open.
+    """
+
+    verb: Literal["POST", "GET", "DELETE"]
+    message: Message | None
+    version: str
+    deadline_s: float
+    session_id: str | None = None
+    caller: Caller | None = None
+    last_event_id: str | None = None
+    extra: Sequence[tuple[str, str]] = ()
+    endless: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose state this may touch at the upstream: a chain's, or "" for the sidecar's own."""
+        return "" if self.caller is None else self.caller.binding
+
+
+class Answer(Protocol):
+    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
+
+    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
+    is in lower case, without its parameters; "" where there is none.
+    """
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def media_type(self) -> str: ...
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+
+    def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, up to a deadline that may be moved meanwhile. Raises Refusal."""
+
+    def close(self) -> None:
+        """Give up what has not arrived: the upstream can see it at once. Twice is no fault."""
+
+    def __enter__(self) -> Answer: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Upstream(Protocol):
+    """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def max_response_bytes(self) -> int: ...
+
+    async def exchange(self, outbound: Outbound) -> Answer:
+        """Send one message; the answer is here as soon as its head is. Never retried: the upstream may have executed
+        what it did not answer. Raises Refusal."""
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
+
+    def shows_the_same_as(self, other: Upstream) -> bool:
+        """Whether both show the upstream the same credentials: a file's content changes, its path does not."""
+
+    async def close(self) -> None:
+        """Let go of everything: connections and children, those in use included."""
+
+
+class Pipe:
+    """Bytes from one side of the process to the other, bounded: whoever does not read loses the rest, and hears so.
+
+    One writer, one reader. The writer never waits, because it also writes for others.
+    """
+
+    __slots__ = ("_closed", "_end", "_pieces", "_size", "_waiter", "max_bytes")
+
+    def __init__(self, max_bytes: int = MAX_PIPED_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._end: Refusal | None = None
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more goes through."""
+        return self._closed
+
+    def write(self, piece: bytes) -> None:
+        """Pass a piece on. What is too much for its reader ends the pipe with RESPONSE_REFUSED."""
+        if self._closed:
+            return
+        self._size += len(piece)
+        if self._size > self.max_bytes:
+            self.end(Refusal(Reason.RESPONSE_REFUSED, "it sent more than its reader took"))
+            return
+        self._pieces.append(piece)
+        self._wake()
+
+    def end(self, failure: Refusal | None = None) -> None:
+        """Nothing more comes; the reader still has what came before. The first end counts."""
+        if not self._closed:
+            self._closed, self._end = True, failure
+            self._wake()
+
+    async def read(self, deadline: Deadline) -> bytes:
+        """The next piece; b"" at the end. Raises the writer's Refusal, or UPSTREAM_TIMEOUT at the deadline."""
+        while not self._pieces:
+            if self._closed:
+                if self._end is not None:
+                    raise self._end
+                return b""
+            await self._wait(deadline)
+        piece = self._pieces.popleft()
+        self._size -= len(piece)
+        return piece
+
+    async def _wait(self, deadline: Deadline) -> None:
+        loop = asyncio.get_running_loop()
+        at = deadline.at
+        if at is not None and loop.time() >= at:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT)
+        self._waiter = loop.create_future()
+        try:
+            async with asyncio.timeout_at(at):
+                await self._waiter
+        except TimeoutError:
+            return  # the deadline may have been moved meanwhile: look again
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Made:
+    """An answer that an adapter of ours makes: a whole `body`, or what comes through a `pipe`.
+
+    `given_up` is called once if it is closed before the pipe ended.
+    """
+
+    __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "headers", "media_type", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        media_type: str = JSON,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        pipe: Pipe | None = None,
+        deadline_s: float | None = None,
+        given_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.media_type = media_type
+        self._body = body
+        self._pipe = pipe
+        self._deadline = Deadline.within(deadline_s) if pipe is not None else ENDLESS
+        self._given_up = given_up
+
+    async def read(self, max_bytes: int) -> bytes:
+        """As `Answer.read`."""
+        pieces, size = [self._body], len(self._body)
+        async for piece in self.chunks(deadline=self._deadline):
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                break
+        if size > max_bytes:
+            self.close()
+            raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        return b"".join(pieces) if self._pipe is not None else self._body
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """As `Answer.chunks`."""
+        if self._pipe is None:
+            if self._body:
+                yield self._body
+            return
+        try:
+            while piece := await self._pipe.read(deadline):
+                yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """As `Answer.close`."""
+        if self._pipe is None or self._given_up is None:
+            return
+        given_up, self._given_up = self._given_up, None
+        if not self._pipe.closed:
+            self._pipe.end(Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up"))
+            given_up()
+
+    def __enter__(self) -> Made:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
