@@ -28,11 +28,14 @@ Headers = Mapping[str, Sequence[str]]
 
 PARAMETER = "mcp-param-"
 MCP, METADATA = "mcp", "metadata"
-VERBS = {MCP: ("POST", "GET", "DELETE"), METADATA: ("GET",)}
+_SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
+# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server.
+ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
+    (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
+    (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
+)
 
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
-_MCP_PATH = re.compile(r"/mcp/([a-z0-9]+(?:-[a-z0-9]+)*)\Z")
-_METADATA_PATH = re.compile(r"/\.well-known/oauth-protected-resource(/mcp/([a-z0-9]+(?:-[a-z0-9]+)*))\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
 _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
@@ -96,17 +99,11 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
 def route_of(raw_path: str, verb: str) -> Route:
     """The address meant by a request target. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
-    match = _MCP_PATH.match(path)
-    route = Route(MCP, match[1]) if match else _metadata_route(path)
-    if verb not in VERBS[route.kind]:
-        raise Refusal(Reason.VERB_NOT_ALLOWED, allow=VERBS[route.kind])
-    return route
-
-
-def _metadata_route(path: str) -> Route:
-    match = _METADATA_PATH.match(path)
-    if match:
-        return Route(METADATA, match[2])
+    for kind, pattern, verbs in ROUTES:
+        if match := pattern.match(path):
+            if verb not in verbs:
+                raise Refusal(Reason.VERB_NOT_ALLOWED, allow=verbs)
+            return Route(kind, match[1])
     if not _PATH.match(path):
         raise malformed("the path is not plain")
     raise Refusal(Reason.ROUTE_UNKNOWN)
