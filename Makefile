@@ -11,7 +11,7 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 
 .PHONY: demo test check fix bench lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest
+test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
