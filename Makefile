@@ -9,12 +9,13 @@ MCP1 := .venv-mcp1
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
-.PHONY: demo test check fix bench lock
+.PHONY: demo test check fix bench conformance lock
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
+conformance: $(READY) ; $(BIN)/python -m tests.conformance $(SUITE)
 lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock
 
 $(READY): requirements.lock pyproject.toml

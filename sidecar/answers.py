@@ -147,8 +147,8 @@ def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
 
 def _status(answer: Answer, shape: Shape, manner: Manner) -> int:
     carried = answer.http != answer.session_http
-    if carried and manner.deny_style == "http":
-        return answer.http
+    if carried and manner.deny_style == "http" and not (shape is Shape.SESSION and answer.http == 404):
+        return answer.http  # in a session 404 has one meaning: it is over
     if carried and manner.deny_style in ("jsonrpc", "tool_result"):
         return answer.session_http
     return answer.http if shape is Shape.STATELESS else answer.session_http

@@ -116,7 +116,9 @@ ANSWERS: Mapping[Reason, Answer] = {
         403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"
     ),
     Reason.TOOL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "The tool is disabled"),
-    Reason.METHOD_UNKNOWN: _carried(403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"),
+    Reason.METHOD_UNKNOWN: Answer(  # the stateless era has words of its own for it: 404, and -32601 (`mcp.call_from`)
+        404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
+    ),
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server"),
     Reason.TOOL_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such tool"),
     Reason.SESSION_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such session"),

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.jsonrpc import Notification, Request
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, malformed
 
 STATELESS_VERSIONS = ("2026-07-28",)
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -26,7 +26,7 @@ SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-META_SERVER = "io.modelcontextprotocol/serverInfo"
+META_CLIENT = "io.modelcontextprotocol/clientInfo"
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 
@@ -67,6 +67,8 @@ def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
         if header is not None and header not in SESSION_VERSIONS:
             raise _unsupported(header)
         return Era.SESSION, header or ""
+    if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 asks for the metadata first
+        raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
     if header is None or body != header:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
     if header not in STATELESS_SET:

@@ -18,7 +18,7 @@ import orjson
 
 from sidecar.errors import Reason, Refusal
 
-PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
 MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
 MAX_KEYS = 10_000  # threats P8

@@ -15,6 +15,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import (
     INVALID_PARAMS,
+    METHOD_NOT_FOUND,
     Notification,
     Request,
     Spellings,
@@ -36,7 +37,7 @@ def call_from(message: Request | Notification, era: Era, version: str, server: s
     table = METHODS if isinstance(message, Request) else NOTIFICATIONS
     method = table.get(message.method)
     if method is None or era not in method.eras:
-        raise Refusal(Reason.METHOD_UNKNOWN)
+        raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is Era.STATELESS else None)
     return Call(
         protocol="mcp",
         protocol_version=version,

@@ -160,7 +160,7 @@ async def test_what_a_caller_learns_is_the_operators_choice(name: str, disclosur
 @pytest.mark.parametrize("disclosure", ["kind", "hide"])
 async def test_denials_that_are_not_disclosed_are_one(disclosure: str, tmp_path: Path) -> None:
     heard = set()
-    for name in ("no-matching-rule", "denied-by-rule", "condition-false", "expired", "method-unknown"):
+    for name in ("no-matching-rule", "denied-by-rule", "condition-false", "expired"):
         options = CAUSES[name].world() | {"settings": f"answers: {{disclosure: {disclosure}}}\n"}
         async with world(tmp_path / name, **options) as running:
             answer = await CAUSES[name].run(Talk(running, "stateless"))

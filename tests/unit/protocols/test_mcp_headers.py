@@ -33,7 +33,7 @@ def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:
         if header is None:
             return "session", ""
         if header in STATELESS_VERSIONS:
-            return "refused", "-32020"
+            return "refused", "-32602"
         return ("session", header) if header in SESSION_VERSIONS else ("refused", "-32022")
     if header is None or body != header:
         return "refused", "-32020"

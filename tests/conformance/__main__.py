@@ -1,0 +1,227 @@
+"""Does every check of the official suites that passes directly pass through the sidecar too?
+
+    make conformance SUITE=mcp          or, for some parts of it:
+    python -m tests.conformance mcp [http] [stdio] [sse] [client] [inspector]
+
+Brings Node 22 and the suites by npm into `.conformance/`, runs each suite against our reference server first directly,
+then through a sidecar, prints both counts side by side, and fails when a check is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.client import SCENARIOS
+from tests.conformance.sidecar import ROOT, before
+
+TOOLS = ROOT / ".conformance"
+NODE, STABLE, ALPHA, INSPECTOR = "22", "0.1.16", "0.2.0-alpha.12", "2.12.0"
+SUITE_S, SCENARIO_S, INSTALL_S = 300, 90, 300
+NO, USAGE = 1, 2
+SERVER = (sys.executable, "-m", "tests.conformance.server")
+CLIENT = f"{sys.executable} -m tests.conformance.client"
+# What is a property of the caller's own HTTP connection to the server, which a program on pipes does not have.
+NOT_ON_PIPES = frozenset({"server-sse-polling", "server-sse-multiple-streams"})
+
+# What must not pass through us, and why.
+REFUSED = {
+    ("http-custom-headers", "sep-2243-client-omit-null"): "its argument is null where the tool's schema says string",
+}
+
+Key = tuple[str, str]
+Passes = Counter[Key]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One official suite: which package, and how it is asked."""
+
+    title: str
+    package: str
+    arguments: tuple[str, ...]
+
+
+SERVER_SUITES = (
+    Suite(f"{STABLE} --suite all", "stable", ("--suite", "all")),
+    Suite(f"{ALPHA} --requirements 2025-11-25", "alpha", ("--requirements", "2025-11-25")),
+    Suite(f"{ALPHA} --requirements 2026-07-28", "alpha", ("--requirements", "2026-07-28")),
+)
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a run came to: passes by scenario and check, and how many failed."""
+
+    passes: Passes
+    failed: int
+
+    def __str__(self) -> str:
+        return f"{self.passes.total()}/{self.failed}"
+
+
+def main(parts: Sequence[str]) -> int:
+    """Run the parts; 0 where nothing was lost."""
+    bring_tools()
+    lost: list[str] = []
+    kinds = [part for part in parts if part in ("http", "stdio", "sse")]
+    with serving("http") as http, serving("sse") as sse:
+        behind = {
+            "http": {"url": f"{http}/mcp"},
+            "sse": {"url": f"{sse}/sse"},
+            "stdio": {"command": SERVER[0], "args": [*SERVER[1:], "stdio"], "cwd": str(ROOT)},
+        }
+        direct = {suite: _served(suite, f"{http}/mcp") for suite in SERVER_SUITES if kinds}
+        with before({kind: behind[kind] for kind in {*kinds, "http"}}) as sidecar:
+            for kind in kinds:
+                for suite in SERVER_SUITES:
+                    through = _served(suite, f"{sidecar}/mcp/{kind}")
+                    lost += _compare(f"{kind:6} {suite.title}", direct[suite], through, kind)
+            if "inspector" in parts:
+                lost += _inspected(f"{http}/mcp", f"{sidecar}/mcp/http")
+    if "client" in parts:
+        lost += _clients()
+    print("\n".join(["", *(f"LOST {what}" for what in lost)]) if lost else "nothing is lost")
+    return NO if lost else 0
+
+
+def bring_tools() -> None:
+    """Node and the suites, as npm has them."""
+    if shutil.which("npm") is None:
+        print("npm is needed: it brings Node 22 and the official suites", file=sys.stderr)
+        raise SystemExit(USAGE)
+    packages = {
+        "node": f"node@{NODE}",
+        "stable": f"@modelcontextprotocol/conformance@{STABLE}",
+        "alpha": f"@modelcontextprotocol/conformance@{ALPHA}",
+        "inspector": f"@modelcontextprotocol/inspector@{INSPECTOR}",
+    }
+    for folder, package in packages.items():
+        if (TOOLS / folder / "ready").exists():
+            continue
+        (TOOLS / folder).mkdir(parents=True, exist_ok=True)
+        print(f"bringing {package} …", flush=True)
+        command = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(TOOLS / folder), package)
+        subprocess.run(command, check=True, timeout=INSTALL_S, stdin=subprocess.DEVNULL, env=_environment())
+        (TOOLS / folder / "ready").touch()
+
+
+@contextmanager
+def serving(transport: str) -> Iterator[str]:
+    """The reference server over HTTP, until the block ends; its base URL."""
+    process = subprocess.Popen(
+        (*SERVER, transport), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield f"http://localhost:{int(process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+def _served(suite: Suite, url: str) -> Count:
+    return _run(suite.package, ("server", "--url", url, *suite.arguments), SUITE_S)
+
+
+def _clients() -> Iterator[str]:
+    """The client side, scenario by scenario: those that a resource server's own door is not part of."""
+    for scenario in SCENARIOS:
+        arguments = ("client", "--scenario", scenario, "--timeout", "60000", "--command")
+        direct = _run("alpha", (*arguments, CLIENT), SCENARIO_S)
+        through = _run("alpha", (*arguments, f"{CLIENT} --through"), SCENARIO_S)
+        yield from _compare(f"client {scenario}", direct, through, "client")
+
+
+def _run(package: str, arguments: Sequence[str], timeout_s: float) -> Count:
+    with tempfile.TemporaryDirectory() as out:
+        program = TOOLS / package / "node_modules" / ".bin" / "conformance"
+        command = (str(program), *arguments, "--output-dir", out)
+        subprocess.run(
+            command, cwd=ROOT, timeout=timeout_s, stdin=subprocess.DEVNULL, capture_output=True, env=_environment()
+        )
+        return _counted(Path(out))
+
+
+def _counted(out: Path) -> Count:
+    passes, failed = Passes(), 0
+    for file in sorted(out.rglob("checks.json")):
+        scenario = re.sub(r"-20\d\d-\d\d-\d\dT.*", "", file.parent.name)
+        for check in json.loads(file.read_text()):
+            if check["status"] == "SUCCESS":
+                passes[scenario.removeprefix("server-"), check["id"]] += 1
+            failed += check["status"] == "FAILURE"
+    if not passes:
+        raise SystemExit("the suite ran no check at all")
+    return Count(passes, failed)
+
+
+def _compare(title: str, direct: Count, through: Count, kind: str) -> list[str]:
+    """Print both counts; every check that passes directly and not through us, unless it must not."""
+    lost, excused = [], []
+    for key, count in sorted((direct.passes - through.passes).items()):
+        scenario, check = key
+        if key in REFUSED:
+            excused.append(f"{' ':6} refused, as it must be: {scenario}, {check}: {REFUSED[key]}")
+        elif kind not in ("stdio", "sse") or scenario not in NOT_ON_PIPES:
+            lost.append(f"{title}: {scenario}: {check} ({count})")
+    verdict = f"LOST {len(lost)}" if lost else "ok"
+    print(f"{title:58} direct {direct!s:>7}   through {through!s:>7}   {verdict}", *excused, sep="\n", flush=True)
+    return lost
+
+
+def _inspected(direct: str, through: str) -> Iterator[str]:
+    """The official inspector's command line, in both eras."""
+    for era in ("legacy", "modern"):
+        for arguments in (("tools/list",), ("tools/call", "--tool-name", "test_simple_text")):
+            heard = [_inspect(url, era, arguments) for url in (direct, through)]
+            same = heard[0] == heard[1]
+            print(f"{'inspector ' + era + ' ' + arguments[0]:58} {'ok' if same else 'LOST'}", flush=True)
+            if not same:
+                yield f"inspector {era} {arguments[0]}: {heard[1]}"
+
+
+def _inspect(url: str, era: str, arguments: Sequence[str]) -> Any:
+    program = TOOLS / "inspector" / "node_modules" / ".bin"
+    [name] = [path for path in (program / "inspector", program / "mcp-inspector") if path.exists()][:1]
+    command = (str(name), "--cli", url, "--transport", "http", "--protocol-era", era, "--method", *arguments)
+    done = subprocess.run(
+        command, timeout=SCENARIO_S, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment()
+    )
+    try:
+        return _without_cache_hints(json.loads(done.stdout))
+    except ValueError:
+        return (done.stdout + done.stderr)[-500:]
+
+
+def _without_cache_hints(said: Any) -> Any:
+    # A list that passed a policy for one caller is private: the one member that must differ.
+    return (
+        {key: value for key, value in said.items() if key not in ("cacheScope", "ttlMs")}
+        if isinstance(said, dict)
+        else said
+    )
+
+
+def _environment() -> Mapping[str, str]:
+    node = TOOLS / "node" / "node_modules" / ".bin"
+    return {**os.environ, "PATH": f"{node}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(ROOT)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["mcp"]:
+        print("which suite? SUITE=mcp", file=sys.stderr)
+        raise SystemExit(USAGE)
+    raise SystemExit(main(sys.argv[2:] or ("http", "stdio", "sse", "client", "inspector")))

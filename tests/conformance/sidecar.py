@@ -1,0 +1,84 @@
+"""Which sidecar does a suite meet? One of its own, where whoever comes may everything: suites have no credential."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+ROOT = Path(__file__).parents[2]
+READY_WITHIN_S = 20.0
+ENDS_WITHIN_S = 10.0
+RULES = """\
+p, anonymous, tool:*, use, -, -, -, allow
+p, anonymous, prompt:*, use, -, -, -, allow
+p, anonymous, resource:*, use, -, -, -, allow
+p, anonymous, nhi:*, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
+"""
+
+
+@contextmanager
+def before(servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A sidecar before `servers` (name → its `mcp` section); its base URL."""
+    with tempfile.TemporaryDirectory(prefix="sidecar") as name:
+        folder = Path(name)
+        port, admin = _free_port(), _free_port()
+        _write(folder, servers, port, admin)
+        with (folder / "log").open("wb") as log:
+            command = (sys.executable, "-m", "sidecar", "serve", "-c", str(folder / "sidecar.yaml"))
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            _await_ready(process, admin, folder / "log")
+            yield f"http://localhost:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if kept := os.environ.get("CONFORMANCE_LOGS"):
+                shutil.copy(folder / "log", Path(kept) / f"sidecar-{process.pid}.log")
+                shutil.copy(folder / "data" / "audit" / "audit.jsonl", Path(kept) / f"sidecar-{process.pid}.jsonl")
+
+
+def _write(folder: Path, servers: Mapping[str, Mapping[str, Any]], port: int, admin: int) -> None:
+    settings = {
+        "version": 1,
+        "server": {"listen": f"127.0.0.1:{port}", "shutdown_grace_s": "1s"},
+        "admin": {"listen": f"127.0.0.1:{admin}"},
+        "sessions": {"session_calls_per_minute": 100_000, "max_per_principal": 1000},
+        "upstreams": {name: {"mcp": dict(section), "anonymous": True} for name, section in servers.items()},
+    }
+    (folder / "sidecar.yaml").write_text(json.dumps(settings))
+    shutil.copytree(ROOT / "models", folder / "models")
+    (folder / "policies").mkdir()
+    (folder / "policies" / "agent_to_tool.csv").write_text(RULES)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _await_ready(process: subprocess.Popen[bytes], admin: int, log: Path) -> None:
+    until = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=1):
+                return
+        except (URLError, OSError):
+            time.sleep(0.05)
+    raise SystemExit(f"the sidecar did not start:\n{log.read_text()}")
