@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "sidecar.cli.policy",
         "Policy as code: check, test, explain, diff, replay, suggest, convert …",
     ),
+    "mcp": ("sidecar.cli.mcp", "The MCP servers behind us: how they are."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
     "audit": ("sidecar.cli.audit", "Verify the evidence, or read it."),
     "token": ("sidecar.cli.token", "Keys and tokens: API keys, and signing keys and tokens for development."),

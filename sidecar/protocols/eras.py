@@ -26,6 +26,7 @@ SESSION_VERSIONS_SET = frozenset(SESSION_VERSIONS)
 
 META_VERSION = "io.modelcontextprotocol/protocolVersion"
 META_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+META_SERVER = "io.modelcontextprotocol/serverInfo"
 META_CLIENT = "io.modelcontextprotocol/clientInfo"
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020

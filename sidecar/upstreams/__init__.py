@@ -1,6 +1,8 @@
 """What stands behind us, and how do we speak with it?
 
 transport.py    how any upstream looks from here
+channel.py      a line that carries messages both ways, made to look so
+wired.py        whose line is it, and for how long is it kept
 http.py         one message out over HTTP, its answer back; failures become refusals
 assembling.py   which parts make up one upstream
 sessions.py     whose session is this, and which upstream session stands behind it

@@ -8,22 +8,32 @@ pages, tools and bytes are bounded, and whatever is out of shape ends the enquir
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
 from sidecar import __version__
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
+from sidecar.protocols.eras import (
+    META_CAPABILITIES,
+    META_CLIENT,
+    META_SERVER,
+    META_VERSION,
+    SESSION_VERSIONS,
+    STATELESS_VERSIONS,
+)
 from sidecar.protocols.jsonrpc import Id, Notification, Request
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, Outbound, Upstream
 
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
+MAX_CAPABILITIES: Final = 64
+MAX_WORD_CHARS: Final = 256
 MAX_LIST_BYTES: Final = 10 * 2**20
 MAX_CURSOR_CHARS: Final = 4096
 DEFAULT_TTL_S: Final = 60.0
@@ -50,6 +60,17 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Greeting:
+    """How a conversation began: the revision agreed on, what the server calls itself ("" where it does not say) and
+    which capabilities it names, and the seconds from our first word to the agreement."""
+
+    version: str
+    server: str
+    capabilities: tuple[str, ...]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Reply:
     """What one request came to. Without `result` and `error` the HTTP status is all there is."""
 
@@ -58,35 +79,69 @@ class _Reply:
     error: Mapping[str, Any] | None = None
     session_id: str | None = None
 
+    @property
+    def method_unknown(self) -> bool:
+        return self.error is not None and self.error.get("code") == _METHOD_NOT_FOUND
+
 
 @dataclass(slots=True)
 class Enquiry:
     """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer;
-    `announces` whether the upstream says that it tells of changes of its list."""
+    `announces` whether the upstream says that it tells of changes of its list; `greeting` how it last began. One
+    question is asked at a time."""
 
     upstream: Upstream
+    clock_mono: Callable[[], float] = time.monotonic
     version: str = ""
     announces: bool = False
+    greeting: Greeting | None = None
     _session_id: str | None = None
     _last_id: int = 0
     _left_bytes: int = field(default=MAX_LIST_BYTES)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def stateless(self) -> bool:
         return self.version in STATELESS_VERSIONS
 
     async def list_tools(self) -> Listing:
-        """Every page of `tools/list`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
-        self._left_bytes = MAX_LIST_BYTES
-        opened = not self.version
-        if opened:
-            await self._open()
-        first = await self._call("tools/list", {})
-        if first.status in _FORGOTTEN and not opened:  # restarted, or replaced by another version of itself
-            self.version, self._session_id = "", None
-            await self._open()
-            first = await self._call("tools/list", {})
-        return await self._pages(first)
+        """Every page of `tools/list`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, UPSTREAM_OPEN."""
+        return await self._list("tools")
+
+    async def list_names(self, kind: Literal["prompts", "resources"]) -> tuple[str, ...]:
+        """The names of all prompts, or the addresses of all resources. Raises Refusal as `list_tools`."""
+        listing = await self._list(kind)
+        member = "uri" if kind == "resources" else "name"
+        found = (entry.get(member) for entry in listing.entries if isinstance(entry, dict))
+        return tuple(name for name in found if isinstance(name, str) and len(name) <= MAX_CURSOR_CHARS)
+
+    async def probe(self, within_s: float) -> None:
+        """Ask whether it is there, at most `within_s` for each message. Any answer of the protocol is a sign of life,
+        also that it knows no `ping`; a conversation that it forgot is begun anew. Raises Refusal."""
+        async with self._turn:
+            self._left_bytes = MAX_LIST_BYTES
+            if not self.version:
+                await self._open(within_s)
+                return
+            reply = await self._call("server/discover" if self.stateless else "ping", {}, within_s)
+            if reply.status in _FORGOTTEN and not reply.method_unknown:
+                await self._open(within_s)
+            elif reply.result is None and reply.error is None:
+                raise _failed(f"it answered HTTP {reply.status}")
+
+    async def _list(self, kind: Literal["tools", "prompts", "resources"]) -> Listing:
+        async with self._turn:
+            self._left_bytes = MAX_LIST_BYTES
+            opened = not self.version
+            if opened:
+                await self._open()
+            first = await self._call(f"{kind}/list", {})
+            if first.status in _FORGOTTEN and not (
+                opened or first.method_unknown
+            ):  # restarted, or replaced by another version of itself
+                await self._open()
+                first = await self._call(f"{kind}/list", {})
+            return await self._pages(kind, first)
 
     async def changes(self) -> AsyncIterator[None]:
         """One item for each change of the list that the upstream tells of, while its stream lasts. Raises Refusal."""
@@ -108,62 +163,75 @@ class Enquiry:
         if session_id is not None:
             await self.upstream.end_session(session_id, version, _FAREWELL_S)
 
-    async def _open(self) -> None:
+    async def _open(self, within_s: float | None = None) -> None:
+        """Begin the conversation. Raises Refusal, and then there is none."""
+        begun_at = self.clock_mono()
+        self.version, self._session_id = "", None
+        try:
+            result = await self._discover(within_s) or await self._initialize(within_s)
+        except BaseException:
+            self.version, self._session_id = "", None
+            raise
+        self.announces = _announces(result)
+        self.greeting = Greeting(self.version, _server(result), _capabilities(result), self.clock_mono() - begun_at)
+
+    async def _discover(self, within_s: float | None) -> Mapping[str, Any] | None:
+        """What a server of the stateless era says of itself; nothing if it is none."""
         self.version = STATELESS_VERSIONS[-1]
-        reply = await self._call("server/discover", {})
+        reply = await self._call("server/discover", {}, within_s)
         offered = reply.result.get("supportedVersions") if reply.result else None
         if isinstance(offered, list):
             for version in reversed(STATELESS_VERSIONS):
                 if version in offered:
-                    self.version, self.announces = version, _announces(reply.result)
-                    return
+                    self.version = version
+                    return reply.result
         self.version = ""
         if reply.status in (401, 403):  # our credential; asking in another era would not mend it
             raise _failed(f"it answered HTTP {reply.status}")
-        await self._initialize()
+        return None
 
-    async def _initialize(self) -> None:
+    async def _initialize(self, within_s: float | None) -> Mapping[str, Any]:
         params = {
             "protocolVersion": SESSION_VERSIONS[-1],
             "capabilities": {},
             "clientInfo": OURSELVES,
         }
-        reply = await self._call("initialize", params)
+        reply = await self._call("initialize", params, within_s)
         version = reply.result.get("protocolVersion") if reply.result else None
-        if version not in SESSION_VERSIONS:
+        if reply.result is None or version not in SESSION_VERSIONS:
             raise _failed(
                 f"it answered HTTP {reply.status}" if reply.result is None else "its revision is not known here"
             )
-        self.version, self._session_id, self.announces = version, reply.session_id, _announces(reply.result)
-        with await self._send(Notification("notifications/initialized", {})) as answer:
+        self.version, self._session_id = version, reply.session_id
+        with await self._send(Notification("notifications/initialized", {}), within_s) as answer:
             if not 200 <= answer.status < 300:
-                self.version, self._session_id = "", None
                 raise _failed(f"it answered HTTP {answer.status}")
+        return reply.result
 
-    async def _pages(self, page: _Reply) -> Listing:
+    async def _pages(self, kind: str, page: _Reply) -> Listing:
         entries: list[object] = []
         ttls: list[float] = []
         cursors: set[str] = set()
         while True:
-            if page.error is not None and page.error.get("code") == _METHOD_NOT_FOUND and not cursors:
-                return Listing([], DEFAULT_TTL_S)  # a server without tools
+            if page.method_unknown and not cursors:
+                return Listing([], DEFAULT_TTL_S)  # a server without any
             result = page.result
             if result is None:
-                raise _failed("it has no list of tools" if page.error else f"it answered HTTP {page.status}")
-            entries += _tools(result)
+                raise _failed(f"it has no list of {kind}" if page.error else f"it answered HTTP {page.status}")
+            entries += _entries(kind, result)
             ttls.append(_ttl_s(result))
             cursor = _cursor(result)
             if cursor is None:
                 return Listing(entries, min(ttls))
             if cursor in cursors or len(cursors) + 1 >= MAX_PAGES or len(entries) > MAX_TOOLS:
-                raise _failed("its list of tools is too long, or goes round in circles")
+                raise _failed(f"its list of {kind} is too long, or goes round in circles")
             cursors.add(cursor)
-            page = await self._call("tools/list", {"cursor": cursor})
+            page = await self._call(f"{kind}/list", {"cursor": cursor})
 
-    async def _call(self, method: str, params: dict[str, Any]) -> _Reply:
+    async def _call(self, method: str, params: dict[str, Any], within_s: float | None = None) -> _Reply:
         request = self._request(method, params)
-        with await self._send(request) as answer:
-            message = await self._message(answer, request.id)
+        with await self._send(request, within_s) as answer:
+            message = await self._message(answer, request.id, within_s)
             session_id = answer.headers.get(SESSION_ID) if method == "initialize" else None
             result, error = message.get("result"), message.get("error")
             return _Reply(
@@ -186,25 +254,27 @@ class Enquiry:
             params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}}
         return Request(self._last_id, method, params)
 
-    async def _send(self, message: Request | Notification, *, endless: bool = False) -> Answer:
-        timeout_s = self.upstream.timeout_s
+    async def _send(
+        self, message: Request | Notification, within_s: float | None = None, *, endless: bool = False
+    ) -> Answer:
+        timeout_s = within_s or self.upstream.timeout_s
         return await self.upstream.exchange(
             Outbound("POST", message, self.version, timeout_s, self._session_id, endless=endless)
         )
 
-    async def _message(self, answer: Answer, request_id: Id) -> Mapping[str, Any]:
+    async def _message(self, answer: Answer, request_id: Id, within_s: float | None) -> Mapping[str, Any]:
         """The message that answers our request, whichever way it came; empty where there is none."""
         if answer.media_type == JSON:
             body = await answer.read(self._left_bytes)
             self._spend(len(body))
             return await _parsed(body, request_id)
         if answer.media_type == EVENT_STREAM:
-            return await self._event(answer, request_id)
+            return await self._event(answer, request_id, within_s or self.upstream.timeout_s)
         return {}
 
-    async def _event(self, answer: Answer, request_id: Id) -> Mapping[str, Any]:
+    async def _event(self, answer: Answer, request_id: Id, within_s: float) -> Mapping[str, Any]:
         parser = SseParser()
-        async for chunk in answer.chunks(deadline=Deadline.within(self.upstream.timeout_s)):
+        async for chunk in answer.chunks(deadline=Deadline.within(within_s)):
             self._spend(len(chunk))
             for event in parser.feed(chunk):
                 message = await _parsed((event.data or "").encode(), request_id)
@@ -215,7 +285,7 @@ class Enquiry:
     def _spend(self, count: int) -> None:
         self._left_bytes -= count
         if self._left_bytes < 0:
-            raise _failed("its list of tools is too large")
+            raise _failed("its list is too large")
 
 
 async def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
@@ -248,11 +318,29 @@ def _tells_of_change(data: str) -> bool:
     return isinstance(message, dict) and message.get("method") == CHANGED
 
 
-def _tools(result: Mapping[str, Any]) -> list[object]:
-    tools = result.get("tools")
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise _failed("its list of tools is no list, or too long")
-    return tools
+def _server(result: Mapping[str, Any]) -> str:
+    """What the server calls itself, on one line: a name and a version, where each era says them."""
+    meta = result.get("_meta")
+    info = result.get("serverInfo") or (meta.get(META_SERVER) if isinstance(meta, dict) else None)
+    words = [info.get("name"), info.get("version")] if isinstance(info, dict) else []
+    return " ".join(_line(word) for word in words if isinstance(word, str))
+
+
+def _capabilities(result: Mapping[str, Any]) -> tuple[str, ...]:
+    named = result.get("capabilities")
+    return tuple(sorted(map(_line, named))[:MAX_CAPABILITIES]) if isinstance(named, dict) else ()
+
+
+def _line(word: str) -> str:
+    """A word of the server's as a terminal may show it."""
+    return "".join(character if character.isprintable() else "?" for character in word[:MAX_WORD_CHARS])
+
+
+def _entries(kind: str, result: Mapping[str, Any]) -> list[object]:
+    entries = result.get(kind)
+    if not isinstance(entries, list) or len(entries) > MAX_TOOLS:
+        raise _failed(f"its list of {kind} is no list, or too long")
+    return entries
 
 
 def _cursor(result: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,18 @@
+"""What do operators ask of the MCP servers behind us? One file per command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+
+from sidecar.cli.lazy import LazyGroup
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "test": ("sidecar.cli.mcp.test", "Connect to a server and say how it is; needs no running sidecar."),
+}
+
+
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
+def mcp() -> None:
+    """The MCP servers behind us."""

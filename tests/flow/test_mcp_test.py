@@ -1,0 +1,95 @@
+"""Does `sidecar mcp test` say how a server is, without a sidecar that runs?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from sidecar.cli import main
+from tests.flow.world import SESSION, STATELESS, TOOLS, Upstream, listening, write_folder
+
+BAD = {"name": "bad", "inputSchema": {"$ref": "http://elsewhere.example/"}}
+
+
+async def look(folder: Path, *words: str, server: str = "github") -> Result:
+    command = ["mcp", "test", server, "-c", str(folder / "sidecar.yaml"), *words]
+    return await asyncio.to_thread(CliRunner().invoke, main, command)
+
+
+async def report(folder: Path, upstream: Upstream) -> tuple[int, dict[str, Any]]:
+    async with listening(upstream.handle) as base:
+        write_folder(folder, f"{base}/mcp", mcp_settings="timeout_s: 0.3")
+        result = await look(folder, "--json")
+    told = json.loads(result.output)
+    assert told.pop("handshake_latency_ms") >= 0 and told.pop("timestamp").endswith("Z")
+    return result.exit_code, told
+
+
+async def no_discovery(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=400)
+
+
+@pytest.mark.parametrize("era", [STATELESS, SESSION])
+async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str, tmp_path: Path) -> None:
+    upstream = Upstream(script={} if era == STATELESS else {"server/discover": no_discovery})
+    assert await report(tmp_path, upstream) == (
+        0,
+        {
+            "tool_name": "github",
+            "status": "healthy",
+            "handshake_success": True,
+            "error_message": None,
+            "server_capabilities": ["tools"] if era == STATELESS else ["tasks", "tools"],
+            "protocol_version": era,
+            "server": None if era == STATELESS else "stub 1",
+            "tools": 3,
+        },
+    )
+    assert "tools/call" not in upstream.methods()
+    assert [verb for verb, _ in upstream.verbs].count("DELETE") == (era == SESSION)
+
+
+async def test_a_tool_that_cannot_be_called_degrades_it_and_is_named(tmp_path: Path) -> None:
+    code, told = await report(tmp_path, Upstream(tools=[*TOOLS, BAD]))
+    assert (code, told["status"], told["tools"]) == (0, "degraded", 4) and "bad" in told["error_message"]
+
+
+async def refuses(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=401)
+
+
+async def breaks(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=503)
+
+
+async def hangs(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    await asyncio.sleep(5)
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("way", "why"), [(refuses, "HTTP 401"), (breaks, "HTTP 503"), (hangs, "did not answer in time")]
+)
+async def test_without_a_handshake_it_is_unhealthy_and_the_exit_code_says_so(
+    way: Any, why: str, tmp_path: Path
+) -> None:
+    script = {"server/discover": way, "initialize": way}
+    code, told = await report(tmp_path, Upstream(script=script))
+    assert (code, told["status"], told["handshake_success"]) == (1, "unhealthy", False)
+    assert why in told["error_message"]
+
+
+async def test_for_people_it_is_a_few_lines(tmp_path: Path) -> None:
+    async with listening(Upstream().handle) as base:
+        write_folder(tmp_path, f"{base}/mcp")
+        lines = (await look(tmp_path)).output.splitlines()
+        assert lines[0] == "github  healthy" and any(line.split() == ["tools", "3"] for line in lines)
+        assert (await look(tmp_path, server="gitlab")).exit_code == 2
+    gone = await look(tmp_path)
+    assert gone.exit_code == 1 and "cannot be reached" in gone.output
