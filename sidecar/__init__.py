@@ -20,7 +20,8 @@ A call's way, and where each question is answered:
     watching   whether the operator's files changed; reloading: how that comes into force
     turn       what is known of one request while it is on its way
     answers    how a no is told, in the caller's protocol
-    whole      how an answer that is all there goes out
+    whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
+    paired     the stream that all answers of an HTTP+SSE session share
     egress/    every connection that we open
     settings/  what the operator decided
     suites/    the policy's own tests; workbench/: what else a policy goes through before it serves

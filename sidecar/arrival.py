@@ -28,13 +28,17 @@ Headers = Mapping[str, Sequence[str]]
 
 PARAMETER = "mcp-param-"
 MCP, METADATA = "mcp", "metadata"
+SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
+    (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
+    (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
 )
 
+_SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
 _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
@@ -52,11 +56,13 @@ _ACCEPTED_BY = {
 @dataclass(frozen=True, slots=True)
 class Entrance:
     """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
-    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it."""
+    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it; `prefix`
+    is the path under which its callers see us."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
     principal: str = ""
+    prefix: str = ""
 
 
 class Route(NamedTuple):
@@ -107,6 +113,13 @@ def route_of(raw_path: str, verb: str) -> Route:
     if not _PATH.match(path):
         raise malformed("the path is not plain")
     raise Refusal(Reason.ROUTE_UNKNOWN)
+
+
+def session_in(raw_path: str) -> str:
+    """The session that a POST of the HTTP+SSE transport names. Raises Refusal(MALFORMED_CALL)."""
+    if match := _SESSION.match(raw_path.partition("?")[2]):
+        return match[1]
+    raise malformed("session_id must be there, once, and alone")
 
 
 def presented_by(headers: Headers, entrance: Entrance) -> Presented:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sidecar.arrival import Entrance, hosts_for
 from sidecar.errors import SettingsError, fault_in
@@ -44,7 +45,8 @@ def data_entrance(settings: Settings, listener: Listener) -> Entrance:
     own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts if host.endswith(f":{listener.port}")}
     if server.public_url:
         own.add(str(server.public_url).lower().rstrip("/"))
-    return Entrance(hosts=hosts, origins=frozenset({origin.lower() for origin in server.allowed_origins} | own))
+    origins = frozenset({origin.lower() for origin in server.allowed_origins} | own)
+    return Entrance(hosts=hosts, origins=origins, prefix=urlsplit(str(server.public_url or "")).path.rstrip("/"))
 
 
 def local_entrance(listener: Listener, principal: str = "") -> Entrance:

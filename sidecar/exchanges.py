@@ -11,13 +11,15 @@ from collections.abc import Container
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from aiohttp import web
 
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
-from sidecar.intents import JSON, Ask, Intent, Leave, Listen, Reply, Tell
+from sidecar.intents import EVENT_STREAM, JSON, Ask, Intent, Leave, Listen, Pair, Reply, Tell
+from sidecar.outlets import Outlet
+from sidecar.paired import KEEP_ALIVE_S, Paired
 from sidecar.passage import Passage
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
@@ -32,7 +34,10 @@ from sidecar.whole import Whole
 FAREWELL_DEADLINE_S = 5.0
 FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
 MAX_FAREWELLS = 10_000
+INITIALIZED = "notifications/initialized"
 SWEEP_EVERY_S = 1.0  # how long a stream may outlive its permission (threats S7)
+# How long the server's own stream stays closed after it broke: twice as long each time, while it breaks at once.
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 
 class Farewell(NamedTuple):
@@ -52,13 +57,15 @@ class Exchanges:
     switch: KillSwitch
     streams: set[Exchange] = field(default_factory=set)
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
+    pairs: dict[str, Paired] = field(default_factory=dict)
+    keep_alive_s: float = KEEP_ALIVE_S
 
     async def carry_out(
         self, turn: Turn, service: Service, caller: Caller, decision: Decision, intent: Intent, timeout_s: float | None
     ) -> web.StreamResponse:
         """The answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and denials
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
-        session = None if isinstance(intent, Ask) and intent.session is None else intent.session
+        session = intent.session
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         until = _end_of(caller, decision, turn.now)
         exchange = Exchange(turn, service, caller, intent.call, session, limit_s, self.streams, turn.now, until)
@@ -68,6 +75,8 @@ class Exchanges:
             case Tell():
                 sent = Notification(intent.message.method, mcp.forwarded_params(intent.message))
                 return await self._deliver(exchange, sent)
+            case Pair():
+                return await self._pair(exchange)
             case Reply():
                 return await self._deliver(exchange, intent.message)
             case Listen():
@@ -101,15 +110,24 @@ class Exchanges:
             passed = await relay.whole(answer)
             if not passed.version:
                 return relay.respond(passed)
-            session, ended = self.sessions.start(
-                exchange.caller, server, version=passed.version, upstream_id=upstream_id
-            )
+            session = self._session(exchange, passed.version, upstream_id)
             undo.callback(self.sessions.end, session)
-            for other in ended:
-                self.say_farewell(other)
             response = relay.respond(passed, {"Mcp-Session-Id": session.id})
             undo.pop_all()
             return response
+
+    def _session(self, exchange: Exchange, version: str, upstream_id: str | None) -> Session:
+        """The session that the upstream agreed to: a new one, or the one whose stream is there already."""
+        if exchange.session is not None:
+            exchange.session.begin(version, upstream_id)
+            return exchange.session
+        return self._start(exchange, version=version, upstream_id=upstream_id)
+
+    def _start(self, exchange: Exchange, **how: Any) -> Session:
+        session, ended = self.sessions.start(exchange.caller, exchange.turn.server, **how)
+        for other in ended:
+            self.say_farewell(other)
+        return session
 
     async def _deliver(self, exchange: Exchange, message: Message) -> web.StreamResponse:
         """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
@@ -118,6 +136,8 @@ class Exchanges:
                 self._check_alive(exchange.session, answer)
             if answer.status not in (200, 202, 204):
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
+            exchange.turn.paired.begin_to_hear()
         return _empty(exchange.turn, 202)
 
     async def _listen(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
@@ -132,6 +152,54 @@ class Exchanges:
                 return await self._relay(exchange, session.sent).stream(answer)
         finally:
             session.close_stream(close)
+
+    async def _pair(self, exchange: Exchange) -> web.StreamResponse:
+        """A session that is a stream: it begins with it, and ends with it here and at the upstream."""
+        turn, session = exchange.turn, self._start(exchange, paired=True)
+        exchange.session = session
+        exchange.has_no_end()
+        paired = Paired(partial(self._hear, exchange, session), self.keep_alive_s)
+        close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
+        session.open_stream(close)
+        self.pairs[session.id] = paired
+        try:
+            endpoint = f"{turn.prefix}/mcp/{turn.server}/messages?session_id={session.id}"
+            return await self._relay(exchange, ()).hold(paired, endpoint)
+        finally:
+            del self.pairs[session.id]
+            session.close_stream(close)
+            self.sessions.end(session)
+            self.say_farewell(session)
+
+    def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, Paired]:
+        """The caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
+        session = self.sessions.find(session_id, caller, server, paired=True)
+        paired = self.pairs.get(session.id)
+        if paired is None:  # its stream is closing
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        return session, paired
+
+    async def _hear(self, exchange: Exchange, session: Session, outlet: Outlet) -> None:
+        """Pass on what the server says unasked. This caller cannot come back for what it missed: it is fetched for it.
+        Raises Refusal where the stream must not go on."""
+        exchange.call = exchange.call._replace(protocol_version=session.version)
+        relay, pause_s = self._relay(exchange, session.sent), MIN_PAUSE_S
+        while True:
+            begun_s = asyncio.get_running_loop().time()
+            try:
+                with await exchange.listen(relay.last_event_id) as answer:
+                    self._check_alive(session, answer)
+                    if answer.status == 405:
+                        return  # it has no stream
+                    if answer.status == 200 and answer.media_type == EVENT_STREAM:
+                        await relay.pass_on(answer, outlet)
+            except Refusal as refusal:
+                if refusal.reason not in (Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT):
+                    raise
+            lasted_s = asyncio.get_running_loop().time() - begun_s
+            pause_s = MIN_PAUSE_S if lasted_s > MAX_PAUSE_S else min(2 * pause_s, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     def _leave(self, exchange: Exchange, session: Session) -> web.StreamResponse:
         self.sessions.end(session)
@@ -148,8 +216,13 @@ class Exchanges:
     def drain(self) -> None:
         """End the streams that would never end by themselves; calls in flight go on to their answers."""
         for exchange in list(self.streams):
-            if exchange.endless:
+            if exchange.endless and not self._awaited(exchange):
                 exchange.cut_off(Reason.DRAINING)
+
+    def _awaited(self, exchange: Exchange) -> bool:
+        """Whether answers are still to go out on this stream."""
+        paired = self.pairs.get(exchange.session.id) if exchange.session is not None else None
+        return paired is not None and paired.busy
 
     def say_farewell(self, session: Session) -> None:
         """Have the upstream told that a session is over."""

@@ -1,6 +1,6 @@
 """What does this HTTP request want of an MCP server?
 
-Five kinds of intent, whatever the era. Each bears the `Call` that policy is asked about; a stream opened or a session
+Six kinds of intent, whatever the era. Each bears the `Call` that policy is asked about; a stream opened or a session
 ended is a call like any other. Sessions are looked up here, because which one is meant is part of what is meant.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sidecar.arrival import Headers, check_accept
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
-from sidecar.protocols.eras import Era, Head
+from sidecar.protocols.eras import SESSION_VERSIONS, Era, Head
 from sidecar.protocols.jsonrpc import Notification, Request, Response, malformed
 from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller
@@ -46,6 +46,13 @@ class Reply(NamedTuple):
     session: Session
 
 
+class Pair(NamedTuple):
+    """A session of the HTTP+SSE transport, and the stream that it is."""
+
+    call: Call
+    session: None = None
+
+
 class Listen(NamedTuple):
     """The session's own stream, or the rest of one that broke (`last_event_id`, the upstream's)."""
 
@@ -61,23 +68,27 @@ class Leave(NamedTuple):
     session: Session
 
 
-Intent = Ask | Tell | Reply | Listen | Leave
+Intent = Ask | Tell | Reply | Pair | Listen | Leave
 
 
 @dataclass(slots=True)
 class Understanding:
-    """Turns messages into intents for one caller at one server."""
+    """Turns messages into intents for one caller at one server. `paired` is the session that a message of the HTTP+SSE
+    transport came in."""
 
     sessions: Sessions
     caller: Caller
     server: str
     headers: Headers
     head: Head
+    paired: Session | None = None
 
     def of_message(self, message: jsonrpc.Message) -> Ask | Tell | Reply:
         """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
         if isinstance(message, Response):
             return self._reply(message)
+        if self.paired is not None:
+            return self._of_pair(self.paired, message)
         era, version = eras.version_of(self.head, message)
         if isinstance(message, Request):
             check_accept(self.headers, JSON, EVENT_STREAM)
@@ -91,15 +102,32 @@ class Understanding:
             return self._ask(message, era, session.version, session)
         return Tell(mcp.call_from(message, era, session.version, self.server), message, session)
 
+    def _of_pair(self, session: Session, message: Request | Notification) -> Ask | Tell:
+        """HTTP+SSE is of the session era, and its session is there before `initialize` comes."""
+        if eras.names_stateless(self.head, message):
+            raise malformed("this transport has the session era only")
+        if (message.method == "initialize") is bool(session.version):
+            raise malformed("initialize comes first, and once")
+        if message.method == "initialize":
+            return self._ask(message, Era.SESSION, "", session)
+        if isinstance(message, Request):
+            return self._ask(message, Era.SESSION, session.version, session)
+        return Tell(mcp.call_from(message, Era.SESSION, session.version, self.server), message, session)
+
+    def of_stream(self) -> Pair:
+        """The intent of a GET at the HTTP+SSE transport's address."""
+        check_accept(self.headers, EVENT_STREAM)
+        return Pair(self._stream_call(STREAM, SESSION_VERSIONS[0]))
+
     def of_verb(self, verb: str) -> Listen | Leave:
         """The intent of a GET or a DELETE, which only the session era has."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self._session()
         if verb == "DELETE":
-            return Leave(self._stream_call(END, session), session)
+            return Leave(self._stream_call(END, session.version), session)
         check_accept(self.headers, EVENT_STREAM)
-        return Listen(self._stream_call(STREAM, session), session, self._last_event_id(session))
+        return Listen(self._stream_call(STREAM, session.version), session, self._last_event_id(session))
 
     def _ask(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Ask:
         call = mcp.call_from(message, era, version, self.server)
@@ -117,6 +145,8 @@ class Understanding:
         return Reply(call, message, session)
 
     def _session(self) -> Session:
+        if self.paired is not None:
+            return self.paired
         lines = self.head.session_id
         if len(lines) != 1 or not lines[0]:
             raise malformed("Mcp-Session-Id must be there, once")
@@ -126,10 +156,10 @@ class Understanding:
             raise malformed("MCP-Protocol-Version is not one that a session has")
         return session
 
-    def _stream_call(self, method: str, session: Session) -> Call:
+    def _stream_call(self, method: str, version: str) -> Call:
         # To listen or to leave takes as little as to ping: any grant on the server.
         question = mcp.server_question(self.server, "ping")
-        return Call("mcp", session.version, self.server, method, (question,), session=True)
+        return Call("mcp", version, self.server, method, (question,), session=True)
 
     def _last_event_id(self, session: Session) -> str | None:
         lines = self.head.last_event_id

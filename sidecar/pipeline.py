@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
 from sidecar import arrival, intents
 from sidecar.answers import Shape, Told, tell
-from sidecar.arrival import Entrance
+from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
@@ -37,11 +38,13 @@ from sidecar.intents import Ask, Intent, Understanding
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
-from sidecar.protocols import eras, jsonrpc
+from sidecar.paired import Paired
+from sidecar.protocols import eras, jsonrpc, sse
 from sidecar.protocols.eras import Era
+from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.snapshot import Live, Service
 from sidecar.turn import Turn
-from sidecar.upstreams.sessions import Sessions
+from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller, Decision
 from sidecar.whole import Whole
 
@@ -70,9 +73,14 @@ class Pipeline:
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answer one request. `entrance` is the listener it came through."""
         turn = self._turn(request)
+        turn.prefix = entrance.prefix
         self.metrics.request_started(turn.protocol)
+        return await self._answered(turn, self._way(turn, entrance))
+
+    async def _answered(self, turn: Turn, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+        """Whatever happens on the way, there is one answer to it, and one end."""
         try:
-            return await self._way(turn, entrance)
+            return await way
         except Refusal as refusal:
             return self._refuse(turn, refusal)
         except asyncio.CancelledError:
@@ -82,8 +90,12 @@ class Pipeline:
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
             return self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
-            self.live.leave(turn.now)
-            measure(self.metrics, turn)
+            if not turn.handed_on:
+                self._over(turn)
+
+    def _over(self, turn: Turn) -> None:
+        self.live.leave(turn.now)
+        measure(self.metrics, turn)
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
         """Where, who, what."""
@@ -93,9 +105,44 @@ class Pipeline:
         if route.kind == arrival.METADATA:
             return self.exchanges.metadata(turn, route.server)
         caller = await self._identify(turn, route.server, entrance)
-        intent = await self._understand(turn, caller)
+        if route.kind == arrival.MESSAGES:
+            return await self._take(turn, caller)
+        intent = await self._understand(turn, caller, route)
         with self._admitted():
             return await self._carry(turn, caller, intent)
+
+    async def _take(self, turn: Turn, caller: Caller) -> web.StreamResponse:
+        """A message whose answer goes out on its session's stream (MCP 2024-11-05): taken at once, answered there."""
+        session, paired = self.exchanges.paired(arrival.session_in(turn.raw_path), caller, turn.server)
+        message = await self._read(turn)
+        turn.shape = Shape.STATELESS  # what is refused here, HTTP has to say
+        if self.draining:
+            raise Refusal(Reason.DRAINING)
+        task = paired.take(message, partial(self._answer_there, turn, caller, session, paired, message))
+        turn.handed_on, turn.paired, turn.shape = True, paired, Shape.SESSION
+        task.add_done_callback(partial(self._abandoned, turn))
+        return Whole(202)
+
+    async def _answer_there(
+        self, turn: Turn, caller: Caller, session: Session, paired: Paired, message: Message
+    ) -> None:
+        turn.handed_on = False
+        response = await self._answered(turn, self._further(turn, caller, session, message))
+        if isinstance(response, Whole) and response.body and isinstance(message, Request):
+            with suppress(Refusal):  # the caller left; what became of its call is on record
+                await paired.outlet().write(sse.encode_event(response.body))
+
+    async def _further(self, turn: Turn, caller: Caller, session: Session, message: Message) -> web.StreamResponse:
+        with self._admitted():
+            understanding = self._understanding(turn, caller)
+            understanding.paired = session
+            return await self._carry(turn, caller, self._understood(turn, understanding.of_message(message)))
+
+    def _abandoned(self, turn: Turn, task: asyncio.Task[None]) -> None:
+        """The stream ended before the task had its first step."""
+        if turn.handed_on:
+            turn.remember(Refusal(Reason.CALLER_GONE), 499)
+            self._over(turn)
 
     async def _carry(self, turn: Turn, caller: Caller, intent: Intent) -> web.StreamResponse:
         """From the decision on: what was let in has its answer before the sidecar goes."""
@@ -144,18 +191,27 @@ class Pipeline:
         turn.record.mark("auth")
         return caller
 
-    async def _understand(self, turn: Turn, caller: Caller) -> Intent:
+    async def _understand(self, turn: Turn, caller: Caller, route: Route) -> Intent:
         """Era, session, method and parameters; the message itself goes on only as what was understood of it."""
-        understanding = Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
-        if turn.verb != "POST":
-            turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
-            intent: Intent = understanding.of_verb(turn.verb)
-        else:
-            raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
-            turn.record.bytes_in = len(raw)
-            message = jsonrpc.parse_message(raw)
-            turn.address(message, understanding.head)
-            intent = understanding.of_message(message)
+        understanding = self._understanding(turn, caller)
+        if turn.verb == "POST":
+            return self._understood(turn, understanding.of_message(await self._read(turn)))
+        turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+        if route.kind == arrival.SSE:
+            return self._understood(turn, understanding.of_stream())
+        return self._understood(turn, understanding.of_verb(turn.verb))
+
+    def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
+        return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
+
+    async def _read(self, turn: Turn) -> Message:
+        raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
+        turn.record.bytes_in = len(raw)
+        message = jsonrpc.parse_message(raw)
+        turn.address(message, arrival.head_of(turn.headers))
+        return message
+
+    def _understood(self, turn: Turn, intent: Intent) -> Intent:
         turn.record.call = intent.call
         turn.record.mark("parse")
         return intent

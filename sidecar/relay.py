@@ -7,9 +7,10 @@ complete. What passes is `passage.py`'s to judge.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 
@@ -17,38 +18,42 @@ from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON
+from sidecar.outlets import Outlet
+from sidecar.paired import Paired
 from sidecar.passage import Passage, Passed, read_answer, refused
 from sidecar.protocols import jsonrpc, sse
-from sidecar.turn import Exchange
+from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer
 from sidecar.whole import NO_HEADERS, Whole
 
-STREAM_HEADERS = {
-    "Server": "sidecar",
-    "Content-Type": EVENT_STREAM,
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",
-}
 MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
 # How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
 # What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.
 PROTOCOL_STATUSES = frozenset({400, 404})
+# When the rest of a stream is asked for, unless the upstream says (WHATWG HTML, 9.2.2, leaves it to the reader).
+RETRY_S = 1.0
+MIN_RETRY_S = 0.05
+
+Passing = Callable[[Outlet], Awaitable[bool]]
 
 
 @dataclass(slots=True)
 class Relay:
-    """Moves one upstream's answer to one caller, and writes down how it ended."""
+    """Moves one upstream's answer to one caller, and writes down how it ended. `last_event_id` is how far it came, for
+    who fetches the rest; `retry_s` when the upstream wants that, in seconds."""
 
     exchange: Exchange
     passage: Passage
+    last_event_id: str | None = field(default=None, init=False)
+    retry_s: float = field(default=RETRY_S, init=False)
 
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """The answer to a request: one JSON object, or a stream that ends with it."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
             return await self._protocol_error(answer)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
-            return await self._stream(answer, until_answer=True)
+            return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
         return self.respond(await self.whole(answer))
 
     async def whole(self, answer: Answer) -> Passed:
@@ -79,7 +84,11 @@ class Relay:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         if answer.media_type != EVENT_STREAM:
             raise refused("its media type is not an event stream")
-        return await self._stream(answer, until_answer=False)
+        return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
+
+    async def hold(self, paired: Paired, endpoint: str) -> web.StreamResponse:
+        """The stream that all answers of a session share, for as long as it lasts."""
+        return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _protocol_error(self, answer: Answer) -> web.StreamResponse:
         message = read_answer(await answer.read(MAX_ERROR_BYTES))
@@ -94,16 +103,11 @@ class Relay:
         self.exchange.turn.ended(status, len(body))
         return Whole(status, body, JSON, headers)
 
-    async def _stream(self, answer: Answer, *, until_answer: bool) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=STREAM_HEADERS)
+    async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
+        """`passing` writes the events of `source`, and says whether the answer was among them."""
+        sent = await self.exchange.turn.open_outlet()
         try:
-            await stream.prepare(self.exchange.turn.request)
-        except ConnectionError:
-            raise Refusal(Reason.CALLER_GONE) from None
-        self.exchange.turn.begun = stream
-        sent = _Sent(stream)
-        try:
-            complete = await self._events(answer, sent, until_answer)
+            complete = await self._events(source, passing, sent, until_answer)
             if until_answer and not complete and not sent.resumable:
                 raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
             if not self._record.done:
@@ -116,9 +120,9 @@ class Relay:
             if refusal.reason is Reason.CALLER_GONE:
                 self._caller_left(sent)
             await self._break_off(refusal, sent, until_answer)
-        return stream
+        return sent.response
 
-    def _caller_left(self, sent: _Sent) -> None:
+    def _caller_left(self, sent: Outlet) -> None:
         """Leaving is how a stream without an end ends, and how a resumed one does once its answer has come."""
         if not self.exchange.endless or self._record.done:
             return
@@ -127,7 +131,7 @@ class Relay:
         except Refusal as unrecorded:
             self.exchange.turn.remember(unrecorded, 499)
 
-    async def _break_off(self, refusal: Refusal, sent: _Sent, until_answer: bool) -> None:
+    async def _break_off(self, refusal: Refusal, sent: Outlet, until_answer: bool) -> None:
         """The status line is out: the refusal follows as the answer's event, in the protocol."""
         told = self.exchange.turn.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
@@ -140,11 +144,11 @@ class Relay:
         except Refusal:  # the caller left meanwhile; what happened is on record
             return
 
-    async def _events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
+    async def _events(self, source: Closable, passing: Passing, sent: Outlet, until_answer: bool) -> bool:
         """Pass events on until the answer, or the end of the stream; True when the answer came."""
         try:
-            with self.exchange.streaming(answer):
-                return await self._pass_events(answer, sent, until_answer)
+            with self.exchange.streaming(source):
+                return await passing(sent)
         except Refusal:
             cut = self.exchange.cut
             if cut is None:
@@ -154,7 +158,26 @@ class Relay:
             await sent.write(sse.encode_farewell(cut.value))
             return False  # a stream that was cut off because it was not needed any more has ended well
 
-    async def _pass_events(self, answer: Answer, sent: _Sent, until_answer: bool) -> bool:
+    async def _until_answer(self, answer: Answer, sent: Outlet) -> bool:
+        if await self.pass_on(answer, sent, until_answer=True):
+            return True
+        return sent.shared and await self._rest(sent)
+
+    async def _rest(self, sent: Outlet) -> bool:
+        """A server may leave a stream early and have its reader come back (MCP 2025-11-25, polling). This caller
+        cannot, so the rest is fetched for it, within the call's deadline."""
+        while self.last_event_id is not None:
+            await asyncio.sleep(min(self.retry_s, self.exchange.patience_s))
+            with await self.exchange.listen(self.last_event_id) as rest:
+                if rest.status != 200 or rest.media_type != EVENT_STREAM:
+                    return False
+                with self.exchange.streaming(rest):
+                    if await self.pass_on(rest, sent, until_answer=True):
+                        return True
+        return False
+
+    async def pass_on(self, answer: Answer, sent: Outlet, *, until_answer: bool = False) -> bool:
+        """Pass a stream's events on to its end, or to the answer; True when that came. Raises Refusal."""
         async with aclosing(self._read(answer)) as events:
             async for event in events:
                 if await self._event(event, sent, until_answer):
@@ -173,15 +196,17 @@ class Relay:
                         yield event
                     last = event
 
-    async def _event(self, event: sse.SseEvent, sent: _Sent, until_answer: bool) -> bool:
+    async def _event(self, event: sse.SseEvent, sent: Outlet, until_answer: bool) -> bool:
         """Pass one event on; True when it was the answer."""
         if event.comment:
             await sent.write(sse.KEEP_ALIVE)
             return False
-        event_id = self._sealed(event.id)
+        self._mark(event)
+        event_id = None if sent.shared else self._sealed(event.id)
         sent.resumable = sent.resumable or event_id is not None
         if not event.data:
-            await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
+            if not sent.shared:
+                await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
             return False
         passed = self.passage.judge(event.data)
         if passed.reply is not None:
@@ -194,6 +219,12 @@ class Relay:
             self.exchange.turn.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
+
+    def _mark(self, event: sse.SseEvent) -> None:
+        if event.id:
+            self.last_event_id = event.id
+        if event.retry_ms is not None:
+            self.retry_s = max(MIN_RETRY_S, event.retry_ms / 1000)
 
     @property
     def _record(self) -> Recording:
@@ -220,26 +251,3 @@ async def _slices(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
             for start in range(SLICE_BYTES, len(chunk), SLICE_BYTES):
                 await asyncio.sleep(0)
                 yield chunk[start : start + SLICE_BYTES]
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What has gone out on a stream. `resumable` once an event bore an id: its reader may come back for the rest."""
-
-    stream: web.StreamResponse
-    bytes_out: int = 0
-    resumable: bool = False
-
-    async def write(self, data: bytes) -> None:
-        """Send. Waits while the caller does not read; `listeners.py` hangs up on one who does not for too long."""
-        self.bytes_out += len(data)
-        try:
-            await self.stream.write(data)
-        except ConnectionError:
-            raise Refusal(Reason.CALLER_GONE) from None
-
-    async def end(self) -> None:
-        try:
-            await self.stream.write_eof()
-        except ConnectionError:
-            raise Refusal(Reason.CALLER_GONE) from None

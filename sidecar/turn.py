@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from aiohttp import web
 
@@ -21,6 +21,8 @@ from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
 from sidecar.limits import Plan
+from sidecar.outlets import Outlet, open_stream
+from sidecar.paired import Paired
 from sidecar.protocols import eras, jsonrpc
 from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import Id, Message, Request
@@ -34,7 +36,10 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller
 class Turn:
     """One request on its way: what is known of it so far. The stages fill it in.
 
-    In `shadow` mode `excused` are the limits' refusals that it passed by.
+    In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on which its answer
+    goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is `handed_on`, the
+    turn has an end still to come. `prefix` is the path under which
+    callers see us.
     """
 
     request: web.BaseRequest
@@ -51,6 +56,9 @@ class Turn:
     excused: list[Refusal] = field(default_factory=list)
     refusal: Refusal | None = None
     begun: web.StreamResponse | None = None
+    paired: Paired | None = None
+    handed_on: bool = False
+    prefix: str = ""
     parameter_headers: list[tuple[str, str]] = field(default_factory=list)
     started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -95,7 +103,7 @@ class Turn:
     def ended(self, status: int, bytes_out: int) -> None:
         """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""
         self.record.mark("upstream")
-        self.record.outcome(http_status=status, bytes_out=bytes_out)
+        self.record.outcome(http_status=self._told(status), bytes_out=bytes_out)
 
     def break_off(self) -> None:
         """End a stream so that its reader sees that it is not whole."""
@@ -108,12 +116,31 @@ class Turn:
             return refusal
         self.refusal = refusal
         try:
-            self.record.refused(refusal, http_status=status)
+            self.record.refused(refusal, http_status=self._told(status))
             return refusal
         except Refusal as unrecorded:
-            self.record.refused(unrecorded, http_status=unrecorded.answer.http)
+            self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             self.refusal = unrecorded
             return unrecorded
+
+    def _told(self, status: int) -> int:
+        """What HTTP says, and said already where the answer goes another way."""
+        return status if self.paired is None else 202
+
+    async def open_outlet(self) -> Outlet:
+        """The way out for an answer of several events. Raises Refusal(CALLER_GONE)."""
+        if self.paired is not None:
+            return self.paired.outlet()
+        outlet = await open_stream(self.request)
+        self.begun = outlet.response
+        return outlet
+
+
+class Closable(Protocol):
+    """What can be ended from outside."""
+
+    def close(self) -> None:
+        """Twice is no fault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +163,7 @@ class Exchange:
     until: float | None
     endless: bool = False
     cut: Reason | None = None
-    answer: Answer | None = None
+    answer: Closable | None = None
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     def has_no_end(self) -> None:
@@ -166,7 +193,7 @@ class Exchange:
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     @contextmanager
-    def streaming(self, answer: Answer) -> Iterator[None]:
+    def streaming(self, answer: Closable) -> Iterator[None]:
         """While an event stream is passed on: it is counted, and it can be cut off from outside. Raises Refusal if
         it was cut off before it began."""
         if self.cut is not None:

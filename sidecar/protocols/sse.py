@@ -131,6 +131,11 @@ def encode_event(data: bytes, *, id: str | None = None) -> bytes:
     return head + b"event: message\ndata: " + data + b"\n\n"
 
 
+def encode_endpoint(address: str) -> bytes:
+    """The first event of an HTTP+SSE stream (MCP 2024-11-05): where its reader POSTs. `address` is one line."""
+    return f"event: endpoint\ndata: {address}\n\n".encode()
+
+
 def encode_hint(*, id: str | None, retry_ms: int | None, data: bool) -> bytes:
     """An event that carries no message: a resumption point, a polling interval, or both."""
     lines = []

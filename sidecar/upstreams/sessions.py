@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.jsonrpc import Id
+from sidecar.protocols.jsonrpc import Id, malformed
 from sidecar.vocabulary import Caller
 
 SESSION_ID_BYTES = 32
@@ -34,7 +34,8 @@ _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID ca
 class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
     one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method). `streams`
-    are what ends each stream that is open of it, oldest first."""
+    are what ends each stream that is open of it, oldest first. A `paired` one is that of an HTTP+SSE stream: it begins
+    before a revision is agreed on (`version` is "" until then), and is none at another address."""
 
     id: str
     owner: str
@@ -48,6 +49,16 @@ class Session:
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
     streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
     ended: bool = False
+    paired: bool = False
+
+    def begin(self, version: str, upstream_id: str | None) -> None:
+        """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if one had been before, SESSION_UNKNOWN if
+        the session ended meanwhile; either way the upstream's session is nobody's."""
+        if self.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if self.version:
+            raise malformed("this session was initialized before")
+        self.version, self.upstream_id = version, upstream_id
 
     def remember(self, request_id: Id) -> None:
         """The caller asked: an answer with this id may come."""
@@ -115,7 +126,7 @@ class Sessions:
         return len(self._open)
 
     def start(
-        self, caller: Caller, server: str, *, version: str, upstream_id: str | None
+        self, caller: Caller, server: str, *, version: str = "", upstream_id: str | None = None, paired: bool = False
     ) -> tuple[Session, list[Session]]:
         """A new session, and those of the same owner that had to go for it, oldest first.
 
@@ -135,6 +146,7 @@ class Sessions:
             started_mono_s=now,
             used_mono_s=now,
             event_key=secrets.token_bytes(32),
+            paired=paired,
         )
         for oldest in ended:
             self.end(oldest)
@@ -142,10 +154,13 @@ class Sessions:
         self._by_owner.setdefault(owner, OrderedDict())[session.id] = None
         return session, ended
 
-    def find(self, session_id: str, caller: Caller, server: str) -> Session:
-        """The caller's session. Another chain's, another server's and none are the same Refusal(SESSION_UNKNOWN)."""
+    def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
+        """The caller's session. Another chain's, another server's, another transport's and none are the same
+        Refusal(SESSION_UNKNOWN)."""
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        if session.paired is not paired:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self._is_over(session):
             # The sweep may not have come by yet; over is over.

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 from mcp import ClientSession, McpError, types
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AnyUrl
 
@@ -223,6 +224,11 @@ async def _changed(play: Play) -> Any:
     return await play.tool("grown-sdk1", {"text": "t"})
 
 
+def transport(url: str, http: httpx.AsyncClient) -> Any:
+    """Streamable HTTP, or HTTP+SSE where the address says so."""
+    return sse_client(url) if url.endswith("/sse") else streamable_http_client(url, http_client=http)
+
+
 @asynccontextmanager
 async def connected(url: str, upstream: str) -> AsyncIterator[Play]:
     """A client that has agreed on a revision and opened its session's stream."""
@@ -230,10 +236,10 @@ async def connected(url: str, upstream: str) -> AsyncIterator[Play]:
     async with (
         httpx.AsyncClient(base_url=upstream) as control,
         httpx.AsyncClient(timeout=PATIENCE_S) as http,
-        streamable_http_client(url, http_client=http) as (read, write, _),
+        transport(url, http) as streams,
         ClientSession(
-            read,
-            write,
+            streams[0],
+            streams[1],
             logging_callback=ears.on_log,
             message_handler=ears.on_message,
             elicitation_callback=ears.on_elicit,

@@ -100,6 +100,8 @@ VERBS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "C
     ("path", "allowed"),
     [
         ("/mcp/github", ("POST", "GET", "DELETE")),
+        ("/mcp/github/sse", ("GET",)),
+        ("/mcp/github/messages", ("POST",)),
         ("/.well-known/oauth-protected-resource/mcp/github", ("GET",)),
     ],
 )

@@ -126,6 +126,9 @@ BL-068
   unit/limits/test_store_twins.py test_redis_says_what_memory_says
 BL-069
   unit/test_arguments.py test_references_are_never_fetched
+BL-070
+  flow/test_paired.py test_another_caller_with_the_id_gets_nothing_and_does_nothing
+  flow/test_paired.py test_a_message_names_one_session_of_a_stream
 BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
@@ -144,6 +147,9 @@ BL-086
 BL-087
   unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another
   unit/policy/test_roles.py test_another_callers_roles_change_nothing
+BL-090
+  flow/test_paired.py test_lists_are_those_of_streamable_http
+  flow/test_paired.py test_a_list_in_a_stream_or_on_another_stream_is_filtered_too
 BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
 BL-095

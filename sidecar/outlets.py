@@ -1,0 +1,99 @@
+"""Where are the events of an answer written?
+
+On the answer of the request that asked; or, in the HTTP+SSE transport of MCP 2024-11-05, on the one stream that its
+session has, which all of the session's answers share (`paired.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from sidecar.errors import Reason, Refusal
+
+STREAM_HEADERS = {
+    "Server": "sidecar",
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
+
+
+class Outlet(Protocol):
+    """One answer's way out. `response` is what it goes out on; `shared` says that others go there too: its reader can
+    come back for nothing, so no event bears an id there. `bytes_out` is this answer's alone. `resumable` once an event
+    bore an id: its reader may come back for the rest."""
+
+    bytes_out: int
+    resumable: bool
+
+    @property
+    def response(self) -> web.StreamResponse: ...
+    @property
+    def shared(self) -> bool: ...
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events. Waits while the caller does not read; `listeners.py` hangs up on one who does not for
+        too long. Raises Refusal(CALLER_GONE)."""
+
+    async def end(self) -> None:
+        """Nothing more comes of this answer. Raises Refusal(CALLER_GONE)."""
+
+
+@dataclass(slots=True)
+class OwnStream:
+    """The answer of one request, which has it to itself."""
+
+    response: web.StreamResponse
+    bytes_out: int = 0
+    resumable: bool = False
+    shared: bool = False
+
+    async def write(self, data: bytes) -> None:
+        """As `Outlet.write`."""
+        self.bytes_out += len(data)
+        try:
+            await self.response.write(data)
+        except ConnectionError:
+            raise Refusal(Reason.CALLER_GONE) from None
+
+    async def end(self) -> None:
+        """As `Outlet.end`."""
+        try:
+            await self.response.write_eof()
+        except ConnectionError:
+            raise Refusal(Reason.CALLER_GONE) from None
+
+
+@dataclass(slots=True)
+class Shared:
+    """One answer's part of a stream that others share: its end is not the stream's."""
+
+    stream: Outlet
+    bytes_out: int = 0
+    resumable: bool = False
+    shared: bool = True
+
+    @property
+    def response(self) -> web.StreamResponse:
+        return self.stream.response
+
+    async def write(self, data: bytes) -> None:
+        """As `Outlet.write`."""
+        self.bytes_out += len(data)
+        await self.stream.write(data)
+
+    async def end(self) -> None:
+        """As `Outlet.end`."""
+
+
+async def open_stream(request: web.BaseRequest) -> OwnStream:
+    """Begin to answer a request with a stream of events. Raises Refusal(CALLER_GONE)."""
+    stream = web.StreamResponse(headers=STREAM_HEADERS)
+    try:
+        await stream.prepare(request)
+    except ConnectionError:
+        raise Refusal(Reason.CALLER_GONE) from None
+    return OwnStream(stream)

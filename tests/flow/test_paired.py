@@ -1,0 +1,432 @@
+"""Do callers of the HTTP+SSE transport of MCP 2024-11-05 get the same answers, and nobody another's?
+
+Reports BL-070, BL-090.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from sidecar import paired
+from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, deletes, gateway, gone, opened, result_of
+from tests.flow.idp import bearer
+from tests.flow.pairs import INITIALIZED, all_quiet, pair, together
+from tests.flow.streams import Emitter, event, hearing, streamed
+from tests.flow.world import Upstream, World, request, stateless, until
+
+TELL = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "hear"}}
+
+
+def ends_of(running: World, what: str) -> list[dict[str, Any]]:
+    """The terminal records of one method, or action."""
+    return [record for record in running.ends() if what in (record["method"], record["action"])]
+
+
+async def test_a_session_is_begun_by_its_stream_used_and_ended_with_it(tmp_path: Path) -> None:
+    upstream = Upstream(script={"DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream) as running:
+        async with pair(running, ALICE) as mine:
+            assert mine.ear.response.headers["X-Accel-Buffering"] == "no"
+            answer = await mine.call("search_code", GOOD, id="a")
+            assert answer["result"]["content"][0]["text"] == "done"
+            assert (await mine.ask("ping", id=2)) == {"jsonrpc": "2.0", "id": 2, "result": {}}
+            assert len(running.app.sessions) == 1
+        await until(lambda: len(running.app.sessions) == 0)
+        await until(lambda: len(deletes(upstream)) == 1)
+        assert running.app.pipeline.exchanges.pairs == {}
+        sent = [message for headers, message in upstream.seen if headers.get("Mcp-Session-Id") == "upstream-1"]
+        assert [message["method"] for message in sent] == ["notifications/initialized", "tools/call", "ping"]
+        (call,), (stream,) = ends_of(running, "tools/call"), ends_of(running, "session/stream")
+        assert (call["status"], call["http_status"], call["object"]) == ("success", 202, "tool:github/search_code")
+        assert (stream["status"], stream["http_status"]) == ("success", 200)
+        assert len(running.ends()) == 5
+
+
+async def test_every_kind_of_no_is_told_on_the_stream_and_recorded_once(tmp_path: Path) -> None:
+    rules = RULES + "p, user:alice, tool:github/delete_repo, *, -, -, -, deny\n"
+    rules += "p, user:alice, tool:github/get_file, use, -, 1, -, allow\n"
+    async with gateway(tmp_path, rules=rules) as running, pair(running, ALICE) as mine:
+        told = [
+            await mine.call("delete_repo", id=1),
+            await mine.call("search_code", {"repo": 7}, id=2),
+            await mine.call("get_file", id=3),
+            await mine.call("get_file", id=4),
+            await mine.call("nope", id=5),
+            await mine.ask("no/such", id=6),
+            await mine.ask("initialize", id=7),
+            await mine.ask("resources/read", {"uri": "no uri"}, id=8),
+        ]
+        assert [answer["id"] for answer in told] == list(range(1, 9))
+        reasons = [answer.get("error", {}).get("data", {}).get("reason") for answer in told]
+        assert (
+            reasons
+            == ["denied-by-rule", None, None, "rate-limited", "tool-unknown", "method-unknown"] + ["malformed-call"] * 2
+        )
+        assert told[1]["result"]["isError"] and told[0]["error"]["code"] == 403 and told[3]["error"]["code"] == 429
+        assert len(running.upstream.calls()) == 1
+        assert len(running.ends()) == 2 + len(told)
+        assert {record["http_status"] for record in running.ends()} == {202}
+
+
+@pytest.mark.parametrize("what", ["no id", "another", "twice", "more"])
+async def test_a_message_names_one_session_of_a_stream(tmp_path: Path, what: str) -> None:
+    """BL-070: and one of another transport, or beside other words, is none."""
+    async with gateway(tmp_path) as running, pair(running, ALICE) as mine:
+        base = mine.messages.partition("?")[0]
+        http_session = (await opened(running)).session
+        url, status = {
+            "no id": (base, 400),
+            "another": (f"{base}?session_id={http_session}", 404),
+            "twice": (f"{mine.messages}&session_id=x", 400),
+            "more": (f"{mine.messages}&x=1", 400),
+        }[what]
+        answer = await mine.post(request("ping"), url=running.url + url)
+        assert answer[0] == status and await all_quiet(mine)
+        in_header = {**ALICE, "Mcp-Session-Id": mine.messages.partition("=")[2]}
+        assert (await running.post(request("ping"), headers=in_header))[0] == 404
+
+
+@pytest.mark.parametrize(("who", "status"), [("bob", 404), ("nobody", 401), ("a bad token", 401)])
+async def test_another_caller_with_the_id_gets_nothing_and_does_nothing(tmp_path: Path, who: str, status: int) -> None:
+    """BL-070."""
+    headers = {"bob": BOB, "nobody": {}, "a bad token": bearer("x")}[who]
+    async with gateway(tmp_path) as running, pair(running, ALICE) as mine, pair(running, BOB) as bobs:
+        assert (await mine.ask("ping"))["result"] == (await bobs.ask("ping"))["result"] == {}
+        before = len(running.upstream.seen)
+        call = request("tools/call", {"name": "search_code", "arguments": GOOD}, id=99)
+        for message in (call, INITIALIZED, {"jsonrpc": "2.0", "id": 1, "result": {}}):
+            got, body, _ = await mine.post(message, headers=headers)
+            assert got == status and body["error"]["data"]["reason"] != ""
+        assert await all_quiet(mine) and await all_quiet(bobs)
+        assert len(running.upstream.seen) == before
+        assert (await mine.call("search_code", GOOD))["result"]["content"]
+
+
+async def test_a_refreshed_token_goes_on_and_another_servers_address_does_not(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        audience = f"{running.url}/mcp/github"
+        first, second = (bearer(IDP.token("user:alice", audience, ttl_s=ttl)) for ttl in (60, 600))
+        async with pair(running, first) as mine:
+            status, _, _ = await mine.post(request("ping"), headers=second)
+            assert status == 202 and (await mine.answer(1))["result"] == {}
+            elsewhere = running.url + mine.messages.replace("github", "gitlab")
+            assert (await mine.post(request("ping"), headers=ALICE, url=elsewhere))[0] == 404
+
+
+async def test_a_caller_without_a_grant_or_a_credential_gets_no_stream(tmp_path: Path) -> None:
+    rules = RULES.replace("user:bob", "user:carol")
+    async with gateway(tmp_path, rules=rules) as running:
+        for who, server, status in ((BOB, "github", 403), ({}, "github", 401), (BOB, "nowhere", 403)):
+            async with hearing(running.http, f"{running.url}/mcp/{server}/sse", who) as ear:
+                assert ear.status == status
+        async with running.http.get(f"{running.url}/mcp/github/sse", headers={**ALICE, "Accept": "text/html"}) as got:
+            assert got.status == 406
+        async with running.http.post(f"{running.url}/mcp/github/sse", headers=ALICE) as got:
+            assert (got.status, got.headers["Allow"]) == (405, "GET")  # by which clients of both transports find out
+        assert len(running.app.sessions) == 0 and running.upstream.seen == []
+
+
+@pytest.mark.parametrize("who", [ALICE, BOB], ids=["alice", "bob"])
+async def test_lists_are_those_of_streamable_http(tmp_path: Path, who: dict[str, str]) -> None:
+    """BL-090."""
+    rules = (
+        "p, user:alice, tool:github/*, use, -, -, -, allow\np, user:bob, tool:github/get_file, use, -, -, -, allow\n"
+    )
+    async with gateway(tmp_path, rules=rules) as running, pair(running, who) as mine:
+        listed = (await mine.ask("tools/list"))["result"]
+        talk = await opened(running, who)
+        _, same, _ = await talk.ask("tools/list")
+        assert listed == same["result"]
+        assert len(listed["tools"]) == (3 if who is ALICE else 1)
+
+
+async def test_a_list_in_a_stream_or_on_another_stream_is_filtered_too(tmp_path: Path) -> None:
+    """BL-090: wherever the upstream sends it."""
+    feed = Emitter()
+
+    async def listed(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if request_.headers.get("Mcp-Session-Id") is None:
+            return Upstream().answer(message)
+        return await streamed(request_, event(result_of(message, {"tools": Upstream().tools})))
+
+    upstream = Upstream(script={"GET": feed.listen, "tools/list": listed})
+    rules = "p, user:bob, tool:github/get_file, use, -, -, -, allow\n"
+    async with gateway(tmp_path, upstream=upstream, rules=rules) as running, pair(running, BOB) as mine:
+        await until(lambda: feed.count == 1)
+        answer = await mine.ask("tools/list", id=5)
+        assert [tool["name"] for tool in answer["result"]["tools"]] == ["get_file"]
+        again = {"jsonrpc": "2.0", "id": 5, "result": {"tools": Upstream().tools}}
+        await feed.emit("upstream-1", event(again))
+        heard = await mine.ear.message()
+        assert [tool["name"] for tool in heard["result"]["tools"]] == ["get_file"]
+
+
+async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: Path) -> None:
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def asks(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request_)
+        progress = {"progressToken": message["params"]["_meta"]["progressToken"], "progress": 1}
+        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}, id="e1"))
+        question = request("sampling/createMessage", {"messages": [], "maxTokens": 1}, id="q")
+        await stream.write(event(question, id="e2"))
+        said = await answers.get()
+        await stream.write(event(result_of(message, {"content": [{"type": "text", "text": said["result"]["text"]}]})))
+        return stream
+
+    async def taken(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        answers.put_nowait(message)
+        return web.Response(status=202)
+
+    upstream = Upstream(script={"tools/call": asks, "response": taken})
+    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+        params = {"name": "search_code", "arguments": GOOD, "_meta": {"progressToken": "p"}}
+        await mine.say(request("tools/call", params, id=3))
+        blocks = [await mine.ear.block() for _ in range(2)]
+        assert all(block.startswith(b"event: message\ndata: ") for block in blocks)  # no ids: nobody can come back
+        progress, question = (json.loads(block.split(b"data: ")[1]) for block in blocks)
+        assert progress["params"]["progressToken"] == "p" and question["method"] == "sampling/createMessage"
+        await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "well"}})
+        assert (await mine.answer(3))["result"]["content"][0]["text"] == "well"
+        await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "again"}})  # answered before: not passed on
+        await until(lambda: len(running.ends()) == 5)
+        assert answers.empty() and running.ends()[-1]["reason"] == "malformed-call"
+
+
+async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.exchanges.MIN_PAUSE_S", 0.01)
+    feed = Emitter()
+    async with (
+        gateway(tmp_path, upstream=Upstream(script={"GET": feed.listen})) as running,
+        pair(running, ALICE) as mine,
+    ):
+        await until(lambda: feed.count == 1)
+        await feed.emit("upstream-1", event(TELL, id="e7"))
+        assert (await mine.ear.message())["params"]["data"] == "hear"
+        for stream in list(feed.open["upstream-1"]):
+            assert stream._req is not None and stream._req.transport is not None
+            stream._req.transport.abort()
+        await until(lambda: len(feed.asked) == 2 and feed.count == 1)
+        assert feed.asked[1]["Last-Event-ID"] == "e7"
+        await feed.emit("upstream-1", event(TELL))
+        assert (await mine.ear.message())["params"]["data"] == "hear"
+
+
+async def test_the_rest_of_a_stream_that_the_server_left_is_fetched(tmp_path: Path) -> None:
+    async def leaves(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(request_, b"id: e1\nretry: 10\ndata: \n\n")
+
+    async def rest(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if request_.headers.get("Last-Event-ID") != "e1":
+            return web.Response(status=405)
+        return await streamed(request_, event({"jsonrpc": "2.0", "id": 3, "result": {"content": []}}, id="e2"))
+
+    upstream = Upstream(script={"tools/call": leaves, "GET": rest})
+    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+        assert (await mine.call("search_code", GOOD, id=3))["result"] == {"content": []}
+
+
+async def test_a_cancelled_call_and_an_initialized_server(tmp_path: Path) -> None:
+    """What a caller says after a notification reaches the server after it, though each POST was taken at once."""
+
+    async def slow(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return web.Response(status=202)
+
+    upstream = Upstream(script={"notifications/initialized": slow, "notifications/cancelled": slow})
+    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE) as mine:
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+        await mine.say(request("ping", id=1))
+        await mine.say(cancel)
+        await mine.ask("ping", id=2)
+        methods = [message.get("method") for headers, message in upstream.seen if headers.get("Mcp-Session-Id")]
+        assert methods == ["notifications/initialized", "ping", "notifications/cancelled", "ping"]
+
+
+async def test_two_calls_at_once_are_answered_as_they_come(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["id"] == "first":
+            await go.wait()
+        return Upstream().answer(message)
+
+    async with (
+        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
+        pair(running, ALICE) as mine,
+    ):
+        call = {"name": "search_code", "arguments": GOOD}
+        await together(*(mine.say(request("tools/call", call, id=each)) for each in ("first", "second")))
+        assert (await mine.ear.message())["id"] == "second"
+        go.set()
+        assert (await mine.ear.message())["id"] == "first"
+
+
+@pytest.mark.parametrize("how", ["the caller leaves", "the caller is disabled", "the session is too many"])
+async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how: str) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.set()
+        return web.Response(status=500)
+
+    upstream = Upstream(script={"tools/call": waits, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 1") as running:
+        async with pair(running, ALICE) as mine:
+            await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+            await begun.wait()
+            if how == "the caller is disabled":
+                await running.app.disable("user:alice", reason="", until=None, by="test")
+                running.app.pipeline.exchanges.review()
+            if how == "the session is too many":
+                await opened(running)
+            if how != "the caller leaves":
+                assert await mine.ear.rest() == []
+                assert (await mine.post(request("ping")))[0] in (403, 404)
+        await asyncio.wait_for(ended.wait(), 5)
+        await until(lambda: len(ends_of(running, "session/stream")) == len(ends_of(running, "tools/call")) == 1)
+        (call,) = ends_of(running, "tools/call")
+        assert (call["reason"], call["status"]) == ("caller-gone", "error")
+        await until(lambda: ("DELETE", "upstream-1") in deletes(upstream))
+        assert running.app.pipeline.inside == 0 and not running.app.live._readers
+
+
+async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        token = bearer(IDP.token("user:alice", f"{running.url}/mcp/github", ttl_s=600))
+        async with pair(running, token) as mine, pair(running, BOB) as bobs:
+            running.app.live.clock = lambda: time.time() + 601
+            running.app.pipeline.exchanges.review()
+            assert await mine.ear.rest() == []
+            assert (await bobs.call("search_code", GOOD))["result"]
+        (stream,) = [record for record in ends_of(running, "session/stream") if record["agent_id"] == "user:alice"]
+        assert stream["reason"] == "expired"
+
+
+async def test_draining_lets_calls_finish_and_then_ends_the_stream(tmp_path: Path) -> None:
+    go, begun = asyncio.Event(), asyncio.Event()
+
+    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        begun.set()
+        await go.wait()
+        return Upstream().answer(message)
+
+    async with (
+        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
+        pair(running, ALICE) as mine,
+    ):
+        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}, id=4))
+        await begun.wait()
+        draining = asyncio.create_task(running.app.pipeline.drain(5))
+        await until(lambda: running.app.pipeline.draining)
+        assert (await mine.post(request("ping")))[0] == 503
+        go.set()
+        assert (await mine.answer(4))["result"]
+        assert await mine.ear.block() == b": closed, draining\n\n"
+        await draining
+
+
+async def test_what_is_under_way_on_one_stream_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "MAX_CALLS", 2)
+    go = asyncio.Event()
+
+    async def waits(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        await go.wait()
+        return Upstream().answer(message)
+
+    async with (
+        gateway(tmp_path, upstream=Upstream(script={"tools/call": waits})) as running,
+        pair(running, ALICE) as mine,
+    ):
+        calls = [request("tools/call", {"name": "search_code", "arguments": GOOD}, id=each) for each in range(3)]
+        got = [(await mine.post(call))[0] for call in calls]
+        assert got == [202, 202, 429]
+        await mine.say({"jsonrpc": "2.0", "id": 7, "result": {}})  # answers are counted apart
+        go.set()
+        assert {(await mine.ear.message())["id"] for _ in range(2)} == {0, 1}
+
+
+async def test_an_upstream_that_is_out_is_told_and_the_stream_goes_on(tmp_path: Path) -> None:
+    up = False
+
+    async def maybe(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return Upstream().answer(message) if up else web.Response(status=500)
+
+    upstream = Upstream(script={"initialize": maybe})
+    async with gateway(tmp_path, upstream=upstream) as running, pair(running, ALICE, opened=False) as mine:
+        early = await mine.ask("tools/list")
+        assert early["error"]["data"]["reason"] == "malformed-call"
+        assert (await mine.open())["error"]["data"]["reason"] == "upstream-failed"
+        modern = await mine.ask("server/discover", stateless("server/discover", {})["params"])
+        assert modern["error"]["code"] == -32600  # by which a client that looks for the era finds it
+        up = True
+        assert (await mine.open("2024-11-05"))["result"]["protocolVersion"] == "2024-11-05"
+
+
+async def test_an_upstream_that_forgot_the_session_ends_it(tmp_path: Path) -> None:
+    async def forgot(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    async with (
+        gateway(tmp_path, upstream=Upstream(script={"tools/call": forgot})) as running,
+        pair(running, ALICE) as mine,
+    ):
+        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+        blocks = []
+        while block := await mine.ear.block():
+            blocks.append(block)
+        assert blocks[-1] == b": closed, session-unknown\n\n"
+        await until(lambda: len(running.app.sessions) == 0)
+
+
+async def test_a_quiet_stream_is_kept_alive(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as running:
+        running.app.pipeline.exchanges.keep_alive_s = 0.05
+        async with pair(running, ALICE) as mine:
+            assert [await mine.ear.block() for _ in range(2)] == [b": keep-alive\n\n"] * 2
+
+
+async def test_what_is_no_message_is_400_and_never_on_the_stream(tmp_path: Path) -> None:
+    settings = 'server: {listen: "127.0.0.1:0", max_body_bytes: 1024}\n'
+    async with gateway(tmp_path, settings=settings) as running, pair(running, ALICE) as mine:
+        for body in (b"", b"[]", b"{", b'{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call"}'):
+            assert (await mine.post(body))[0] == 400
+        assert (await mine.post(b"x" * 2000))[0] == 413
+        assert await all_quiet(mine)
+        (told,) = {record["http_status"] for record in running.ends() if record["reason"] == "malformed-call"}
+        assert told == 400
+
+
+async def test_many_sessions_come_and_go_and_leave_nothing(tmp_path: Path) -> None:
+    async with gateway(tmp_path, sessions="max_per_principal: 500", upstream=Upstream(script={"DELETE": gone})) as on:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as http:
+
+            async def come_and_go() -> None:
+                async with pair(on, ALICE, http=http) as mine:
+                    await mine.call("search_code", GOOD)
+
+            await together(*(come_and_go() for _ in range(40)))
+        await until(lambda: len(on.app.sessions) == 0)
+        assert not on.app.pipeline.exchanges.streams and on.app.pipeline.inside == 0 and not on.app.live._readers
+
+
+async def test_behind_a_path_the_address_is_told_as_callers_see_it(tmp_path: Path) -> None:
+    settings = 'server: {listen: "127.0.0.1:0", public_url: "http://localhost:8080/gw/"}\n'
+    async with gateway(tmp_path, settings=settings) as running, pair(running, ALICE, opened=False) as mine:
+        assert mine.messages.startswith("/gw/mcp/github/messages?session_id=")

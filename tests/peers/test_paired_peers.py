@@ -1,0 +1,99 @@
+"""Do the official SDKs' clients of the HTTP+SSE transport work through us as they do over Streamable HTTP?
+
+The 1.x client plays the very parts that it plays there (`test_sdk1.py`), to the same end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp import MCPError
+from mcp.client.sse import sse_client
+from mcp.shared.exceptions import MCPDeprecationWarning
+
+from tests.flow.world import until
+from tests.peers.ears import Ears, client, text_of
+from tests.peers.stage import ALL, LITTLE, Stage, stage
+from tests.peers.test_sdk1 import ALLOWED, CLIENT, DENIED, PYTHON
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
+old_sdk = pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1")
+
+
+async def play(on: Stage, part: str) -> dict[str, Any]:
+    """What the 1.x client saw."""
+    command = (str(PYTHON), str(CLIENT), f"{on.url}/sse", on.upstream, part)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await asyncio.wait_for(process.communicate(), 40)
+    seen: dict[str, Any] = json.loads(out)
+    return seen
+
+
+@old_sdk
+@pytest.mark.parametrize(("part", "rules", "expected"), [("open", ALL, ALLOWED), ("shut", LITTLE, DENIED)])
+async def test_the_1_x_client_sees_what_it_sees_over_streamable_http(
+    tmp_path: Path, everything: str, part: str, rules: str, expected: dict[str, Any]
+) -> None:
+    async with stage(tmp_path, everything, rules) as on:
+        seen = await play(on, part)
+        assert {step: seen.get(step, seen.get("broken")) for step in expected} == expected
+        await on.until_verb("DELETE")  # the session ended with its stream, upstream too
+        assert len(on.world.app.sessions) == 0 and len(await on.messages("initialize")) == 1
+
+
+@asynccontextmanager
+async def connected(on: Stage, ears: Ears | None = None, mode: str = "legacy") -> AsyncIterator[Any]:
+    async with client(sse_client(f"{on.url}/sse"), mode, ears) as peer:
+        yield peer
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_2_x_client_finds_the_era_and_calls(open_stage: Stage, mode: str) -> None:
+    async with connected(open_stage, mode=mode) as peer:
+        assert peer.protocol_version == "2025-11-25"
+        assert "echo" in {tool.name for tool in (await peer.list_tools()).tools}
+        assert text_of(await peer.call_tool("echo", {"text": "hällo"})) == "hällo"
+
+
+async def test_the_2_x_client_is_asked_told_and_obeyed(open_stage: Stage) -> None:
+    ears = Ears()
+    async with connected(open_stage, ears) as peer:
+        await open_stage.until_verb("GET")
+        assert text_of(await peer.call_tool("greet", {"text": "you"})) == "you please"
+        assert text_of(await peer.call_tool("think", {"text": "you"})) == "you please"
+        assert ears.asked == ["a word for you", "you"]
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            await ears.on_progress(progress, total, message)
+            if progress == 1:
+                await open_stage.open("paired")
+
+        await peer.call_tool("steps", {"gate": "paired"}, progress_callback=on_progress)
+        assert ears.progress == [(1, "paired waits"), (2, "paired goes on")]
+        await peer.call_tool("shout", {"text": "one"})
+        await until(lambda: ("error", "one") in ears.logs)
+        await peer.call_tool("grow", {"name": "grown-paired"})
+        await until(lambda: ears.count(types.ToolListChangedNotification) > 0)
+        call = asyncio.create_task(peer.call_tool("slow", {"tag": "paired"}))
+        await open_stage.until_event("slow-begun", "paired")
+        call.cancel()
+        await open_stage.until_event("slow-cancelled", "paired")
+        assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
+
+
+async def test_the_2_x_client_hears_what_is_denied_and_goes_on(shut_stage: Stage) -> None:
+    async with connected(shut_stage) as peer:
+        listed = [tool.name for tool in (await peer.list_tools()).tools]
+        assert listed == ["echo", "touch", "greet", "think", "places"]
+        with pytest.raises(MCPError) as denied:
+            await peer.call_tool("weather", {"city": "Oslo"})
+        assert (denied.value.error.code, denied.value.error.data["reason"]) == (403, "no-matching-rule")
+        assert text_of(await peer.call_tool("echo", {"text": "on we go"})) == "on we go"
+    assert [call["params"]["name"] for call in await shut_stage.messages("tools/call")] == ["echo"]
