@@ -28,6 +28,7 @@ from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share
+from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
@@ -71,6 +72,7 @@ class App:
     seen: InitVar[Look]
     watcher: Watcher = field(init=False)
     reloader: Reloader = field(init=False)
+    drift: DriftWatch = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     background: list[asyncio.Task[None]] = field(default_factory=list)
     started_at: float = field(default_factory=time.time)
@@ -149,6 +151,8 @@ class App:
             serves=self._now_serving,
         )
 
+        self.drift = DriftWatch(self.live, self.metrics, self._witness, time.monotonic)
+
     @property
     def base_url(self) -> str:
         """Our address as callers write it."""
@@ -205,7 +209,10 @@ class App:
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             },
             "disabled_principals": len(self.disabled_principals()),
-            "upstreams": {name: service.catalogue.summary() for name, service in now.services.items()},
+            "upstreams": {
+                name: {**service.catalogue.summary(), **self.drift.summary(service)}
+                for name, service in now.services.items()
+            },
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
             "sessions": len(self.sessions),
@@ -323,6 +330,7 @@ class App:
             metrics.streams("mcp", len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
             self._tell_mode()  # shadow mode ends by the clock
+            self.drift.look()
 
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]

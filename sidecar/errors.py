@@ -39,6 +39,7 @@ class Reason(StrEnum):
     NO_MATCHING_RULE = "no-matching-rule"
     PRINCIPAL_DISABLED = "principal-disabled"
     TOOL_DISABLED = "tool-disabled"
+    PIN_MISMATCH = "pin-mismatch"
     METHOD_UNKNOWN = "method-unknown"
     UPSTREAM_UNKNOWN = "upstream-unknown"
     TOOL_UNKNOWN = "tool-unknown"
@@ -116,6 +117,9 @@ ANSWERS: Mapping[Reason, Answer] = {
         403, _UNAUTHORIZED, "permission_denied", "A principal of this call is disabled"
     ),
     Reason.TOOL_DISABLED: _carried(403, _UNAUTHORIZED, "permission_denied", "The tool is disabled"),
+    Reason.PIN_MISMATCH: _carried(
+        403, _UNAUTHORIZED, "permission_denied", "The tool is not as it was when it was approved"
+    ),
     Reason.METHOD_UNKNOWN: Answer(  # the stateless era has words of its own for it: 404, and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),

@@ -48,7 +48,7 @@ def _service(settings: Settings, name: str) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     upstream = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes)
-    catalogue = Catalogue(upstream)
+    catalogue = Catalogue(upstream, refuse_hidden=definition.hidden_text == "refuse")
     return Service(
         name, definition, upstream, catalogue, definition.mcp.timeout_s, definition.anonymous, definition.scopes
     )

@@ -117,6 +117,18 @@ class Metrics:
         self._upstream_up = Table(
             "gauge", "upstream_up", "Whether the upstream answered last (1) or not.", {"upstream": self._upstreams}
         )
+        self._pin_mismatches = Table(
+            "gauge",
+            "pin_mismatches",
+            "Tools that are not as they were pinned, or without pins as they were first listed.",
+            {"upstream": self._upstreams},
+        )
+        self._hidden_text = Table(
+            "gauge",
+            "hidden_text_tools",
+            "Tools with hidden characters in their texts.",
+            {"upstream": self._upstreams},
+        )
         self._upstream_s = Table(
             "histogram",
             "upstream_duration_seconds",
@@ -172,6 +184,8 @@ class Metrics:
         self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
         self._schema_violations.declare(sorted(self._upstreams))
         self._upstream_up.declare(sorted(self._upstreams))
+        self._pin_mismatches.declare(sorted(self._upstreams))
+        self._hidden_text.declare(sorted(self._upstreams))
         self._upstream_s.declare(sorted(self._upstreams))
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -216,6 +230,14 @@ class Metrics:
     def upstream_up(self, upstream: str, up: bool) -> None:
         """Whether it can be reached, as far as its last exchange shows."""
         self._upstream_up.set((upstream,), up)
+
+    def pins_mismatched(self, upstream: str, count: int) -> None:
+        """So many of its tools are not what was approved."""
+        self._pin_mismatches.set((upstream,), count)
+
+    def hidden_text_found(self, upstream: str, count: int) -> None:
+        """So many of its tools have hidden characters in their texts."""
+        self._hidden_text.set((upstream,), count)
 
     def streams(self, protocol: str, count: int) -> None:
         """How many event streams are open to callers."""

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange
+from sidecar.upstreams.pins import digest_of
 from sidecar.vocabulary import Decision, Question
 
 
@@ -83,14 +85,36 @@ class Passage:
         if not isinstance(entries, list):
             raise refused(f"its {member} are not a list")
         now_s = self.now_s()
-        return [entry for entry in entries if self._listed(member, entry, now_s)]
+        return self._legible([entry for entry in entries if self._listed(member, entry, now_s)])
 
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
         exchange = self.exchange
         question = mcp.entry_question(member, exchange.turn.server, entry)
         if question is None or not self._may_list(question, now_s):
             return False
-        return member != "tools" or exchange.service.catalogue.usable(question.name)
+        return member != "tools" or self._usable(question, entry)
+
+    def _usable(self, question: Question, entry: Any) -> bool:
+        """Whether the tool can be called, and where tools are pinned, whether this very entry is what was pinned: the
+        server might show another to our enquiry (threats L6)."""
+        catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
+        if question.server not in rules.required:
+            return catalogue.usable(question.name)
+        digest = digest_of(entry)
+        if not rules.approves(question.server, question.name, digest):
+            self.exchange.service.sightings.add(question.name, entry)
+        elif catalogue.usable(question.name, digest):
+            return True
+        return False
+
+    def _legible(self, entries: list[Any]) -> list[Any]:
+        """The entries without what people cannot see in them, as the upstream's `hidden_text` says (threats L7)."""
+        treatment = self.exchange.service.definition.hidden_text
+        if treatment == "flag":
+            return entries
+        if treatment == "refuse":
+            return [entry for entry in entries if not hidden_in(entry)]
+        return [entry for entry in map(_stripped, entries) if entry is not None]
 
     def _may_list(self, question: Question, now_s: float) -> bool:
         """What is listed is what can be called: in shadow mode, all."""
@@ -133,6 +157,13 @@ class Passage:
         ):
             return Passed()
         return Passed(jsonrpc.encode_notification(notification))
+
+
+def _stripped(entry: Any) -> Any:
+    try:
+        return without_hidden(entry)
+    except AmbiguousKeysError:  # which of the two would be shown is nobody's to choose
+        return None
 
 
 _UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}

@@ -8,7 +8,8 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
     intent      what                 400 404 413 415    intents.py, protocols/
     switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
-    arguments   well formed          a tool's error     arguments.py
+    arguments   as pinned            403                upstreams/pins.py
+                well formed          a tool's error     arguments.py
     limits      how often            429 503            limits/
     audit       evidence first       503                audit/
     exchange    then the call        502 504            exchanges.py, relay.py, passage.py, upstreams/
@@ -251,6 +252,8 @@ class Pipeline:
         tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
         if tool.schema is None:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+        if not turn.now.approves(question.server, tool.name, tool.definition.digest):
+            raise Refusal(Reason.PIN_MISMATCH)  # in shadow mode too: nobody approved what this tool is now
         violation = tool.schema.violation(question.arguments)
         if violation is not None:
             pointer = f"/arguments{violation.pointer}"

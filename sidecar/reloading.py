@@ -105,6 +105,9 @@ class Reloader:
             return old
         try:
             self.witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+            if new.pins != old.pins:
+                pinned, unpinned = new.pins.changes(old.pins)
+                self.witness("pins", by, pinned=pinned, unpinned=unpinned)
         except SettingsError:
             await self._retire(new, old)
             raise

@@ -24,6 +24,8 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.settings import Settings
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Catalogue, Upstream
+from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
+from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
@@ -36,7 +38,7 @@ TESTS_FOLDER = "tests"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server that stands behind us."""
+    """One MCP server that stands behind us. `sightings` are what it showed to callers and had better not."""
 
     name: str
     definition: Definition
@@ -45,6 +47,7 @@ class Service:
     timeout_s: float
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
+    sightings: Sightings = field(default_factory=Sightings)
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -57,7 +60,8 @@ class Snapshot:
     """Everything that a request reads. `base_url` is our address as callers write it, without a slash at its end.
 
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
-    `keys_digest` changes with the content of every file of keys and credentials that settings name.
+    `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
+    for each server whose tools must be as pinned, the digest of each tool.
     """
 
     settings: Settings
@@ -73,6 +77,8 @@ class Snapshot:
     disabled: Disabled = NOBODY
     shadow_until: float | None = None
     keys_digest: str = ""
+    pins: Pins = NO_PINS
+    required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def shadows(self, now_s: float) -> bool:
         """Whether what policy or a limit refuses is let pass, and only put on record."""
@@ -87,7 +93,13 @@ class Snapshot:
             and self.budgets == other.budgets
             and self.disabled == other.disabled
             and self.keys_digest == other.keys_digest
+            and self.pins == other.pins
         )
+
+    def approves(self, server: str, tool: str, digest: str) -> bool:
+        """Whether a tool with this definition may be used, as far as pins go. What has no digest is as no pin."""
+        required = self.required.get(server)
+        return required is None or (digest != "" and required.get(tool) == digest)
 
     def service(self, server: str) -> Service:
         """The server behind a name. Asked after policy, so that only who may call it learns whether it is there."""
@@ -161,6 +173,7 @@ def snapshot_from(
     policy = settings.policy
     budgets = load_budgets(policy.path / BUDGETS_FILE)
     disabled = load_disabled(policy.path / DISABLED_FILE)
+    pins = load_pins(policy.path / PINS_FILE)
     engine = Engine(source)
     if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
         _test(engine, source, policy.path, budgets)
@@ -187,6 +200,8 @@ def snapshot_from(
         disabled=disabled,
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,
+        pins=pins,
+        required=pins.required({name: service.definition.pins for name, service in services.items()}),
     )
 
 

@@ -14,26 +14,21 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import orjson
-import rfc8785
-
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
+from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 
 ARGS, FACT, HEAD = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 KEY_BYTES = 32  # RFC 2104: a key as long as the digest
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
 FACT_HASH_CHARS = 32  # threats O4: not fewer than 128 bits
-MAX_DEPTH = 100  # of what is written by hand; the parser stops far before
-INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
 _MAX_KEY_FILE_BYTES = 4096
-_FIRST_SURROGATE = "\ud800"
 
 
 Mac = Callable[[bytes], str]  # what is still missing of a message, framed, to the 64 hex digits of its HMAC
@@ -113,18 +108,10 @@ def load_key(path: Path) -> AuditKey:
 
 
 def canonical(value: object) -> bytes:
-    """RFC 8785 with whole 64-bit integers. Raises Refusal(MALFORMED_CALL) for what I-JSON forbids.
-
-    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
-    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand.
-    """
+    """The canonical form. Raises Refusal(MALFORMED_CALL) for what I-JSON forbids."""
     try:
-        if _is_plain(value):
-            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-        written: list[bytes] = []
-        _write(value, written, MAX_DEPTH)
-        return b"".join(written)
-    except (orjson.JSONEncodeError, rfc8785.CanonicalizationError, UnicodeEncodeError):
+        return canonical_json(value)
+    except NotCanonicalError:
         raise Refusal(Reason.MALFORMED_CALL, "the arguments are not JSON that every reader reads alike") from None
 
 
@@ -146,74 +133,6 @@ def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:
         return mac
 
     return begin
-
-
-def _is_plain(value: object) -> bool:
-    rest = [value]
-    while rest:
-        item = rest.pop()
-        kind = type(item)
-        if kind is str or kind is int or kind is bool or item is None:
-            continue
-        if isinstance(item, dict):
-            if not _sort_alike(item):
-                return False
-            rest.extend(item.values())
-        elif isinstance(item, list):
-            rest.extend(item)
-        else:
-            return False
-    return True
-
-
-def _sort_alike(keys: Iterable[Any]) -> bool:
-    try:
-        every = "".join(keys)
-    except TypeError:  # one is no string
-        return False
-    return every.isascii() or max(every) < _FIRST_SURROGATE
-
-
-def _write(value: object, out: list[bytes], depth: int) -> None:
-    match value:
-        case None | bool() | str():
-            out.append(orjson.dumps(value))
-        case int():
-            out.append(_integer(value))
-        case float():
-            out.append(rfc8785.dumps(value))
-        case Mapping() if depth:
-            _write_object(value, out, depth)
-        case list() | tuple() if depth:
-            _write_array(value, out, depth)
-        case _:
-            raise rfc8785.CanonicalizationError("not JSON, or nested too deep")
-
-
-def _write_object(value: Mapping[Any, object], out: list[bytes], depth: int) -> None:
-    if not all(isinstance(key, str) for key in value):
-        raise rfc8785.CanonicalizationError("a key that is no string")
-    before = b"{"
-    for key in sorted(value, key=lambda key: key.encode("utf-16-be")):
-        out += (before, orjson.dumps(key), b":")
-        _write(value[key], out, depth - 1)
-        before = b","
-    out.append(b"}" if value else b"{}")
-
-
-def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], depth: int) -> None:
-    before = b"["
-    for item in value:
-        out.append(before)
-        _write(item, out, depth - 1)
-        before = b","
-    out.append(b"]" if value else b"[]")
-
-
-def _integer(value: int) -> bytes:
-    if not INT64_MIN <= value <= UINT64_MAX:
-        raise rfc8785.CanonicalizationError("an integer beyond 64 bits")
-    return b"%d" % value
 
 
 def _utf8(text: str) -> bytes:

@@ -23,8 +23,7 @@ STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
 MAX_FILES = 4096
 YAML = (".yaml", ".yml")
 
-_OTHERS = frozenset({"budgets.yaml", "disabled.yaml"})  # known, and somebody else's
-_LATER = {"pins.yaml": "pins"}
+_OTHERS = frozenset({"budgets.yaml", "disabled.yaml", "pins.yaml"})  # known, and somebody else's
 _OTHER_FOLDER = "tests"
 _LEFT_BY_EDITORS = ("*~", "*.swp", "*.swo", "*.swx", "*.tmp", "#*#", "4913")
 
@@ -62,9 +61,6 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
             continue
         if left_by_an_editor(path.name):
             faults.warn("P007", "not read: an editor left it", Line(str(path), 0, ""), hint="remove it")
-            continue
-        if relative in _LATER:  # a pin that nobody checks must not look as if it worked
-            faults.whole("P006", f"{_LATER[relative]} come with a later version", str(path), "remove the file")
             continue
         if len(found) == MAX_FILES:
             faults.whole("P001", f"more than {MAX_FILES} files", str(folder))
@@ -137,7 +133,7 @@ def _is_folder(path: Path) -> bool:
 def _stem(path: Path, faults: Faults) -> str:
     stem, _, _ = path.name.partition(".")
     if path.suffix in YAML:
-        if path.name not in _OTHERS and path.name not in _LATER:
+        if path.name not in _OTHERS:
             return stem
         faults.whole("P003", f"{path.name} belongs to the top folder", str(path), "move it, or give it another name")
     elif path.suffix != ".csv" or stem not in STEMS:

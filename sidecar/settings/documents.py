@@ -89,10 +89,16 @@ class Document:
         return self.fault(finding.at, finding.message, finding.code, finding.hint, key=finding.on_key)
 
 
-def read_document(path: Path, *, text: str | bytes | None = None, error: type[ConfigError] = SettingsError) -> Document:
+def read_document(
+    path: Path,
+    *,
+    text: str | bytes | None = None,
+    error: type[ConfigError] = SettingsError,
+    max_bytes: int = MAX_BYTES,
+) -> Document:
     """Read a YAML file strictly; `text`, if given, stands for its content. Raises `error` with every fault of it."""
     try:
-        content = _decoded(path, _bounded(path) if text is None else text)
+        content = _decoded(path, _bounded(path, max_bytes) if text is None else text, max_bytes)
     except _UnreadableError as unreadable:
         raise error([unreadable.fault]) from None
     root, faults = compose(content, str(path))
@@ -112,19 +118,19 @@ class _UnreadableError(Exception):
         self.fault = fault
 
 
-def _bounded(path: Path) -> bytes:
+def _bounded(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(max_bytes + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise _UnreadableError(fault_in(path, f"cannot be read: {reason}", code="Y001")) from None
 
 
-def _decoded(path: Path, content: str | bytes) -> str:
+def _decoded(path: Path, content: str | bytes, max_bytes: int) -> str:
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    if len(raw) > MAX_BYTES:
-        message = f"larger than {MAX_BYTES} bytes"
+    if len(raw) > max_bytes:
+        message = f"larger than {max_bytes} bytes"
         raise _UnreadableError(fault_in(path, message, code="Y002", hint="split it into several files"))
     try:
         return raw.decode("utf-8")

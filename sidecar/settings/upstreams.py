@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -87,6 +87,13 @@ class Upstream(Section):
     """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
     scopes: Many[Scope] = ()
     """OAuth scopes that a caller's token must bear."""
+    pins: Literal["require", "warn", "off"] | None = None
+    """What a tool that is not as pinned costs: `require` takes it out of lists and refuses its calls, `warn` only
+    tells, `"off"` (in quotes: YAML reads a bare off as false) does not look. By default `warn` until the server has a
+    pin, then `require`."""
+    hidden_text: Literal["flag", "strip", "refuse"] = "flag"
+    """What becomes of hidden characters in what the server lists: `flag` tells of them, `strip` takes them out of what
+    callers see, `refuse` leaves such entries out and refuses calls of such tools."""
 
     @model_validator(mode="after")
     def _speaks_something(self) -> Upstream:

@@ -38,8 +38,12 @@ _CLOSING_S: Final = 3.0
 class Catalogue:
     """The tools of one upstream. `clock_mono` gives monotonic seconds."""
 
-    def __init__(self, upstream: Upstream, *, clock_mono: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, upstream: Upstream, *, refuse_hidden: bool = False, clock_mono: Callable[[], float] = time.monotonic
+    ) -> None:
         self._upstream = upstream
+        self._refuse_hidden = refuse_hidden
+        self.lists = 0  # how many were learned: whoever watches for changes need only look at this
         self._clock = clock_mono
         self._enquiry = Enquiry(upstream)
         self._tools: Mapping[str, Tool] = {}
@@ -60,12 +64,19 @@ class Catalogue:
             self._refresh(now)
         return self._tools.get(name)
 
-    def usable(self, name: str) -> bool:
-        """Whether a call of this tool could be validated, as far as the list at hand says: for filtering lists."""
+    def usable(self, name: str, digest: str | None = None) -> bool:
+        """Whether a call of this tool could be validated, as far as the list at hand says: for filtering lists. With a
+        `digest`, also whether the tool has that definition."""
         tool = self._tools.get(name)
-        if tool is None and self._may_force(self._clock()):
+        known = tool is not None and digest in (None, tool.definition.digest)
+        if not known and self._may_force(self._clock()):
             self._refresh(self._clock())  # somebody was shown a tool that we have not heard of
-        return tool is not None and tool.schema is not None
+        return known and tool is not None and tool.schema is not None
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """What was learned last, by name, quarantined tools too."""
+        return self._tools
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
         """The tool, waiting for its list at most `deadline_s`.
@@ -145,7 +156,9 @@ class Catalogue:
             async with asyncio.timeout(self._upstream.timeout_s):
                 listing = await self._enquiry.list_tools()
                 # Compiling two thousand schemas is seconds of work; the loop goes on meanwhile.
-                tools = await asyncio.to_thread(tools_from, listing.entries, self._tools)
+                tools = await asyncio.to_thread(
+                    tools_from, listing.entries, self._tools, refuse_hidden=self._refuse_hidden
+                )
         except TimeoutError:
             self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
         except Refusal as refusal:
@@ -153,6 +166,7 @@ class Catalogue:
             self._fail(Refusal(refusal.reason if slow else Reason.UPSTREAM_FAILED, refusal.detail))
         else:
             self._tools, self._failure = tools, None
+            self.lists += 1
             self._covered, self._begun_at = changes, begun_at
             self._fresh_until = begun_at + listing.ttl_s
             self._serves_until = self._fresh_until + MAX_STALE_S

@@ -15,7 +15,9 @@ from typing import Any, Final
 import orjson
 
 from sidecar.arguments import ArgumentSchema, SchemaRefused, compile_schema, every_subschema
+from sidecar.protocols.hidden import hidden_in
 from sidecar.protocols.mcp import NAME
+from sidecar.upstreams.pins import MEMBERS, UNPINNABLE, Definition, definition_of
 
 HEADER_KEYWORD: Final = "x-mcp-header"
 # Patterns are the one part of a schema that takes far more memory than its text.
@@ -28,7 +30,8 @@ _MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
 class Tool:
     """One tool. `schema` is None while it is quarantined, and `quarantine_reason` says why, in our words.
 
-    `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors.
+    `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden`
+    says which hidden characters stand in which of its texts.
     """
 
     name: str
@@ -36,12 +39,15 @@ class Tool:
     quarantine_reason: str = ""
     param_headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digest: bytes = b""
+    definition: Definition = UNPINNABLE
+    hidden: tuple[str, ...] = ()
 
 
-def tools_from(entries: Sequence[object], known: Mapping[str, Tool]) -> dict[str, Tool]:
+def tools_from(entries: Sequence[object], known: Mapping[str, Tool], *, refuse_hidden: bool = False) -> dict[str, Tool]:
     """The tools of a whole list, by name. What has not changed is taken from `known`, as compiling is work.
 
-    Entries without a name that could ever be called (CONTRACT 1.2) are left out.
+    Entries without a name that could ever be called (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with
+    hidden characters in its texts is quarantined.
     """
     tools: dict[str, Tool] = {}
     patterns = 0
@@ -53,6 +59,9 @@ def tools_from(entries: Sequence[object], known: Mapping[str, Tool]) -> dict[str
             tools[name] = Tool(name, None, "the tool is listed twice")
             continue
         tool = _tool_from(name, entry.get("inputSchema"), known.get(name))
+        tool = replace(tool, definition=definition_of(entry), hidden=_hidden_in(entry))
+        if refuse_hidden and tool.hidden:
+            tool = replace(tool, schema=None, quarantine_reason="hidden characters in its texts", digest=b"")
         patterns += tool.schema.patterns if tool.schema else 0
         if patterns > MAX_CATALOGUE_PATTERNS:
             tool = replace(
@@ -75,6 +84,14 @@ def _tool_from(name: str, schema: object, known: Tool | None) -> Tool:
         return Tool(name, compiled, "", _mirrored(schema), digest)
     except SchemaRefused as refused:
         return Tool(name, None, refused.reason, {}, digest)
+
+
+def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    if not hidden_in(dict(entry)):
+        return ()
+    where = {key: hidden_in([key, value]) for key, value in entry.items()}
+    named = ((key if key in MEMBERS else "another member", kinds) for key, kinds in where.items() if kinds)
+    return tuple(dict.fromkeys(f"{member}: {', '.join(kinds)}" for member, kinds in named))
 
 
 def _mirrored(schema: object) -> dict[str, tuple[str, ...]]:

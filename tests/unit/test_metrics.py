@@ -24,6 +24,7 @@ CONTRACT_8 = """
 requests_total{protocol,upstream,method,status} request_duration_seconds{protocol,upstream}
 stage_duration_seconds{stage}
 decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} auth_failures_total{credential,reason}
+pin_mismatches{upstream} hidden_text_tools{upstream}
 schema_violations_total{upstream} upstream_up{upstream} upstream_duration_seconds{upstream} inflight_requests{protocol}
 open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
 policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}

@@ -26,6 +26,7 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.rows import MAX_LINE_CHARS
+from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.workbench.check import breadth, conditions, matching, names, overlaps, times
 from sidecar.workbench.check.policy import Finding, Granting, Policy
 from sidecar.workbench.check.written import Place as Stretch
@@ -89,6 +90,10 @@ def check(
     budgets, refused = Budgets(), list[Fault]()
     try:
         budgets = load_budgets(place.policies / BUDGETS_FILE)
+    except ConfigError as error:
+        refused += error.faults
+    try:
+        load_pins(place.policies / PINS_FILE)
     except ConfigError as error:
         refused += error.faults
     try:

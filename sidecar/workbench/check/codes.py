@@ -36,7 +36,6 @@ FILES: Mapping[str, Meaning] = {
         "An empty policy is a broken mount or a truncated file far more often than a wish: write at least one rule.",
     ),
     "P005": Meaning("A file that is not UTF-8", "Save it as UTF-8."),
-    "P006": Meaning("A file that this version does not obey", "Remove it: it must not look as if it worked."),
     "P007": Meaning("A file that an editor left behind", "Remove it: it is not read.", "warning"),
     "P008": Meaning(
         "The process that reads a large policy died, or took longer than two minutes",

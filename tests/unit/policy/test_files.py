@@ -115,7 +115,7 @@ def test_quoted_fields_come_back_as_they_were(fields: list[str]) -> None:
         ("rules.yaml", "P501"),
         ("teams/budgets.yaml", "P003"),
         ("teams/tests/a.yaml", "P501"),
-        ("pins.yaml", "P006"),
+        ("teams/pins.yaml", "P003"),
     ],
 )
 def test_an_unknown_file_is_a_fault(tmp_path: Path, name: str, code: str) -> None:
@@ -125,7 +125,7 @@ def test_an_unknown_file_is_a_fault(tmp_path: Path, name: str, code: str) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    ["budgets.yaml", "tests/a.yaml", "tests/b/c", ".hidden", "..data/x", ".git/HEAD"],
+    ["budgets.yaml", "pins.yaml", "tests/a.yaml", "tests/b/c", ".hidden", "..data/x", ".git/HEAD"],
 )
 def test_what_is_somebody_elses_is_left_alone(tmp_path: Path, name: str) -> None:
     assert faults(tmp_path, {"agent_to_tool.csv": SOMETHING, name: "\x00 not rows"}) == []

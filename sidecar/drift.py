@@ -1,0 +1,148 @@
+"""Which tools are not what they were when somebody approved them, and who is told?
+
+Looked at whenever a server's list was learned anew or other pins came into force, and told once for each definition: a
+line in the log, a `pin-drift` record in the audit, and until it is over in `/status` and in metrics. Nothing is refused
+here: that is done where lists and calls pass, by the digests in the snapshot.
+
+What is pinned is compared with its pin; the tools of a server without pins with the first list that this process had
+of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from sidecar.errors import ConfigError
+from sidecar.metrics import Metrics
+from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.upstreams import Catalogue
+from sidecar.upstreams.pins import Defined, Definition, Drift, Mode, Pins, drift_between
+
+# A server may change as often as it likes; what is told of it, log and evidence must be able to bear.
+MAX_TOLD: Final = 20
+TELL_EVERY_S: Final = 5.0
+MAX_DRIFTS: Final = 4_000  # of one server: twice what a list may hold
+
+log = logging.getLogger("sidecar.drift")
+
+
+class Witness(Protocol):
+    """Puts on record what was seen. Raises ConfigError if it cannot."""
+
+    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of one server. `first` are the definitions of its first list, `told` what was told of each tool."""
+
+    catalogue: Catalogue
+    lists: int = -1
+    pins: Pins | None = None
+    first: dict[str, Definition] = field(default_factory=dict)
+    drifts: dict[str, Drift] = field(default_factory=dict)
+    told: dict[str, Drift] = field(default_factory=dict)
+    next_at: float = 0.0
+
+
+@dataclass(slots=True)
+class DriftWatch:
+    """Compares what servers list with what was approved. `clock_mono` gives monotonic seconds."""
+
+    live: Live
+    metrics: Metrics
+    witness: Witness
+    clock_mono: Callable[[], float]
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Compare and tell. Cheap where nothing is new: called often."""
+        now = self.live.current
+        for name in self._watched.keys() - now.services.keys():
+            del self._watched[name]
+        for service in now.services.values():
+            watched = self._watched.get(service.name)
+            if watched is None or watched.catalogue is not service.catalogue:
+                watched = self._watched[service.name] = _Watched(service.catalogue)
+            self._look_at(service, watched, now)
+
+    def summary(self, service: Service) -> Mapping[str, Any]:
+        """For operators: what holds for the server, and what is different."""
+        now, watched = self.live.current, self._watched.get(service.name)
+        mode, drifts = _mode(now, service), {} if watched is None else watched.drifts
+        pinned = now.pins.servers.get(service.name)
+        tools = service.catalogue.tools
+        return {
+            "pins": mode,
+            "pinned": None if pinned is None else len(pinned),
+            "changed": {tool: list(drift.members) for tool, drift in drifts.items() if drift.old},
+            "new": [tool for tool, drift in drifts.items() if not drift.old],
+            "gone": sorted(set(pinned or ()) - set(tools)) if service.catalogue.lists else [],
+            "hidden_text": {tool.name: list(tool.hidden) for tool in tools.values() if tool.hidden},
+        }
+
+    def _look_at(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+        catalogue, seen = service.catalogue, service.sightings.take()
+        if catalogue.lists and (watched.lists != catalogue.lists or watched.pins is not now.pins):
+            watched.lists, watched.pins = catalogue.lists, now.pins
+            watched.first = watched.first or {name: tool.definition for name, tool in catalogue.tools.items()}
+            listed = {name: tool.definition for name, tool in catalogue.tools.items()}
+            watched.drifts = dict(_drifts(listed, _reference(watched, service, now)))
+            self.metrics.hidden_text_found(service.name, sum(bool(tool.hidden) for tool in catalogue.tools.values()))
+        # Shown to a caller, and not what our own enquiry was told, or not yet.
+        for tool, drift in _drifts(seen, _reference(watched, service, now)):
+            if len(watched.drifts) < MAX_DRIFTS:
+                watched.drifts.setdefault(tool, drift)
+        if watched.drifts != watched.told and self.clock_mono() >= watched.next_at:
+            self._tell(service, watched, now)
+
+    def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+        fresh = {tool: drift for tool, drift in watched.drifts.items() if watched.told.get(tool) != drift}
+        watched.told, watched.next_at = dict(watched.drifts), self.clock_mono() + TELL_EVERY_S
+        self.metrics.pins_mismatched(service.name, len(watched.drifts))
+        refused = service.name in now.required
+        for tool, drift in islice(fresh.items(), MAX_TOLD):
+            old, new, members = drift.old or None, drift.new or None, drift.members
+            self._told(
+                "a tool is not as it was approved",
+                upstream=service.name,
+                tool=tool,
+                old_digest=old,
+                new_digest=new,
+                members=members,
+                refused=refused,
+            )
+        if len(fresh) > MAX_TOLD:
+            more = len(fresh) - MAX_TOLD
+            self._told("more tools are not as they were approved", upstream=service.name, more=more, refused=refused)
+
+    def _told(self, message: str, **facts: object) -> None:
+        log.warning(message, extra=facts)
+        try:
+            self.witness("pin-drift", "sidecar", **facts)
+        except ConfigError:
+            pass  # logged; the tool is refused all the same, and each refusal is on record
+
+
+def _mode(now: Snapshot, service: Service) -> Mode:
+    return now.pins.mode(service.name, service.definition.pins)
+
+
+def _reference(watched: _Watched, service: Service, now: Snapshot) -> Mapping[str, Defined] | None:
+    """What the server's tools are compared with; None if nobody wants to know."""
+    mode, pinned = _mode(now, service), now.pins.servers.get(service.name)
+    if mode == "off":
+        return None
+    return watched.first if pinned is None and mode == "warn" else pinned or {}
+
+
+def _drifts(listed: Mapping[str, Definition], reference: Mapping[str, Defined] | None) -> Iterator[tuple[str, Drift]]:
+    if reference is None:
+        return
+    for name, definition in listed.items():
+        if (drift := drift_between(reference.get(name), definition)) is not None:
+            yield name, drift

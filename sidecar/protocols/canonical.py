@@ -1,0 +1,105 @@
+"""What is the one way to write a JSON value?
+
+RFC 8785, with one extension: integers between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full,
+because they pass through us unchanged. What is digested, arguments and pinned tools, is digested in this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+import rfc8785
+
+MAX_DEPTH = 100  # of what is written by hand; the parser stops far before
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
+_FIRST_SURROGATE = "\ud800"
+
+
+class NotCanonicalError(ValueError):
+    """This is not JSON that every reader reads alike (I-JSON)."""
+
+
+def canonical_json(value: object) -> bytes:
+    """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for what I-JSON forbids.
+
+    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
+    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand.
+    """
+    try:
+        if _is_plain(value):
+            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        written: list[bytes] = []
+        _write(value, written, MAX_DEPTH)
+        return b"".join(written)
+    except (orjson.JSONEncodeError, rfc8785.CanonicalizationError, UnicodeEncodeError):
+        raise NotCanonicalError from None
+
+
+def _is_plain(value: object) -> bool:
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        kind = type(item)
+        if kind is str or kind is int or kind is bool or item is None:
+            continue
+        if isinstance(item, dict):
+            if not _sort_alike(item):
+                return False
+            rest.extend(item.values())
+        elif isinstance(item, list):
+            rest.extend(item)
+        else:
+            return False
+    return True
+
+
+def _sort_alike(keys: Iterable[Any]) -> bool:
+    try:
+        every = "".join(keys)
+    except TypeError:  # one is no string
+        return False
+    return every.isascii() or max(every) < _FIRST_SURROGATE
+
+
+def _write(value: object, out: list[bytes], depth: int) -> None:
+    match value:
+        case None | bool() | str():
+            out.append(orjson.dumps(value))
+        case int():
+            out.append(_integer(value))
+        case float():
+            out.append(rfc8785.dumps(value))
+        case Mapping() if depth:
+            _write_object(value, out, depth)
+        case list() | tuple() if depth:
+            _write_array(value, out, depth)
+        case _:
+            raise rfc8785.CanonicalizationError("not JSON, or nested too deep")
+
+
+def _write_object(value: Mapping[Any, object], out: list[bytes], depth: int) -> None:
+    if not all(isinstance(key, str) for key in value):
+        raise rfc8785.CanonicalizationError("a key that is no string")
+    before = b"{"
+    for key in sorted(value, key=lambda key: key.encode("utf-16-be")):
+        out += (before, orjson.dumps(key), b":")
+        _write(value[key], out, depth - 1)
+        before = b","
+    out.append(b"}" if value else b"{}")
+
+
+def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], depth: int) -> None:
+    before = b"["
+    for item in value:
+        out.append(before)
+        _write(item, out, depth - 1)
+        before = b","
+    out.append(b"]" if value else b"[]")
+
+
+def _integer(value: int) -> bytes:
+    if not INT64_MIN <= value <= UINT64_MAX:
+        raise rfc8785.CanonicalizationError("an integer beyond 64 bits")
+    return b"%d" % value
