@@ -32,8 +32,9 @@ _CLASSES: Final = {
     ZERO_WIDTH: "\u200b\u2060-\u2065\ufeff",
     SELECTORS: "\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef",
     CONTROLS: "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb",
-    # The rest of Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt), and the Braille blank.
-    INVISIBLE: "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u2800\u3164\uffa0\ufff0-\ufff8"
+    # The rest of Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt), the Braille blank, and what is
+    # no character at all.
+    INVISIBLE: "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u2800\u3164\uffa0\ufff0-\ufff8\ufffe\uffff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff",
 }
 _HIDDEN = "".join(_CLASSES.values())
@@ -52,7 +53,7 @@ _NAMES: Final = {
     **{f"c{number}": kind for number, kind in enumerate(_CLASSES)},
 }
 _SUSPECT_ASCII = re.compile(rb"\\u00|\\[bf]|\x7f")  # how orjson writes control characters
-_UNPRINTABLE = re.compile(f"[{_JOINERS}{_SELECTORS}{_HIDDEN}]")
+_UNSEEN = re.compile(f"[{_JOINERS}{_SELECTORS}{_HIDDEN}]")
 
 
 class AmbiguousKeysError(ValueError):
@@ -72,9 +73,15 @@ def without_hidden(value: Any) -> Any:
     return value if _is_plain(value) else _cleaned(value)
 
 
+def revealed(json_text: str) -> str:
+    """A JSON text with its hidden characters written as JSON escapes, and every joiner too: it says the same. Whatever
+    Python runs, the escapes are the same."""
+    return _UNSEEN.sub(lambda found: _escape(found[0]), json_text)
+
+
 def shown(text: str) -> str:
-    """A JSON text with everything that a terminal would obey or not show written as an escape, on one line."""
-    return "".join(_escaped(character) for character in text)
+    """A text for a terminal: what that would obey, or not show, is written as an escape."""
+    return "".join(character if character.isprintable() else _escape(character) for character in revealed(text))
 
 
 def _is_plain(value: object) -> bool:
@@ -119,8 +126,6 @@ def _clean(text: str) -> str:
     return text
 
 
-def _escaped(character: str) -> str:
-    if character.isprintable() and not _UNPRINTABLE.match(character):
-        return character
-    point = ord(character)
-    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

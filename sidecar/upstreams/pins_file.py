@@ -12,7 +12,7 @@ servers:
           "description": "Search.",
           …
 
-The definition itself stands there, so that a pull request shows what changes in it. It is JSON in ASCII, where hidden
+The definition itself stands there, so that a pull request shows what changes in it. It is JSON in which hidden
 characters are seen as `\u200b`; the digest must be its own and its spelling the one that is written here, so that what
 a reviewer reads is what is pinned. `sidecar mcp tools SERVER --pin` writes the file.
 """
@@ -22,12 +22,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import orjson
 from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.errors import PolicyError
+from sidecar.protocols.hidden import revealed
 from sidecar.protocols.mcp import NAME
 from sidecar.settings.documents import Document, read_document
 from sidecar.settings.fields import Section, Slug, Word
@@ -63,12 +64,14 @@ def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
     text = _replaced(document, server, _server_block(server, pins))
     if _says(path, text) != wanted:  # it is written in a form of somebody's own
         text = HEAD + "".join(_server_block(name, wanted[name]) for name in wanted)
+        _pins_in(read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES))
     return text
 
 
-def rendered(definition: Mapping[str, Any]) -> str:
-    """A definition as people review it: JSON in ASCII, keys in order, one thing a line."""
-    return json.dumps(definition, indent=2, sort_keys=True, ensure_ascii=True).replace("\x7f", "\\u007f")
+def readable(value: object) -> str:
+    """A JSON value as people review it: keys in order, one thing a line, what is hidden written as an escape."""
+    lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
+    return "\n".join(map(revealed, lines))
 
 
 def _pins_in(document: Document) -> Pins:
@@ -131,7 +134,7 @@ class PinEntry(Section):
             yield Finding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
         elif digest_of(definition) != self.digest:
             yield Finding("the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",))
-        elif rendered(definition) != self.definition:  # a key twice, say: read by people one way and here another
+        elif readable(definition) != self.definition:  # a key twice, say: read by people one way and here another
             yield Finding("the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",))
 
     def pin(self) -> Pin:
@@ -170,7 +173,7 @@ def _server_block(server: str, pins: Mapping[str, Pin]) -> str:
 
 
 def _tool_block(tool: str, pin: Pin) -> str:
-    lines = rendered(pin.definition).replace("\n", "\n" + 8 * " ")
+    lines = readable(pin.definition).replace("\n", "\n" + 8 * " ")
     return (
         f'    "{tool}":\n'
         f"      digest: {_ALGORITHM}{pin.digest}\n"

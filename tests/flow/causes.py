@@ -242,6 +242,11 @@ async def schema_unavailable(talk: Talk) -> Answer:
     return await talk.call("get_file", {"path": "a"})
 
 
+@cause(Reason.PIN_MISMATCH, upstream_settings="pins: require")
+async def pin_mismatch(talk: Talk) -> Answer:
+    return await talk.call("search_code", GOOD)
+
+
 # --- how often ------------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ BL-010
 BL-014
   flow/test_listed_and_called.py test_two_servers_with_the_same_tool_never_meet
   flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
+  flow/test_pins.py test_two_servers_with_one_name_of_a_tool_have_pins_apart
 BL-015
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
   flow/test_identity_flow.py test_over_tls_a_header_is_no_client_certificate
@@ -106,6 +107,10 @@ BL-059
 BL-060
   flow/test_sessions.py test_what_a_server_sends_reaches_only_its_own_client
   peers/test_apart.py test_each_of_many_clients_hears_what_is_its_own_and_nothing_else
+BL-061
+  flow/test_pins.py test_a_changed_tool_is_off_in_list_and_call_until_it_is_as_pinned
+  unit/upstreams/test_pins.py test_order_and_white_space_do_not_count
+  unit/upstreams/test_pins.py test_each_member_counts_and_is_named
 BL-062
   flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict

@@ -10,6 +10,7 @@ from sidecar.cli.lazy import LazyGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "test": ("sidecar.cli.mcp.test", "Connect to a server and say how it is; needs no running sidecar."),
+    "tools": ("sidecar.cli.mcp.tools", "A server's tools, what differs from what was approved, and approving them."),
 }
 
 

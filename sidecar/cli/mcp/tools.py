@@ -1,0 +1,281 @@
+"""Which tools does a server list, which of them were approved, and what is different now?
+
+    sidecar mcp tools github                 each tool, whether it is as pinned, and every difference
+    sidecar mcp tools github --pin           approve all of them as they are now
+    sidecar mcp tools github --pin search    approve this one; the others stay as they were
+
+Asked of the server itself, from the configuration alone. What it says is shown with every hidden character and every
+escape sequence made visible: whoever approves must see what a model would read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError, Refusal
+from sidecar.protocols.hidden import revealed, shown
+from sidecar.settings import Settings, load_settings
+from sidecar.settings.moments import rfc3339
+from sidecar.upstreams import Tool, upstream_from
+from sidecar.upstreams.listing import Enquiry
+from sidecar.upstreams.pins import MEMBERS, Pin, differing, pin_of, pinned_part
+from sidecar.upstreams.pins_file import PINS_FILE, file_with, load_pins, readable
+from sidecar.upstreams.tools import tools_from
+from sidecar.workbench.outputs import UnwrittenError, write_all
+
+NO, USAGE, INVALID, DIFFERENT = 1, 2, 3, 6
+PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
+CONTEXT_LINES: Final = 2
+MAX_SHOWN_LINES: Final = 400  # of one tool; beyond, nobody reads: the file has it all
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tool: what the server lists, what is pinned, and what is between the two."""
+
+    name: str
+    status: str
+    tool: Tool | None
+    entry: Mapping[str, Any]
+    pin: Pin | None
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The members that differ, in the order of a definition."""
+        if self.status != CHANGED or self.pin is None or self.tool is None:
+            return ()
+        return differing(self.pin.members, self.tool.definition.members)
+
+    def plain(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "digest": (self.tool.definition.digest or None) if self.tool else None,
+            "pinned_digest": self.pin.digest if self.pin else None,
+            "pinned_at": self.pin.pinned_at if self.pin else None,
+            "pinned_by": self.pin.pinned_by if self.pin else None,
+            "changed": list(self.changed),
+            "quarantined": self.tool.quarantine_reason or None if self.tool else None,
+            "hidden_text": list(self.tool.hidden) if self.tool else [],
+            "definition": pinned_part(self.entry),
+            "pinned_definition": self.pin.definition if self.pin else None,
+        }
+
+
+@click.command()
+@click.argument("server")
+@click.argument("names", nargs=-1, metavar="[TOOL]...")
+@click.option("--pin", is_flag=True, help="Approve them as they are now: shows what is different, and asks.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path, as_json: bool) -> None:
+    """The tools of SERVER, all or those named, beside what was pinned of them.
+
+    Exits with 6 where something differs from the pins of the server, unless --pin mended it.
+    """
+    if as_json and pin and not yes:
+        raise click.UsageError("--json cannot ask: add --yes")
+    if pin and not yes and not sys.stdin.isatty():  # an approval that nobody gave is none
+        raise click.UsageError("--pin asks, and there is no terminal to answer: add --yes")
+    try:
+        settings = load_settings(path, os.environ)
+        if server not in settings.upstreams:
+            known = ", ".join(settings.upstreams) or "none at all"
+            click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
+            raise SystemExit(USAGE)
+        file = settings.policy.path / PINS_FILE
+        pinned = load_pins(file).servers.get(server)
+        rows = _compared(asyncio.run(_entries(settings, server)), pinned or {})
+        chosen = _chosen(rows, names, server)
+        _show(chosen, pinned is not None, as_json)
+        if pin:
+            _pin(file, server, rows, chosen, pinned, yes, quiet=as_json)
+        elif pinned is not None and any(row.status != PINNED for row in chosen):
+            raise SystemExit(DIFFERENT)
+    except ConfigError as error:
+        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+        raise SystemExit(INVALID) from None
+    except Refusal as refusal:
+        click.echo(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}", err=True)
+        raise SystemExit(NO) from None
+
+
+async def _entries(settings: Settings, server: str) -> list[object]:
+    """What the server lists now. Raises Refusal."""
+    definition = settings.upstreams[server]
+    upstream = upstream_from(server, definition, max_response_bytes=settings.server.max_response_bytes)
+    enquiry = Enquiry(upstream)
+    try:
+        async with asyncio.timeout(upstream.timeout_s):
+            return (await enquiry.list_tools()).entries
+    except TimeoutError:
+        click.echo(f"{server} gave no list of its tools within {upstream.timeout_s:g} s", err=True)
+        raise SystemExit(NO) from None
+    finally:
+        await enquiry.close()
+        await upstream.close()
+
+
+def _compared(entries: list[object], pinned: Mapping[str, Pin]) -> list[Row]:
+    """Every tool that is listed or pinned, by name."""
+    listed = tools_from(entries, {})
+    by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
+    rows = []
+    for name in sorted({*listed, *pinned}):
+        tool, pin = listed.get(name), pinned.get(name)
+        entry = by_name[name] if tool and tool.definition.digest else {}  # what cannot be digested is not shown either
+        rows.append(Row(name, _status(tool, pin), tool, entry, pin))
+    return rows
+
+
+def _status(tool: Tool | None, pin: Pin | None) -> str:
+    if tool is None:
+        return GONE
+    if pin is None:
+        return NEW
+    return PINNED if pin.digest == tool.definition.digest else CHANGED
+
+
+def _chosen(rows: list[Row], names: Collection[str], server: str) -> list[Row]:
+    unknown = sorted(set(names) - {row.name for row in rows})
+    if unknown:
+        click.echo(f"{server} has no tool {', '.join(map(repr, unknown))}", err=True)
+        raise SystemExit(USAGE)
+    return [row for row in rows if not names or row.name in names]
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def _show(rows: list[Row], is_pinned: bool, as_json: bool) -> None:
+    if as_json:
+        told = {"pinned": is_pinned, "tools": [row.plain() for row in rows]}
+        lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
+        click.echo("\n".join(map(revealed, lines)))
+        return
+    width = max((len(row.name) for row in rows), default=0)
+    for row in rows:
+        click.echo(f"{row.name:<{width}}  {row.status}{_remarks(row)}")
+        for line in _difference(row) if is_pinned else ():
+            click.echo(f"    {line}")
+    if not rows:
+        click.echo("no tools")
+    if not is_pinned:
+        click.echo("nothing of this server is pinned: --pin approves its tools as they are")
+
+
+def _remarks(row: Row) -> str:
+    if row.tool is None:
+        return ""
+    remarks = [f"quarantined: {row.tool.quarantine_reason}"] if row.tool.schema is None else []
+    remarks += [f"hidden text in {where}" for where in row.tool.hidden]
+    return "".join(f"  [{shown(remark)}]" for remark in remarks)
+
+
+def _difference(row: Row) -> Iterator[str]:
+    """Member by member, as a unified diff of what is pinned and what is listed."""
+    if row.status in (PINNED, GONE):
+        return
+    lines = [line for member in MEMBERS for line in _member_lines(row, member)]
+    yield from lines[:MAX_SHOWN_LINES]
+    if len(lines) > MAX_SHOWN_LINES:
+        yield f"… and {len(lines) - MAX_SHOWN_LINES} lines more"
+
+
+def _member_lines(row: Row, member: str) -> Iterator[str]:
+    if row.status == CHANGED and member not in row.changed:
+        return
+    old = _spelled(row.pin.definition if row.pin else {}, member)
+    new = _spelled(row.entry, member)
+    if old or new:
+        yield f"{member}:"
+        for line in list(unified_diff(old, new, lineterm="", n=CONTEXT_LINES))[2:]:
+            if not line.startswith("@@"):
+                yield f"  {line[:1]} {shown(line[1:])}"
+
+
+def _spelled(definition: Mapping[str, Any], member: str) -> list[str]:
+    """One member, in whatever spelling, as lines of JSON."""
+    found = {key: value for key, value in definition.items() if key.casefold() == member.casefold()}
+    texts = (_lines(value) if key == member else _lines({key: value}) for key, value in sorted(found.items()))
+    return [line for lines in texts for line in lines]
+
+
+def _lines(value: object) -> list[str]:
+    """Those of a text are quoted one by one, so that no text looks like anything else."""
+    if isinstance(value, str):
+        return [readable(line) for line in value.split("\n")]
+    return readable(value).split("\n")
+
+
+# --- pinning ----------------------------------------------------------------------------------------------------------
+
+
+def _pin(
+    file: Path,
+    server: str,
+    rows: list[Row],
+    chosen: list[Row],
+    pinned: Mapping[str, Pin] | None,
+    yes: bool,
+    *,
+    quiet: bool,
+) -> None:
+    """Approve the chosen rows, once somebody says so. A tool that is gone loses its pin."""
+    at, by, pins = rfc3339(time.time()), _who(), dict(pinned or {})
+    for row in chosen:
+        if row.status == PINNED:
+            continue
+        pins.pop(row.name, None)
+        if row.tool is not None and (pin := pin_of(row.entry, at=at, by=by) if row.entry else None):
+            pins[row.name] = pin
+        elif row.tool is not None:
+            click.echo(f"{row.name} cannot be pinned: {row.tool.quarantine_reason or 'it is no plain JSON'}", err=True)
+    if pinned is not None and pins == pinned:
+        _say("nothing to pin: they are as pinned", quiet)
+        return
+    if not yes and not click.confirm(f"approve {_count(pins, pinned or {})} of {server} as shown?", err=True):
+        click.echo("nothing was pinned", err=True)
+        raise SystemExit(NO)
+    try:
+        write_all({file: file_with(file, server, pins).encode()}, force=True)
+    except UnwrittenError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(NO) from None
+    _say(f"{file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {server} pinned", quiet)
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        click.echo(text)
+
+
+def _count(pins: Mapping[str, Pin], pinned: Mapping[str, Pin]) -> str:
+    count = sum(pins.get(name) != pinned.get(name) for name in {*pins, *pinned})
+    return f"{count} change{'s' * (count != 1)}"
+
+
+def _who() -> str:
+    """Who approves, as this machine knows them."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name
+        name = str(os.getuid())
+    return re.sub(r"[^\x21-\x7e]", "?", name)[:64] or "?"
