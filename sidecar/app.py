@@ -376,6 +376,7 @@ def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
         clock=time,
         new_id=time_ordered_ids(time),
         metrics=metrics,
+        evidence_path=settings.evidence_path,
     )
     if audit.found:
         log.warning("the audit was not in order", extra={"found": audit.found})

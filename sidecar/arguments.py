@@ -82,13 +82,13 @@ class ArgumentSchema:
     cyclic: bool
     _validator: Any
 
-    def violation(self, arguments: Mapping[str, Any]) -> Violation | None:
-        """The first thing wrong with parsed arguments, or None. Bounded in time whatever they are."""
+    def violation(self, arguments: Any) -> Violation | None:
+        """The first thing wrong with parsed arguments, or with a result, or None. Bounded in time whatever they are."""
         if not self._surely_little(arguments) and self._too_much(arguments):
             return Violation("", TOO_MUCH)
         return None if self._validator.is_valid(arguments) else self._explained(arguments)
 
-    def _surely_little(self, arguments: Mapping[str, Any]) -> bool:
+    def _surely_little(self, arguments: Any) -> bool:
         """Whether even one value and one character for each byte would be little work; counting takes much longer."""
         try:
             size = len(orjson.dumps(arguments))
@@ -96,11 +96,11 @@ class ArgumentSchema:
             return False
         return size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
 
-    def _too_much(self, arguments: Mapping[str, Any]) -> bool:
+    def _too_much(self, arguments: Any) -> bool:
         values, characters, _ = _extent(arguments, MAX_WORK // self.weight)
         return values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK
 
-    def _explained(self, arguments: Mapping[str, Any]) -> Violation:
+    def _explained(self, arguments: Any) -> Violation:
         values, _, depth = _extent(arguments, MAX_EXPLAIN_WORK)
         # Errors of alternatives are collected in every branch, and in a recursive schema again at every level.
         if values * self.branches ** (depth if self.cyclic else 1) > MAX_EXPLAIN_WORK:
@@ -112,10 +112,11 @@ class ArgumentSchema:
         return Violation("", UNEXPLAINED)  # the engine disagrees with itself: its no stands
 
 
-def compile_schema(schema: object) -> ArgumentSchema:
-    """Check and compile one `inputSchema`. Raises SchemaRefused with the first reason found."""
-    if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise SchemaRefused("the schema must be an object with type: object")
+def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
+    """Check and compile one `inputSchema`, or an `outputSchema`, which since MCP 2026-07-28 need not be one
+    `of_object`. Raises SchemaRefused with the first reason found."""
+    if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
+        raise SchemaRefused("the schema must be an object with type: object" if of_object else "it must be an object")
     _refuse_size(schema)
     dialect = schema.get("$schema", DEFAULT_DIALECT)
     validator = DIALECTS.get(dialect.removesuffix("#")) if isinstance(dialect, str) else None
@@ -260,7 +261,7 @@ def _refuse_size(schema: dict[str, Any]) -> None:
         raise SchemaRefused(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
 
 
-def _extent(arguments: Mapping[str, Any], enough: int) -> tuple[int, int, int]:
+def _extent(arguments: Any, enough: int) -> tuple[int, int, int]:
     """Values, characters (keys included) and depth of parsed JSON; counting ends soon after `enough` values."""
     values, characters, depth = 0, 0, 0
     level: list[Any] = [arguments]

@@ -95,7 +95,7 @@ class Exchanges:
                 return await self._begin(exchange, message, answer)
             if exchange.session is not None:
                 self._check_alive(exchange.session, answer)
-                exchange.session.remember(message.id)
+                exchange.session.remember(message.id, exchange.asked)
             return await self._relay(exchange, (message.id,)).answer(answer)
 
     async def _begin(self, exchange: Exchange, message: Request, answer: Answer) -> web.StreamResponse:

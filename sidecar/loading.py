@@ -18,6 +18,7 @@ from sidecar.identity import Identity
 from sidecar.limits import open_store
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
+from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.upstreams import Catalogue, upstream_from
@@ -48,9 +49,21 @@ def _service(settings: Settings, name: str) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     upstream = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes)
-    catalogue = Catalogue(upstream, refuse_hidden=definition.hidden_text == "refuse")
+    responses = definition.responses
+    catalogue = Catalogue(
+        upstream,
+        refuse_hidden=definition.hidden_text == "refuse",
+        checks_output=responses is not None and responses.check_output,
+    )
     return Service(
-        name, definition, upstream, catalogue, definition.mcp.timeout_s, definition.anonymous, definition.scopes
+        name,
+        definition,
+        upstream,
+        catalogue,
+        definition.mcp.timeout_s,
+        definition.anonymous,
+        definition.scopes,
+        screen=screen_from(responses),
     )
 
 

@@ -46,7 +46,7 @@ LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
 DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
-AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control"), ("written", "failed")
+AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 POLICY_REASONS = (
     *DENIALS,

@@ -39,9 +39,8 @@ class Passage:
     expected: Container[Id]
     now_s: Callable[[], float]
 
-    def judge(self, raw: bytes | str) -> Passed:
+    def judge(self, message: jsonrpc.Message) -> Passed:
         """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
-        message = read_answer(raw)
         if isinstance(message, jsonrpc.Response):
             return self._response(message)
         if isinstance(message, jsonrpc.Request):

@@ -17,6 +17,7 @@ from aiohttp import web
 from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
+from sidecar.inspection import inspected_error, judged
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.outlets import Outlet
 from sidecar.paired import Paired
@@ -63,13 +64,13 @@ class Relay:
         if answer.media_type == EVENT_STREAM:
             async with aclosing(self._read(answer)) as events:
                 async for event in events:
-                    passed = self.passage.judge(event.data) if event.data else Passed()
+                    passed = await judged(self.passage, event.data) if event.data else Passed()
                     if passed.final:
                         return passed
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         if answer.media_type != JSON:
             raise refused("its media type is neither JSON nor an event stream")
-        passed = self.passage.judge(await answer.read(self._max_bytes))
+        passed = await judged(self.passage, await answer.read(self._max_bytes))
         if not passed.final:
             raise refused("its body is not an answer")
         return passed
@@ -96,7 +97,7 @@ class Relay:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
         # a client that looks for the era must hear its 400.
-        own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
+        own = await inspected_error(self.exchange, jsonrpc.Response(self.exchange.turn.request_id, error=message.error))
         return self._respond(jsonrpc.encode_response(own), answer.status)
 
     def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
@@ -208,7 +209,7 @@ class Relay:
             if not sent.shared:
                 await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
             return False
-        passed = self.passage.judge(event.data)
+        passed = await judged(self.passage, event.data)
         if passed.reply is not None:
             await self._reply(passed.reply)
         if passed.out is None:

@@ -21,6 +21,7 @@ from sidecar.identity import Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, PolicySource
+from sidecar.screening import Screen
 from sidecar.settings import Settings
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Catalogue, Upstream
@@ -48,6 +49,7 @@ class Service:
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
     sightings: Sightings = field(default_factory=Sightings)
+    screen: Screen | None = None
 
     async def close(self) -> None:
         """Let go of its connections."""

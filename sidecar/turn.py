@@ -28,7 +28,7 @@ from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import Id, Message, Request
 from sidecar.snapshot import Service, Snapshot
 from sidecar.upstreams import Answer, Outbound
-from sidecar.upstreams.sessions import Session
+from sidecar.upstreams.sessions import Asked, Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller
 
 
@@ -165,6 +165,13 @@ class Exchange:
     cut: Reason | None = None
     answer: Closable | None = None
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
+
+    @property
+    def asked(self) -> Asked:
+        """What an answer to it is an answer to, also when it comes on another stream."""
+        return Asked(
+            self.call.method, self.call.question.name, self.turn.record.decision_id, self.turn.record.args_hash
+        )
 
     def has_no_end(self) -> None:
         """This is a stream that goes on until somebody ends it."""

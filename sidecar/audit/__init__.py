@@ -4,6 +4,7 @@ record      the shape of a line: every field, bounded
 stamps      ids and times
 digest      keyed digests of arguments and facts; the key
 chain       a line's seal, the anchor beside the file
+evidence    results that are kept beside the log, and named by it
 writer      onto the file whole or not at all; what a start finds
 recorder    one request's evidence while it is under way; control events
 verify      reads it all back and says what that proves

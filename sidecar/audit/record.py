@@ -55,6 +55,8 @@ BLANK: Mapping[str, Any] = {
     "object": None,
     "args_hash": None,
     "redaction_applied": False,
+    "redactions": None,
+    "evidence": (),
     "status": None,
     "reason": None,
     "error_message": None,

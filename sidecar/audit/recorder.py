@@ -16,13 +16,14 @@ With `best_effort` a failure is counted and the call goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
+from sidecar.audit.evidence import EvidenceFile, Named, evidence_line, evidence_record
 from sidecar.audit.record import Counts, Event
 from sidecar.audit.stamps import Clock, timestamps
 from sidecar.audit.writer import AuditFile
@@ -37,7 +38,18 @@ RECOVERED = "recovered"  # what the control record is called that says what a st
 class Audit:
     """The evidence of one sidecar: one file, one writer, synchronous, for one event loop."""
 
-    __slots__ = ("_counted", "_durability", "_file", "_instance", "_timestamp", "clock", "describer", "key", "new_id")
+    __slots__ = (
+        "_counted",
+        "_durability",
+        "_evidence",
+        "_file",
+        "_instance",
+        "_timestamp",
+        "clock",
+        "describer",
+        "key",
+        "new_id",
+    )
 
     def __init__(
         self,
@@ -49,8 +61,10 @@ class Audit:
         clock: Clock,
         new_id: Callable[[], str],
         metrics: Counts | None,
+        evidence_path: Path | None,
     ) -> None:
         self._file = file
+        self._evidence = EvidenceFile(evidence_path)
         self._durability = durability
         self._instance = shape.text(instance, shape.ID_CHARS)
         self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None
@@ -71,10 +85,12 @@ class Audit:
         clock: Clock,
         new_id: Callable[[], str],
         metrics: Counts | None = None,
+        evidence_path: Path | None = None,
     ) -> Audit:
         """Take the file, and record what the last run left if it is not in order (`found`). Raises SettingsError.
 
-        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`).
+        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
+        `evidence_path` is where results are kept, a file that is made for the first.
         """
         file = AuditFile.open(path, key)
         audit = cls(
@@ -85,6 +101,7 @@ class Audit:
             clock=clock,
             new_id=new_id,
             metrics=metrics,
+            evidence_path=evidence_path,
         )
         if file.found.what:
             try:
@@ -132,9 +149,27 @@ class Audit:
         else:
             self._counted(event, "written")
 
+    def keep(self, about: Mapping[str, Any]) -> Named | None:
+        """Keep a result (`evidence.evidence_record` without id and time); what the outcome names it by. None where
+        `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
+        record_id = self.new_id()
+        line = evidence_line({**about, "id": record_id, "timestamp": self._timestamp(self.clock.time())})
+        try:
+            torn_bytes = self._evidence.append(line)
+        except OSError:
+            self._counted("evidence", "failed")
+            if self._durability == "strict":  # the caller would have what nobody can prove afterwards
+                raise Refusal(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0) from None
+            return None
+        self._counted("evidence", "written")
+        if torn_bytes:
+            self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
+        return Named.of(record_id, line)
+
     def close(self) -> None:
-        """Let the file go. Whatever is recorded afterwards fails."""
+        """Let the files go. Whatever is recorded afterwards fails."""
         self._file.close()
+        self._evidence.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +179,7 @@ class Recording:
     `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
     as the decision has it, and what is `excused` beside.
     `charged` is what each of `limits` was charged: 1 as long as the call may be forwarded, 0 once it was given back.
+    `redactions` counts what was taken out of the answer, None where no rule looked.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
     """
@@ -165,6 +201,7 @@ class Recording:
     enforcement: Enforcement = "enforce"
     excused: tuple[str, ...] = ()
     bytes_in: int = 0
+    redactions: int | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
     done: bool = False
     decision_id: str = field(init=False)
@@ -174,6 +211,7 @@ class Recording:
         init=False, default=((), 0, []), repr=False
     )
     _known: dict[str, Any] | None = field(init=False, default=None, repr=False)
+    _kept: list[Named] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.decision_id = self.audit.new_id()
@@ -200,6 +238,35 @@ class Recording:
         record = self._gather(self._args_hash(), charged=self.charged)
         self.audit.write("decision", record)
         self._known = record
+
+    @property
+    def args_hash(self) -> str | None:
+        """The evidence of the arguments, once there is a decision on record."""
+        return None if self._known is None else self._known["args_hash"]
+
+    def replaced(self, count: int) -> None:
+        """A rule for responses looked at a message, and replaced so much in it."""
+        self.redactions = (self.redactions or 0) + count
+
+    def keep(
+        self, *, server: str, tool: str, invocation: str, args_hash: str | None, redacted: bool, data: Mapping[str, Any]
+    ) -> None:
+        """Keep a result as evidence, before its caller has it; the outcome will name it. `invocation` is the decision
+        of the call. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
+        if len(self._kept) >= shape.ENTRIES:  # no outcome can name more; who reads on resumes the stream
+            raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
+        about = evidence_record(
+            server=server,
+            tool=tool,
+            invocation=invocation,
+            run_id=shape.optional_text(self.run_id),
+            args_hash=args_hash,
+            redacted=redacted,
+            data=data,
+        )
+        named = self.audit.keep(about)
+        if named is not None:
+            self._kept.append(named)
 
     def server_asked(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write what policy said to a request that the server makes of its client during this one: a `decision` with
@@ -235,6 +302,9 @@ class Recording:
             raise AssertionError("a request has one terminal record")
         record = self._known or self._gather(self._args_hash_if_any(), charged=0)
         answer = ANSWERS[reason] if reason is not None else None
+        record["redactions"] = self.redactions
+        record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
+        record["evidence"] = [named._asdict() for named in self._kept]
         record["status"] = answer.status if answer else "success"
         record["reason"] = reason
         record["error_message"] = answer.message if answer else None

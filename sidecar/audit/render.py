@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from sidecar.audit.chain import ascii_json
+
 _INDENT = " " * 14
+_DATA_CHARS = 200  # of a result that was kept
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _WORDS = {"decision": "allow", "control": "control"}
 _BY_STATUS = {
@@ -31,6 +34,24 @@ def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
     second = " · ".join(part for part in _ground(record) if part)
     time = _safe(record.get("timestamp"))[11:23]
     return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(second, _DIM, colour)}"
+
+
+def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = False) -> str:
+    """A result that was kept: two lines, of which the second is the beginning of the result."""
+    metadata = record.get("metadata")
+    redacted = isinstance(metadata, Mapping) and metadata.get("redacted") is True
+    word, shade = ("kept", _GREEN) if as_recorded else ("CHANGED", _RED)
+    what = [f"{_safe(record.get('mcp_tool_name'))}/{_safe(record.get('mcp_method'))}", "redacted" if redacted else ""]
+    first = [
+        _paint(f"{word:<7}", shade, colour),
+        *what,
+        _safe(record.get("mcp_invocation_id")),
+        _safe(record.get("id")),
+    ]
+    data = ascii_json({"data": record.get("data")}).decode()[len('{"data":') : -1]
+    shown = data if len(data) <= _DATA_CHARS else data[:_DATA_CHARS] + "..."
+    time = _safe(record.get("timestamp"))[11:23]
+    return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(shown, _DIM, colour)}"
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -10,6 +10,12 @@
     forged       the anchor is none, or the given key did not make it
     at-start     a start of the sidecar found the evidence broken, and said so in a control record
 
+and of the results that are kept beside it, where their files are given:
+
+    evidence-changed   not the record that its outcome names
+    evidence-missing   an outcome names a record that is nowhere
+    evidence-doubled   a record that is there twice
+
 Files are given oldest first. Every file but the last is anchored by the one after it, the last by its `.head`; with
 `part` both ends may be elsewhere. A file that is being written may be verified: the anchor is read before the file and
 again after it.
@@ -26,6 +32,7 @@ from typing import BinaryIO
 
 from sidecar.audit.chain import GENESIS, HEAD_BYTES, HEAD_SUFFIX, MAX_LINE_BYTES, Head, Sealed, parse_head, unseal
 from sidecar.audit.digest import AuditKey
+from sidecar.audit.evidence import Named, named_in, read_evidence
 from sidecar.audit.recorder import RECOVERED
 from sidecar.audit.writer import HARMLESS
 
@@ -77,8 +84,11 @@ class Report:
             self.problems.append(Problem(str(path), line, kind, message))
 
 
-def verify(paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = False) -> Report:
-    """Read the files of one log, oldest first. Raises OSError when one cannot be read."""
+def verify(
+    paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = False, evidence: Sequence[Path] = ()
+) -> Report:
+    """Read the files of one log, oldest first, and of the `evidence` that it names. Raises OSError when one cannot be
+    read."""
     report = Report()
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
@@ -86,6 +96,8 @@ def verify(paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = F
     for path in paths:
         walk.read(path)
     walk.close_gaps()
+    if evidence:
+        _check_evidence(report, evidence, walk.named)
     _check_end(walk, anchor, before, _read_anchor(anchor), key)
     _sum_up(walk, before.head, key)
     return report
@@ -114,6 +126,7 @@ class _Walk:
         self.report = report
         self.part = part
         self.torn_bytes = 0
+        self.named: dict[str, Named] = {}
         self.anchored = GENESIS if anchor_seq == 0 else ""  # the hash of the line that the anchor names, once it came
         self._anchor_seq = anchor_seq
         self._path, self._line = Path(), 0
@@ -190,6 +203,7 @@ class _Walk:
             report.unfinished.add(str(fields.get("decision_id")))
         elif event == "outcome":
             report.unfinished.discard(str(fields.get("decision_id")))
+            self.named.update((named.id, named) for named in named_in(fields))
         elif event == "control":
             self._hear(fields.get("control"))
 
@@ -209,6 +223,28 @@ class _Walk:
 
     def _add(self, kind: str, message: str) -> None:
         self.report.add(self._path, self._line, kind, message)
+
+
+def _check_evidence(report: Report, paths: Sequence[Path], named: Mapping[str, Named]) -> None:
+    seen: set[str] = set()
+    unnamed = changed = 0
+    for path in paths:
+        for kept in read_evidence(path):
+            if kept.id not in named:
+                unnamed += 1
+                continue
+            if kept.id in seen:
+                report.add(path, kept.line, "evidence-doubled", f"the result {kept.id} is there already")
+            elif kept.sha256 != named[kept.id].sha256:
+                changed += 1
+                report.add(path, kept.line, "evidence-changed", f"the result {kept.id} is not the one that was kept")
+            seen.add(kept.id)
+    for lost in named.keys() - seen:
+        report.add(paths[-1], 0, "evidence-missing", f"the result {lost} is nowhere")
+    if unnamed:
+        report.notes.append(f"{unnamed} lines of evidence are named by no outcome: cut off by a crash, or under way")
+    if len(seen) > changed:
+        report.proved.append(f"{len(seen) - changed} kept results are those that the log names")
 
 
 _NOTES = {

@@ -16,8 +16,9 @@ import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, ascii_json
 from sidecar.audit.digest import AuditKey, load_key
+from sidecar.audit.evidence import named_in, read_evidence
 from sidecar.audit.record import EVENTS
-from sidecar.audit.render import render_record, wants_colour
+from sidecar.audit.render import render_kept, render_record, wants_colour
 from sidecar.audit.verify import Report, lies_beside, verify
 from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, ConfigError, Reason
@@ -35,15 +36,21 @@ def audit() -> None:
 @click.argument("paths", nargs=-1, required=True, type=_FILE)
 @click.option("--key", "key_path", type=_FILE, help="The audit key; without it nobody knows who made the anchor.")
 @click.option("--part", is_flag=True, help="Earlier lines and the anchor may be elsewhere.")
+@click.option(
+    "--evidence", multiple=True, type=_FILE, help="A file of results that were kept; more than once for more."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def verify_command(paths: tuple[Path, ...], key_path: Path | None, part: bool, as_json: bool) -> None:
-    """Find changed, removed, moved, inserted and cut lines in the files of one log, given oldest first.
+def verify_command(
+    paths: tuple[Path, ...], key_path: Path | None, part: bool, evidence: tuple[Path, ...], as_json: bool
+) -> None:
+    """Find changed, removed, moved, inserted and cut lines in the files of one log, given oldest first; with
+    --evidence also results that are not those that the log names.
 
     Exits 5 when the evidence does not hold, and says what was proved and what was not.
     """
     key = _key(key_path)
     started = time.monotonic()
-    report = verify(paths, key=key, part=part)
+    report = verify(paths, key=key, part=part, evidence=evidence)
     took_s = time.monotonic() - started
     if key_path is not None and any(lies_beside(key_path, path) for path in paths):
         report.unproved.append("anything against whoever can write both log and key: the key lies in the log's folder")
@@ -87,6 +94,8 @@ class Filter:
 @click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
 @click.option("--decision-id", default="", help="All records of one request.")
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--evidence", "kept", is_flag=True, help="The results that were kept, in place of the records.")
+@click.option("--evidence-file", type=_FILE, help="Where they are; by default evidence/evidence.jsonl beside audit/.")
 @click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines.")
 def show_command(
     paths: tuple[Path, ...],
@@ -97,15 +106,45 @@ def show_command(
     reason: str | None,
     decision_id: str,
     since: str | None,
+    kept: bool,
+    evidence_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Print records, oldest first. This does not check them: `audit verify` does."""
+    """Print records, oldest first. This does not check them: `audit verify` does.
+
+    With --evidence: the results that were kept of the requests that are wanted, each with whether it is the one that
+    the log names (`as_recorded`).
+    """
     wanted = Filter(principal, object_, event, status, reason, decision_id, since or "")
     colour = wants_colour(sys.stdout, os.environ)
+    if kept:
+        _show_kept(
+            paths, wanted, evidence_file or paths[0].parent.parent / "evidence" / "evidence.jsonl", as_json, colour
+        )
+        return
     for path in paths:
         for record in _records(path):
             if wanted.wants(record):
                 click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
+
+
+def _show_kept(paths: tuple[Path, ...], wanted: Filter, file: Path, as_json: bool, colour: bool) -> None:
+    outcomes = [record for path in paths for record in _records(path) if wanted.wants(record)]
+    named = {each.id: each for record in outcomes for each in named_in(record)}
+    try:
+        for kept in read_evidence(file):
+            if kept.id not in named:
+                continue
+            as_recorded = named.pop(kept.id).sha256 == kept.sha256
+            shown = {**kept.record, "as_recorded": as_recorded}
+            click.echo(
+                ascii_json(shown) if as_json else render_kept(kept.record, as_recorded, colour=colour), color=colour
+            )
+    except OSError as error:
+        if named:
+            raise click.ClickException(f"{file}: {error.strerror}; name it with --evidence-file") from None
+    for lost in named:
+        click.echo(f"{file}: the result {lost} is nowhere; run `sidecar audit verify --evidence`", err=True)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

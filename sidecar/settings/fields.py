@@ -214,7 +214,7 @@ Host = Annotated[str, AfterValidator(_host)]
 # Names
 
 
-def _named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
+def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -232,28 +232,28 @@ _NHI = re.compile(f"nhi:{_ID}")
 Slug = Annotated[
     str,
     Field(json_schema_extra={"pattern": f"^{SLUG}$"}, max_length=64),
-    AfterValidator(_named(SLUG, "name", "lower-case letters and digits, parts joined by single hyphens: my-server")),
+    AfterValidator(named(SLUG, "name", "lower-case letters and digits, parts joined by single hyphens: my-server")),
 ]
 NhiName = Annotated[
     str,
     Field(json_schema_extra={"pattern": "^nhi:"}),
-    AfterValidator(_named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner")),
+    AfterValidator(named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner")),
 ]
 HeaderName = Annotated[
-    str, Field(max_length=128), AfterValidator(_named(r"[A-Za-z0-9-]+", "header name", "such as X-Api-Key"))
+    str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9-]+", "header name", "such as X-Api-Key"))
 ]
 Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
     Field(max_length=256),
-    AfterValidator(_named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks")),
+    AfterValidator(named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks")),
 ]
 ClaimName = Annotated[
     str,
     Field(max_length=256),
-    AfterValidator(_named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles")),
+    AfterValidator(named(r"[\x21-\x7e]+", "claim name", "such as groups or realm_access.roles")),
 ]
 Word = Annotated[
-    str, Field(max_length=512), AfterValidator(_named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks"))
+    str, Field(max_length=512), AfterValidator(named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks"))
 ]
 
 

@@ -69,6 +69,11 @@ class Settings(Section):
         return self.audit.path or self.data / "audit" / "audit.jsonl"
 
     @property
+    def evidence_path(self) -> Path:
+        """The file of results that are kept."""
+        return self.data / "evidence" / "evidence.jsonl"
+
+    @property
     def audit_key_path(self) -> Path:
         """The key of the audit's hashes; made at first start where none was configured."""
         return self.audit.key_path or self.data / "keys" / "audit.key"

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from sidecar.settings.fields import Count, HeaderName, HttpUrl, Many, PathField, Scope, Seconds, Section, not_yet
 from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.responses import Responses
 
 # Headers that frame the message, route it or speak for the protocol: those are ours to write.
 RESERVED_HEADERS = frozenset(
@@ -94,6 +95,8 @@ class Upstream(Section):
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
     """What becomes of hidden characters in what the server lists: `flag` tells of them, `strip` takes them out of what
     callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    responses: Responses | None = None
+    """What of its answers may reach callers, and what of them is kept."""
 
     @model_validator(mode="after")
     def _speaks_something(self) -> Upstream:

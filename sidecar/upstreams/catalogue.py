@@ -36,13 +36,19 @@ _CLOSING_S: Final = 3.0
 
 
 class Catalogue:
-    """The tools of one upstream. `clock_mono` gives monotonic seconds."""
+    """The tools of one upstream. `checks_output`: whether their `outputSchema` counts. `clock_mono` gives monotonic
+    seconds."""
 
     def __init__(
-        self, upstream: Upstream, *, refuse_hidden: bool = False, clock_mono: Callable[[], float] = time.monotonic
+        self,
+        upstream: Upstream,
+        *,
+        refuse_hidden: bool = False,
+        checks_output: bool = False,
+        clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
         self._upstream = upstream
-        self._refuse_hidden = refuse_hidden
+        self._refuse_hidden, self._checks_output = refuse_hidden, checks_output
         self.lists = 0  # how many were learned: whoever watches for changes need only look at this
         self._clock = clock_mono
         self._enquiry = Enquiry(upstream)
@@ -157,7 +163,11 @@ class Catalogue:
                 listing = await self._enquiry.list_tools()
                 # Compiling two thousand schemas is seconds of work; the loop goes on meanwhile.
                 tools = await asyncio.to_thread(
-                    tools_from, listing.entries, self._tools, refuse_hidden=self._refuse_hidden
+                    tools_from,
+                    listing.entries,
+                    self._tools,
+                    refuse_hidden=self._refuse_hidden,
+                    checks_output=self._checks_output,
                 )
         except TimeoutError:
             self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))

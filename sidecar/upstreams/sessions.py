@@ -16,6 +16,7 @@ from binascii import Error as Base64Error
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Id, malformed
@@ -28,6 +29,16 @@ MAX_STREAMS = 4  # of one session at once; a client needs one, and another while
 _EVENT_MAC_BYTES = 12
 _UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit the header that bears it
 _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID can carry back
+
+
+class Asked(NamedTuple):
+    """What a request of the caller's was, for who looks at its answer: a method, and the tool that it calls;
+    `decision_id` and `args_hash` as the audit has them."""
+
+    method: str
+    tool: str
+    decision_id: str
+    args_hash: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +56,7 @@ class Session:
     started_mono_s: float
     used_mono_s: float
     event_key: bytes
-    sent: OrderedDict[Id, None] = field(default_factory=OrderedDict)
+    sent: OrderedDict[Id, Asked | None] = field(default_factory=OrderedDict)
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
     streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
     ended: bool = False
@@ -60,9 +71,9 @@ class Session:
             raise malformed("this session was initialized before")
         self.version, self.upstream_id = version, upstream_id
 
-    def remember(self, request_id: Id) -> None:
-        """The caller asked: an answer with this id may come."""
-        self.sent[request_id] = None
+    def remember(self, request_id: Id, asked: Asked | None = None) -> None:
+        """The caller asked: an answer with this id may come, and it is to this."""
+        self.sent[request_id] = asked
         if len(self.sent) > MAX_REMEMBERED:
             self.sent.popitem(last=False)
 

@@ -31,7 +31,8 @@ class Tool:
     """One tool. `schema` is None while it is quarantined, and `quarantine_reason` says why, in our words.
 
     `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden`
-    says which hidden characters stand in which of its texts.
+    says which hidden characters stand in which of its texts. `output` is its
+    `outputSchema`, where it has one and results are checked.
     """
 
     name: str
@@ -41,9 +42,16 @@ class Tool:
     digest: bytes = b""
     definition: Definition = UNPINNABLE
     hidden: tuple[str, ...] = ()
+    output: ArgumentSchema | None = None
 
 
-def tools_from(entries: Sequence[object], known: Mapping[str, Tool], *, refuse_hidden: bool = False) -> dict[str, Tool]:
+def tools_from(
+    entries: Sequence[object],
+    known: Mapping[str, Tool],
+    *,
+    refuse_hidden: bool = False,
+    checks_output: bool = False,
+) -> dict[str, Tool]:
     """The tools of a whole list, by name. What has not changed is taken from `known`, as compiling is work.
 
     Entries without a name that could ever be called (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with
@@ -58,22 +66,27 @@ def tools_from(entries: Sequence[object], known: Mapping[str, Tool], *, refuse_h
         if name in tools:  # whichever we took, the upstream might run the other (threat L5)
             tools[name] = Tool(name, None, "the tool is listed twice")
             continue
-        tool = _tool_from(name, entry.get("inputSchema"), known.get(name))
+        output = entry.get("outputSchema") if checks_output else None
+        tool = _tool_from(name, entry.get("inputSchema"), output, known.get(name))
         tool = replace(tool, definition=definition_of(entry), hidden=_hidden_in(entry))
         if refuse_hidden and tool.hidden:
             tool = replace(tool, schema=None, quarantine_reason="hidden characters in its texts", digest=b"")
-        patterns += tool.schema.patterns if tool.schema else 0
+        patterns += sum(schema.patterns for schema in (tool.schema, tool.output) if schema is not None)
         if patterns > MAX_CATALOGUE_PATTERNS:
             tool = replace(
-                tool, schema=None, quarantine_reason="the upstream's tools have too many patterns", digest=b""
+                tool,
+                schema=None,
+                output=None,
+                quarantine_reason="the upstream's tools have too many patterns",
+                digest=b"",
             )
         tools[name] = tool
     return tools
 
 
-def _tool_from(name: str, schema: object, known: Tool | None) -> Tool:
+def _tool_from(name: str, schema: object, output: object, known: Tool | None) -> Tool:
     try:
-        digest = blake2b(orjson.dumps(schema), digest_size=16).digest()
+        digest = blake2b(orjson.dumps([schema, output]), digest_size=16).digest()
     except TypeError:
         return Tool(name, None, "the schema is no plain JSON, or nested too deeply")
     # Bytes and not values are compared: to Python 1, 1.0 and True are the same schema.
@@ -81,9 +94,15 @@ def _tool_from(name: str, schema: object, known: Tool | None) -> Tool:
         return known
     try:
         compiled = compile_schema(schema)
-        return Tool(name, compiled, "", _mirrored(schema), digest)
+        mirrored = _mirrored(schema)
     except SchemaRefused as refused:
         return Tool(name, None, refused.reason, {}, digest)
+    try:
+        compiled_output = None if output is None else compile_schema(output, of_object=False)
+    except SchemaRefused as refused:
+        # A result that nobody can check would be refused; so the tool is not run for nothing.
+        return Tool(name, None, f"its outputSchema: {refused.reason}", {}, digest)
+    return Tool(name, compiled, "", mirrored, digest, output=compiled_output)
 
 
 def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,120 @@
+"""What do an upstream's own rules for responses say to this message, before it is judged?
+
+Size, `outputSchema`, redaction, evidence: in that order, as a schema speaks of what the server said and evidence shows
+what the caller was told. What is taken out is `screening/`'s to know; here are the call it belongs to, the record, and
+the turns of others in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sidecar.errors import Reason, Refusal
+from sidecar.passage import Passage, Passed, read_answer, refused
+from sidecar.protocols.jsonrpc import Message, Response
+from sidecar.screening import Reading, Screen
+from sidecar.turn import Exchange
+from sidecar.upstreams.sessions import Asked
+
+
+async def judged(passage: Passage, raw: bytes | str) -> Passed:
+    """What becomes of one message of the upstream's. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE for evidence
+    that cannot be kept, and what the passage raises."""
+    message = read_answer(raw)
+    screen = passage.exchange.service.screen
+    if screen is None:
+        return passage.judge(message)
+    return await _inspected(passage, screen, message, raw)
+
+
+async def inspected_error(exchange: Exchange, response: Response) -> Response:
+    """The error that an upstream answers with in place of a result, as the caller may have it."""
+    screen = exchange.service.screen
+    if screen is None:
+        return response
+    asked = _asked(exchange, response)
+    message, replaced = await _screened(screen.reading(asked.method, asked.tool), response)
+    exchange.turn.record.replaced(replaced)
+    assert isinstance(message, Response)
+    return message
+
+
+async def _inspected(passage: Passage, screen: Screen, message: Message, raw: bytes | str) -> Passed:
+    exchange = passage.exchange
+    asked = _asked(exchange, message)
+    reading = screen.reading(asked.method, asked.tool)
+    if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
+        raise refused(f"it is larger than {reading.max_bytes} bytes")
+    result = message.result if isinstance(message, Response) else None
+    if reading.checks_output and isinstance(result, dict):
+        await _check_output(exchange, asked.tool, result, reading)
+    message, replaced = await _screened(reading, message)
+    passed = passage.judge(message)
+    record = exchange.turn.record
+    record.replaced(replaced)
+    if reading.keeps and passed.final and isinstance(result, dict):
+        record.keep(
+            server=exchange.turn.server,
+            tool=asked.tool,
+            invocation=asked.decision_id,
+            args_hash=asked.args_hash,
+            redacted=replaced > 0,
+            data=_normal(result),
+        )
+    return passed
+
+
+def _asked(exchange: Exchange, message: Message) -> Asked:
+    """The call that the message belongs to. An answer on a stream that was opened later is to an earlier call."""
+    session = exchange.session
+    if session is None or not isinstance(message, Response) or message.id == exchange.call.request_id:
+        return exchange.asked
+    asked = session.sent.get(message.id) if message.id is not None else None
+    if asked is None:  # nobody can say what holds for it
+        raise refused("it answers another request")
+    return asked
+
+
+async def _screened(reading: Reading, message: Message) -> tuple[Message, int]:
+    steps = reading.message(message)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            screened: tuple[Message, int] = end.value
+            return screened
+        await asyncio.sleep(0)  # 64 KiB are read: others have their turn (threats I11)
+
+
+async def _check_output(exchange: Exchange, tool: str, result: dict[str, Any], reading: Reading) -> None:
+    """MCP: a tool with an `outputSchema` must answer with structured content that fits it, unless it failed."""
+    if result.get("isError") is True or result.get("resultType", "complete") != "complete":
+        return
+    catalogue = exchange.service.catalogue
+    known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
+    if known.schema is None:  # changed since it was called, to what cannot be used
+        raise refused("its tool has no schema that can be used")
+    if known.output is None:
+        return
+    if "structuredContent" not in result:
+        pointer, keyword = "/structuredContent", "required"
+    else:
+        violation = known.output.violation(result["structuredContent"])
+        if violation is None:
+            return
+        pointer, keyword = reading.text(f"/structuredContent{violation.pointer}"), violation.keyword
+    data = {"pointer": pointer, "keyword": keyword}
+    raise Refusal(Reason.RESPONSE_REFUSED, f"its {pointer} does not satisfy {keyword}", data=data)
+
+
+_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
+
+
+def _normal(result: dict[str, Any]) -> dict[str, Any]:
+    """A result as all eras have it: what the tool said, without what the protocol says beside it."""
+    return {name: value for name, value in result.items() if name not in _OF_THE_ERA}
+
+
+def _size(raw: bytes | str) -> int:
+    return len(raw) if isinstance(raw, bytes) else len(raw.encode("utf-8", "replace"))

@@ -1,0 +1,277 @@
+"""The rules of one upstream's responses, compiled: what is taken out of one message, and what else holds for it?
+
+    screen.reading(method, tool)      what holds for the answers to one call
+    reading.message(message)          the message without what is taken out: a generator, to be driven to its end
+
+Searched are all texts of a message: of a result, of an error, and of what a server says or asks during a call; names
+of members too, and whole numbers for card numbers. Not searched: base64 where MCP puts it (`blob`, and `data` of images
+and sounds), what only the protocol reads (ids, cursors, state), and results that are no data but the server's
+description of itself (lists, `initialize`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.policy.patterns import glob
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import Message, Response
+from sidecar.screening.classes import CLASSES, MIN_CHARS, is_card, prefixed_alike
+from sidecar.screening.pointers import Pointer, parse_pointer, places
+from sidecar.screening.texts import SLICE_CHARS, Wiping, wiped
+from sidecar.settings.responses import Redaction, Responses
+
+TOOL_CALL: Final = "tools/call"
+DATA_METHODS: Final = frozenset({TOOL_CALL, "prompts/get", "resources/read", "completion/complete"})
+_ALL = "*"
+_VALUE_WORK: Final = 32  # what looking at one value costs, in characters
+_OF_THE_PROTOCOL = frozenset(
+    {"resultType", "requestState", "nextCursor", "cacheScope", "progressToken", "requestId", "elicitationId", "taskId"}
+)
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*+={0,2}[\r\n]*")
+
+Steps = Generator[None, None, tuple[Message, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, compiled."""
+
+    tools: tuple[str, ...]
+    wiping: Wiping | None
+    card_replacement: str | None
+    pointers: tuple[Pointer, ...]
+    replacement: str
+
+    @property
+    def for_all(self) -> bool:
+        return _ALL in self.tools
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What holds for the answers to one call. `of_data`: whether a result of it is searched at all."""
+
+    rules: tuple[Rule, ...]
+    of_data: bool = True
+    max_bytes: int | None = None
+    checks_output: bool = False
+    keeps: bool = False
+
+    def message(self, message: Message) -> Steps:
+        """The message, changed where a rule says so, and how much was replaced in it. Raises RESPONSE_REFUSED."""
+        if not self.rules:
+            return message, 0
+        if not isinstance(message, Response):
+            return message, (yield from self._words(message.params))
+        if message.error is not None:
+            return message, (yield from self._words(message.error))
+        if not self.of_data or not isinstance(message.result, dict):
+            return message, 0
+        replaced = yield from self._pointed(message.result)
+        return message, replaced + (yield from self._words(message.result))
+
+    def text(self, text: str) -> str:
+        """A short text of ours with a word of the upstream's in it."""
+        steps = wiped(text, self._wipings)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return str(end.value[0])
+
+    @property
+    def _wipings(self) -> tuple[Wiping, ...]:
+        return tuple(rule.wiping for rule in self.rules if rule.wiping is not None)
+
+    def _words(self, root: dict[str, Any]) -> Generator[None, None, int]:
+        wipings = self._wipings
+        if not wipings:
+            return 0
+        card = next((rule.card_replacement for rule in self.rules if rule.card_replacement is not None), None)
+        return (yield from _search(root, wipings, card))
+
+    def _pointed(self, result: dict[str, Any]) -> Generator[None, None, int]:
+        replaced = 0
+        for rule in self.rules:
+            for pointer in rule.pointers:
+                replaced += yield from _replace(result, pointer, rule.replacement)
+            twins = [
+                pointer[1:] for pointer in rule.pointers if pointer[0] in ("structuredContent", _ALL) and pointer[1:]
+            ]
+            if twins:
+                replaced += yield from _replace_in_twins(result, twins, rule.replacement)
+        return replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The rules of one upstream."""
+
+    rules: tuple[Rule, ...]
+    settings: Responses
+
+    def reading(self, method: str, tool: str = "") -> Reading:
+        """What holds for the answers to a call of a method; for `tools/call`, of a tool."""
+        if method not in DATA_METHODS:  # the stream of a session, a subscription: anything may be said on it
+            return Reading(self.rules, of_data=False)
+        if method != TOOL_CALL:
+            return Reading(tuple(rule for rule in self.rules if rule.for_all), True, self.settings.max_bytes)
+        return Reading(
+            tuple(rule for rule in self.rules if _fits(tool, rule.tools)),
+            True,
+            self._max_bytes(tool),
+            self.settings.check_output,
+            _fits(tool, self.settings.evidence),
+        )
+
+    def _max_bytes(self, tool: str) -> int | None:
+        own = [size for pattern, size in self.settings.max_bytes_of.items() if glob(tool, pattern)]
+        return min(own) if own else self.settings.max_bytes
+
+
+def screen_from(responses: Responses | None) -> Screen | None:
+    """None where nothing is asked for: such upstreams pay nothing."""
+    if responses is None or responses == Responses():
+        return None
+    return Screen(tuple(map(_rule, responses.redact)), responses)
+
+
+def _rule(redaction: Redaction) -> Rule:
+    finders = [CLASSES[name] for name in redaction.classes]
+    if redaction.prefixes:
+        finders.append(prefixed_alike(redaction.prefixes))
+    return Rule(
+        redaction.tools,
+        Wiping(tuple(finders), redaction.replace) if finders else None,
+        redaction.replace if "card" in redaction.classes else None,
+        tuple(map(parse_pointer, redaction.pointers)),
+        redaction.replace,
+    )
+
+
+def _fits(tool: str, patterns: Sequence[str]) -> bool:
+    return any(glob(tool, pattern) for pattern in patterns)
+
+
+# --- by place ---------------------------------------------------------------------------------------------------------
+
+
+def _replace(value: object, pointer: Pointer, replacement: str) -> Generator[None, None, int]:
+    replaced = work = 0
+    for place in places(value, pointer):
+        work += _VALUE_WORK
+        if work > SLICE_CHARS:
+            work = 0
+            yield
+        if place is not None and place[0][place[1]] != replacement:
+            place[0][place[1]] = replacement
+            replaced += 1
+    return replaced
+
+
+def _replace_in_twins(
+    result: dict[str, Any], pointers: Sequence[Pointer], replacement: str
+) -> Generator[None, None, int]:
+    """MCP has a tool say its structured content once more, as JSON in a text: there it is replaced as well."""
+    replaced = 0
+    for block in _blocks(result.get("content")):
+        text = block.get("text")
+        if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "["):
+            continue
+        yield
+        twin = _parsed(text)
+        before = replaced
+        for pointer in pointers:
+            replaced += yield from _replace(twin, pointer, replacement)
+        if replaced != before:
+            block["text"] = orjson.dumps(twin).decode()
+    return replaced
+
+
+def _parsed(text: str) -> Any:
+    if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # what nobody can look into does not pass
+        raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None  # prose, or no twin: what looks like a secret in it is found by its looks
+
+
+# --- by looks ---------------------------------------------------------------------------------------------------------
+
+
+def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, int]:
+    """Every text at any depth, in place. The top's own members of the protocol stay."""
+    encoded = dict(_encoded(root))
+    replaced = work = 0
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        top, blob = node is root, encoded.get(id(node))
+        for key, value in list(node.items()) if isinstance(node, dict) else enumerate(node):
+            work += _VALUE_WORK
+            if work > SLICE_CHARS:
+                work = 0
+                yield
+            if isinstance(value, str):
+                if len(value) < MIN_CHARS or (top and key in _OF_THE_PROTOCOL):
+                    continue
+                if key == blob and _BASE64.fullmatch(value):
+                    continue
+                work += len(value)
+                node[key], found = yield from wiped(value, wipings)
+                replaced += found
+            elif isinstance(value, dict | list):
+                waiting.append(value)
+            elif card is not None and type(value) is int and is_card(value):
+                node[key] = card
+                replaced += 1
+        if isinstance(node, dict) and any(len(name) >= MIN_CHARS for name in node):
+            replaced += yield from _search_names(node, wipings)
+    return replaced
+
+
+def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
+    """Names of members are texts too. Two that become one are told apart by a number."""
+    renamed: dict[str, Any] = {}
+    replaced = work = 0
+    for name, value in node.items():
+        work += _VALUE_WORK + len(name)
+        if work > SLICE_CHARS:
+            work = 0
+            yield
+        new, found = yield from wiped(name, wipings)
+        renamed[f"{new} {len(renamed)}" if found and new in renamed else new] = value
+        replaced += found
+    if replaced:
+        node.clear()
+        node.update(renamed)
+    return replaced
+
+
+def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """The objects that hold base64 by MCP's word, and the member in which they do."""
+    asked = root.get("messages")
+    said = [each.get("content") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    for content in (root.get("content"), *said):
+        for block in _blocks(content):
+            if block.get("type") in ("image", "audio"):
+                yield id(block), "data"
+            resource = block.get("resource")
+            if block.get("type") == "resource" and isinstance(resource, dict):
+                yield id(resource), "blob"
+    for block in _blocks(root.get("contents")):
+        yield id(block), "blob"
+
+
+def _blocks(content: object) -> list[dict[str, Any]]:
+    """The blocks of a content, which is a list of them, or one."""
+    listed = content if isinstance(content, list) else [content]
+    return [block for block in listed if isinstance(block, dict)]

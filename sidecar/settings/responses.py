@@ -1,0 +1,91 @@
+"""What of an upstream's answers may reach callers, and what of them is kept?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from sidecar.settings.fields import Bytes, Many, Section, named
+from sidecar.settings.findings import Finding, reject_any
+
+ToolPattern = Annotated[
+    str,
+    Field(max_length=256),
+    AfterValidator(named(r"[A-Za-z0-9_.\-/*]+", "name of a tool", "such as search_code, get_* or *")),
+]
+Pointer = Annotated[
+    str,
+    Field(max_length=1024),
+    AfterValidator(
+        named(r"(/([^~/]|~[01])*)+", "JSON Pointer", "such as /structuredContent/email or /structuredContent/*/email")
+    ),
+]
+Prefix = Annotated[
+    str,
+    Field(max_length=64),
+    AfterValidator(named(r"[A-Za-z0-9_.\-]{3,}", "prefix", "3 characters or more of A-Z a-z 0-9 _ . -")),
+]
+# In brackets of its own, so that what is put in can be no part of anything that is looked for.
+Replacement = Annotated[
+    str,
+    AfterValidator(
+        named(r"\*{1,16}|\[[A-Za-z :_-]{0,32}\]|<[A-Za-z :_-]{0,32}>", "replacement", "such as [gone] or ***")
+    ),
+]
+SecretClass = Literal["email", "card", "bearer", "jwt", "api_key", "private_key", "iban", "ssn", "ipv4"]
+
+
+class Redaction(Section):
+    """One rule of what is taken out of answers before they go on."""
+
+    tools: Annotated[Many[ToolPattern], Field(min_length=1)] = ("*",)
+    """The tools it is for; `*` is any run of characters. A rule for `*` is also for prompts, resources, completions
+    and errors."""
+    classes: Many[SecretClass] = ()
+    """Kinds of secrets to look for in every text of the answer, and of what the server says during the call."""
+    prefixes: Many[Prefix] = ()
+    """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
+    pointers: Many[Pointer] = ()
+    """Places in the result that are replaced whatever stands there: JSON Pointers, `*` for any member or index. What
+    lies in `structuredContent` is also replaced in a text that repeats it as JSON."""
+    replace: Replacement = "[redacted]"
+    """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
+
+    @model_validator(mode="after")
+    def _takes_something_out(self) -> Redaction:
+        if not (self.classes or self.prefixes or self.pointers):
+            reject_any(
+                [Finding("this rule takes nothing out", "S130", "name classes, prefixes or pointers", on_key=True)]
+            )
+        return self
+
+
+class Responses(Section):
+    """What of an upstream's answers may reach callers, and what of them is kept."""
+
+    redact: Many[Redaction] = ()
+    """What is taken out; every rule that is for the tool applies."""
+    max_bytes: Bytes | None = None
+    """Largest answer to a call of a tool, a prompt or a resource, as the server sent it; larger ones are refused. By
+    default `server.max_response_bytes` alone."""
+    max_bytes_of: dict[ToolPattern, Bytes] = Field(default_factory=dict)
+    """The same for some tools, by name or pattern, instead of `max_bytes`; of several that fit the smallest holds."""
+    check_output: bool = False
+    """Whether a result must fit the `outputSchema` that its tool declares. A tool whose `outputSchema` cannot be used
+    is then quarantined."""
+    evidence: Many[ToolPattern] = ()
+    """Tools whose results are kept, redacted, in `evidence/evidence.jsonl` in the data folder."""
+
+    @model_validator(mode="after")
+    def _comes_to_rest(self) -> Responses:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}
+        for index, rule in enumerate(self.redact):
+            if any(prefix in rule.replace for prefix in prefixes):
+                message = "a prefix is looked for that stands in this replacement"
+                yield Finding(message, "S131", "choose another replacement", ("redact", index, "replace"))
