@@ -22,6 +22,7 @@ from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.upstreams import Catalogue, upstream_from
+from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
@@ -94,12 +95,16 @@ async def next_snapshot(
 
 
 def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot, reading: Reading) -> Snapshot:
-    new = _snapshot(load_settings(path, environ), old.services, old.base_url, reading)
+    new = _snapshot(load_settings(path, environ), old.services, old.base_url, reading, old.pins)
     return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
 
 
 def _snapshot(
-    settings: Settings, known: Mapping[str, Service], base_url: str, reading: Reading | None = None
+    settings: Settings,
+    known: Mapping[str, Service],
+    base_url: str,
+    reading: Reading | None = None,
+    known_pins: Pins = NO_PINS,
 ) -> Snapshot:
     keys_digest = digest_of_keys(settings)  # before the keys are read: what changes in between counts as a change
     return snapshot_from(
@@ -109,6 +114,7 @@ def _snapshot(
         services=services_from(settings, known),
         base_url=base_url,
         keys_digest=keys_digest,
+        known_pins=known_pins,
     )
 
 

@@ -170,12 +170,14 @@ def snapshot_from(
     services: Mapping[str, Service],
     base_url: str,
     keys_digest: str,
+    known_pins: Pins = NO_PINS,
 ) -> Snapshot:
-    """Everything that `source` needs beside it, read and checked. Raises PolicyError with every fault."""
+    """Everything that `source` needs beside it, read and checked; `known_pins` are those of the snapshot before. Raises
+    PolicyError with every fault."""
     policy = settings.policy
     budgets = load_budgets(policy.path / BUDGETS_FILE)
     disabled = load_disabled(policy.path / DISABLED_FILE)
-    pins = load_pins(policy.path / PINS_FILE)
+    pins = load_pins(policy.path / PINS_FILE, known_pins)
     engine = Engine(source)
     if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
         _test(engine, source, policy.path, budgets)

@@ -85,12 +85,14 @@ def shown(text: str) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Quickly, for nearly all that is ever asked: ASCII without control characters."""
+    """Quickly, for nearly all that is ever asked: no control character, and nothing that could be hidden."""
     try:
         raw = orjson.dumps(value)
     except TypeError:
         return False
-    return raw.isascii() and not _SUSPECT_ASCII.search(raw)
+    if _SUSPECT_ASCII.search(raw):
+        return False
+    return raw.isascii() or not _UNSEEN.search(raw.decode())
 
 
 def _texts(value: object) -> Iterator[str]:

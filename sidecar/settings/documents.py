@@ -107,6 +107,15 @@ def read_document(
     return Document(path, root, tuple(lines_of(content)), error)
 
 
+def read_bytes(path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a file, and one byte more than `max_bytes` at most: who reads it as a document says that it is
+    too large. Raises `error`."""
+    try:
+        return _bounded(path, max_bytes)
+    except _UnreadableError as unreadable:
+        raise error([unreadable.fault]) from None
+
+
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
     """The faults as a reader meets them, each once."""
     return sorted(set(faults), key=lambda fault: (fault.file, fault.line, fault.column, fault.code, fault.message))

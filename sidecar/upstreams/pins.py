@@ -83,9 +83,11 @@ def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Every pin, by server and tool. A server that stands here without a tool is pinned to having none."""
+    """Every pin, by server and tool. A server that stands here without a tool is pinned to having none.
+    `source` is the digest of the file."""
 
     servers: Mapping[str, Mapping[str, Pin]] = field(default_factory=dict)
+    source: str = field(default="", compare=False)
 
     def mode(self, server: str, setting: Mode | None) -> Mode:
         """What holds for a server, by its setting."""

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -30,7 +32,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sidecar.errors import PolicyError
 from sidecar.protocols.hidden import revealed
 from sidecar.protocols.mcp import NAME
-from sidecar.settings.documents import Document, read_document
+from sidecar.settings.documents import Document, read_bytes, read_document
 from sidecar.settings.fields import Section, Slug, Word
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.moments import seconds_of
@@ -47,11 +49,16 @@ _ALGORITHM: Final = "sha256:"
 _BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
 
 
-def load_pins(path: Path) -> Pins:
-    """Read pins.yaml; without the file nothing is pinned. Raises PolicyError with every fault and its position."""
+def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
+    """Read pins.yaml; without the file nothing is pinned. A file that says what it said when `known` was read gives
+    `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position."""
     if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no pins"
         return NO_PINS
-    return _pins_in(read_document(path, error=PolicyError, max_bytes=MAX_PINS_BYTES))
+    content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES)
+    source = sha256(content).hexdigest()
+    if source == known.source:
+        return known
+    return replace(_pins_in(_document(path, content)), source=source)
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
@@ -59,12 +66,12 @@ def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
     comments too. Raises PolicyError if the file that is there cannot be read."""
     if not path.exists():
         return HEAD + _server_block(server, pins)
-    document = read_document(path, error=PolicyError, max_bytes=MAX_PINS_BYTES)
+    document = _document(path)
     wanted = {**_pins_in(document).servers, server: pins}
     text = _replaced(document, server, _server_block(server, pins))
     if _says(path, text) != wanted:  # it is written in a form of somebody's own
         text = HEAD + "".join(_server_block(name, wanted[name]) for name in wanted)
-        _pins_in(read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES))
+        _pins_in(_document(path, text))
     return text
 
 
@@ -72,6 +79,10 @@ def readable(value: object) -> str:
     """A JSON value as people review it: keys in order, one thing a line, what is hidden written as an escape."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
+
+
+def _document(path: Path, text: str | bytes | None = None) -> Document:
+    return read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES)
 
 
 def _pins_in(document: Document) -> Pins:
@@ -83,7 +94,7 @@ def _pins_in(document: Document) -> Pins:
 
 def _says(path: Path, text: str) -> Mapping[str, Mapping[str, Pin]] | None:
     try:
-        return _pins_in(read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES)).servers
+        return _pins_in(_document(path, text)).servers
     except PolicyError:
         return None
 

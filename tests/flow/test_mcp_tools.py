@@ -195,7 +195,8 @@ async def test_at_a_terminal_it_asks(desk: Callable[..., Any], answer: str, code
             os.close(ours)
             os.close(theirs)
         assert process.returncode == code, asked
-        assert b"search  new" in shown and b"approve 1 change of github as shown?" in asked
+        assert b"search  new" in shown and b'+ "Searches."' in shown  # nobody approves what he was not shown
+        assert b"approve 1 change of github as shown?" in asked
         assert (at.folder / "policies" / "pins.yaml").exists() == (code == 0)
 
 

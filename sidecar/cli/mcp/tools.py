@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.errors import ConfigError, Refusal
+from sidecar.errors import ConfigError, Reason, Refusal
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.moments import rfc3339
@@ -76,6 +76,16 @@ class Row:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Book:
+    """One server: its pins, None where it has none yet, the file they stand in, and every row."""
+
+    file: Path
+    server: str
+    pins: Mapping[str, Pin] | None
+    rows: list[Row]
+
+
 @click.command()
 @click.argument("server")
 @click.argument("names", nargs=-1, metavar="[TOOL]...")
@@ -95,19 +105,15 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
     if pin and not yes and not sys.stdin.isatty():  # an approval that nobody gave is none
         raise click.UsageError("--pin asks, and there is no terminal to answer: add --yes")
     try:
-        settings = load_settings(path, os.environ)
-        if server not in settings.upstreams:
-            known = ", ".join(settings.upstreams) or "none at all"
-            click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
-            raise SystemExit(USAGE)
-        file = settings.policy.path / PINS_FILE
-        pinned = load_pins(file).servers.get(server)
-        rows = _compared(asyncio.run(_entries(settings, server)), pinned or {})
-        chosen = _chosen(rows, names, server)
-        _show(chosen, pinned is not None, as_json)
+        book = _looked_up(path, server)
+        chosen = _chosen(book.rows, names, server)
+        if as_json:
+            _print_json(chosen, book.pins is not None)
+        else:
+            _show(chosen, in_full=pin or book.pins is not None)
         if pin:
-            _pin(file, server, rows, chosen, pinned, yes, quiet=as_json)
-        elif pinned is not None and any(row.status != PINNED for row in chosen):
+            _pin(book, chosen, ask=not yes, quiet=as_json)
+        elif book.pins is not None and any(row.status != PINNED for row in chosen):
             raise SystemExit(DIFFERENT)
     except ConfigError as error:
         click.echo("\n".join(str(fault) for fault in error.faults), err=True)
@@ -115,6 +121,20 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
     except Refusal as refusal:
         click.echo(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}", err=True)
         raise SystemExit(NO) from None
+
+
+def _looked_up(path: Path, server: str) -> Book:
+    """What is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
+    settings = load_settings(path, os.environ)
+    if server not in settings.upstreams:
+        known = ", ".join(settings.upstreams) or "none at all"
+        click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
+        raise SystemExit(USAGE)
+    file = settings.policy.path / PINS_FILE
+    pins = load_pins(file).servers.get(server)
+    entries = asyncio.run(_entries(settings, server))
+    listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")
+    return Book(file, server, pins, _compared(entries, listed, pins or {}))
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
@@ -126,16 +146,14 @@ async def _entries(settings: Settings, server: str) -> list[object]:
         async with asyncio.timeout(upstream.timeout_s):
             return (await enquiry.list_tools()).entries
     except TimeoutError:
-        click.echo(f"{server} gave no list of its tools within {upstream.timeout_s:g} s", err=True)
-        raise SystemExit(NO) from None
+        raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time") from None
     finally:
         await enquiry.close()
         await upstream.close()
 
 
-def _compared(entries: list[object], pinned: Mapping[str, Pin]) -> list[Row]:
+def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[Row]:
     """Every tool that is listed or pinned, by name."""
-    listed = tools_from(entries, {})
     by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     rows = []
     for name in sorted({*listed, *pinned}):
@@ -164,20 +182,21 @@ def _chosen(rows: list[Row], names: Collection[str], server: str) -> list[Row]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _show(rows: list[Row], is_pinned: bool, as_json: bool) -> None:
-    if as_json:
-        told = {"pinned": is_pinned, "tools": [row.plain() for row in rows]}
-        lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
-        click.echo("\n".join(map(revealed, lines)))
-        return
+def _print_json(rows: list[Row], is_pinned: bool) -> None:
+    told = {"pinned": is_pinned, "tools": [row.plain() for row in rows]}
+    lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
+    click.echo("\n".join(map(revealed, lines)))
+
+
+def _show(rows: list[Row], *, in_full: bool) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row.name:<{width}}  {row.status}{_remarks(row)}")
-        for line in _difference(row) if is_pinned else ():
+        for line in _difference(row) if in_full else ():
             click.echo(f"    {line}")
     if not rows:
         click.echo("no tools")
-    if not is_pinned:
+    if not in_full:
         click.echo("nothing of this server is pinned: --pin approves its tools as they are")
 
 
@@ -191,7 +210,7 @@ def _remarks(row: Row) -> str:
 
 def _difference(row: Row) -> Iterator[str]:
     """Member by member, as a unified diff of what is pinned and what is listed."""
-    if row.status in (PINNED, GONE):
+    if row.status in (PINNED, GONE) or not row.entry:
         return
     lines = [line for member in MEMBERS for line in _member_lines(row, member)]
     yield from lines[:MAX_SHOWN_LINES]
@@ -228,18 +247,26 @@ def _lines(value: object) -> list[str]:
 # --- pinning ----------------------------------------------------------------------------------------------------------
 
 
-def _pin(
-    file: Path,
-    server: str,
-    rows: list[Row],
-    chosen: list[Row],
-    pinned: Mapping[str, Pin] | None,
-    yes: bool,
-    *,
-    quiet: bool,
-) -> None:
+def _pin(book: Book, chosen: list[Row], *, ask: bool, quiet: bool) -> None:
     """Approve the chosen rows, once somebody says so. A tool that is gone loses its pin."""
-    at, by, pins = rfc3339(time.time()), _who(), dict(pinned or {})
+    pins = _approved(book.pins or {}, chosen)
+    if pins == book.pins:
+        _say("nothing to pin: they are as pinned", quiet)
+        return
+    if ask and not click.confirm(f"approve {_count(pins, book.pins or {})} of {book.server} as shown?", err=True):
+        click.echo("nothing was pinned", err=True)
+        raise SystemExit(NO)
+    try:
+        write_all({book.file: file_with(book.file, book.server, pins).encode()}, force=True)
+    except UnwrittenError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(NO) from None
+    _say(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned", quiet)
+
+
+def _approved(pinned: Mapping[str, Pin], chosen: list[Row]) -> dict[str, Pin]:
+    """The pins of the server, with those of the chosen rows as the server lists them."""
+    at, by, pins = rfc3339(time.time()), _who(), dict(pinned)
     for row in chosen:
         if row.status == PINNED:
             continue
@@ -247,19 +274,9 @@ def _pin(
         if row.tool is not None and (pin := pin_of(row.entry, at=at, by=by) if row.entry else None):
             pins[row.name] = pin
         elif row.tool is not None:
-            click.echo(f"{row.name} cannot be pinned: {row.tool.quarantine_reason or 'it is no plain JSON'}", err=True)
-    if pinned is not None and pins == pinned:
-        _say("nothing to pin: they are as pinned", quiet)
-        return
-    if not yes and not click.confirm(f"approve {_count(pins, pinned or {})} of {server} as shown?", err=True):
-        click.echo("nothing was pinned", err=True)
-        raise SystemExit(NO)
-    try:
-        write_all({file: file_with(file, server, pins).encode()}, force=True)
-    except UnwrittenError as error:
-        click.echo(str(error), err=True)
-        raise SystemExit(NO) from None
-    _say(f"{file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {server} pinned", quiet)
+            why = row.tool.quarantine_reason or "it is no plain JSON"
+            click.echo(f"{row.name} cannot be pinned: {why}", err=True)
+    return pins
 
 
 def _say(text: str, quiet: bool) -> None:

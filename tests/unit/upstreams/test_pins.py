@@ -186,6 +186,18 @@ def test_a_file_in_somebodys_own_form_is_written_anew(tmp_path: Path, text: str)
     assert load_pins(path).servers["github"] == {"search_code": pin()}
 
 
+def test_a_file_that_says_what_it_said_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "pins.yaml"
+    path.write_text(file_with(path, "github", {"search_code": pin()}))
+    known = load_pins(path)
+    assert load_pins(path, known) is known
+    path.write_text("# the same\n" + path.read_text())
+    again = load_pins(path, known)
+    assert again is not known and again == known
+    path.unlink()
+    assert load_pins(path, known) == NO_PINS
+
+
 def test_without_a_file_nothing_is_pinned_and_a_link_to_nowhere_is_a_fault(tmp_path: Path) -> None:
     assert load_pins(tmp_path / "pins.yaml") == NO_PINS
     (tmp_path / "pins.yaml").symlink_to("nowhere")
