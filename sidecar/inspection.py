@@ -22,7 +22,7 @@ async def judged(passage: Passage, raw: bytes | str) -> Passed:
     """What becomes of one message of the upstream's. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE for evidence
     that cannot be kept, and what the passage raises."""
     message = read_answer(raw)
-    screen = passage.exchange.service.screen
+    screen = _screen_of(passage.exchange)
     if screen is None:
         return passage.judge(message)
     return await _inspected(passage, screen, message, raw)
@@ -30,7 +30,7 @@ async def judged(passage: Passage, raw: bytes | str) -> Passed:
 
 async def inspected_error(exchange: Exchange, response: Response) -> Response:
     """The error that an upstream answers with in place of a result, as the caller may have it."""
-    screen = exchange.service.screen
+    screen = _screen_of(exchange)
     if screen is None:
         return response
     asked = _asked(exchange, response)
@@ -38,6 +38,12 @@ async def inspected_error(exchange: Exchange, response: Response) -> Response:
     exchange.turn.record.replaced(replaced)
     assert isinstance(message, Response)
     return message
+
+
+def _screen_of(exchange: Exchange) -> Screen | None:
+    """A stream without an end is under the newest rules, as everything on it is."""
+    service = exchange.service
+    return exchange.judged_by.services.get(service.name, service).screen
 
 
 async def _inspected(passage: Passage, screen: Screen, message: Message, raw: bytes | str) -> Passed:
@@ -55,7 +61,7 @@ async def _inspected(passage: Passage, screen: Screen, message: Message, raw: by
     record.replaced(replaced)
     if reading.keeps and passed.final and isinstance(result, dict):
         record.keep(
-            server=exchange.turn.server,
+            server=exchange.service.name,
             tool=asked.tool,
             invocation=asked.decision_id,
             args_hash=asked.args_hash,
@@ -89,7 +95,7 @@ async def _screened(reading: Reading, message: Message) -> tuple[Message, int]:
 
 async def _check_output(exchange: Exchange, tool: str, result: dict[str, Any], reading: Reading) -> None:
     """MCP: a tool with an `outputSchema` must answer with structured content that fits it, unless it failed."""
-    if result.get("isError") is True or result.get("resultType", "complete") != "complete":
+    if result.get("isError") is True:
         return
     catalogue = exchange.service.catalogue
     known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
@@ -98,6 +104,8 @@ async def _check_output(exchange: Exchange, tool: str, result: dict[str, Any], r
     if known.output is None:
         return
     if "structuredContent" not in result:
+        if result.get("resultType", "complete") != "complete":  # it will come, in answer to a later call
+            return
         pointer, keyword = "/structuredContent", "required"
     else:
         violation = known.output.violation(result["structuredContent"])

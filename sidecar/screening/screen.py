@@ -31,9 +31,12 @@ TOOL_CALL: Final = "tools/call"
 DATA_METHODS: Final = frozenset({TOOL_CALL, "prompts/get", "resources/read", "completion/complete"})
 _ALL = "*"
 _VALUE_WORK: Final = 32  # what looking at one value costs, in characters
+# What would not work any more if it were changed: what one side gives the other to give back, and where to go.
 _OF_THE_PROTOCOL = frozenset(
     {"resultType", "requestState", "nextCursor", "cacheScope", "progressToken", "requestId", "elicitationId", "taskId"}
+    | {"uri", "url"}
 )
+_JSON = re.compile(r"\s*+[\[{]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*+={0,2}[\r\n]*")
 
 Steps = Generator[None, None, tuple[Message, int]]
@@ -183,9 +186,11 @@ def _replace_in_twins(
     replaced = 0
     for block in _blocks(result.get("content")):
         text = block.get("text")
-        if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "["):
+        if not isinstance(text, str) or not _JSON.match(text):
             continue
         yield
+        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # a place that nobody can look for does not pass
+            raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
         twin = _parsed(text)
         before = replaced
         for pointer in pointers:
@@ -196,25 +201,23 @@ def _replace_in_twins(
 
 
 def _parsed(text: str) -> Any:
-    if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # what nobody can look into does not pass
-        raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return None  # prose, or no twin: what looks like a secret in it is found by its looks
+        return None  # prose: what looks like a secret in it is found by its looks
 
 
 # --- by looks ---------------------------------------------------------------------------------------------------------
 
 
 def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, int]:
-    """Every text at any depth, in place. The top's own members of the protocol stay."""
-    encoded = dict(_encoded(root))
+    """Every text at any depth, in place. What is the protocol's own stays."""
+    encoded, addressed = dict(_encoded(root)), {id(root), *_questions(root)}
     replaced = work = 0
     waiting: list[Any] = [root]
     while waiting:
         node = waiting.pop()
-        top, blob = node is root, encoded.get(id(node))
+        top, blob = id(node) in addressed, encoded.get(id(node))
         for key, value in list(node.items()) if isinstance(node, dict) else enumerate(node):
             work += _VALUE_WORK
             if work > SLICE_CHARS:
@@ -226,8 +229,9 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
                 if key == blob and _BASE64.fullmatch(value):
                     continue
                 work += len(value)
-                node[key], found = yield from wiped(value, wipings)
-                replaced += found
+                new, inside = yield from _searched_inside(value, wipings, card)
+                node[key], found = yield from wiped(new, wipings)
+                replaced += inside + found
             elif isinstance(value, dict | list):
                 waiting.append(value)
             elif card is not None and type(value) is int and is_card(value):
@@ -236,6 +240,19 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
         if isinstance(node, dict) and any(len(name) >= MIN_CHARS for name in node):
             replaced += yield from _search_names(node, wipings)
     return replaced
+
+
+def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> Generator[None, None, tuple[str, int]]:
+    """A text that is JSON stays JSON, and hides nothing in its escapes. As each level of JSON in JSON takes more
+    escapes than the last, there are few."""
+    if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
+        return text, 0
+    value = _parsed(text)
+    if value is None:
+        return text, 0
+    holder = {"": value}
+    replaced = yield from _search(holder, wipings, card)
+    return (orjson.dumps(holder[""]).decode(), replaced) if replaced else (text, 0)
 
 
 def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[None, None, int]:
@@ -254,6 +271,14 @@ def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Generator[
         node.clear()
         node.update(renamed)
     return replaced
+
+
+def _questions(root: dict[str, Any]) -> Iterator[int]:
+    """The parameters of what a result asks of the caller: they would else be a message's own."""
+    asked = root.get("inputRequests")
+    for question in asked.values() if isinstance(asked, dict) else ():
+        if isinstance(question, dict) and isinstance(question.get("params"), dict):
+            yield id(question["params"])
 
 
 def _encoded(root: dict[str, Any]) -> Iterator[tuple[int, str]]:

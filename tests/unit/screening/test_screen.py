@@ -89,6 +89,34 @@ def test_base64_and_what_only_the_protocol_reads_stay() -> None:
     assert result_of(result, screen({"classes": ["card", "jwt", "api_key"]})) == result
 
 
+@pytest.mark.parametrize(
+    "text", [json.dumps({"pan": 4111111111111111, "a": ["alice\\u0040example.com"]}), '["\\u0061lice@example.com"]']
+)
+def test_json_in_a_text_stays_json_and_hides_nothing_in_its_escapes(text: str) -> None:
+    text = text.replace("\\\\u", "\\u")
+    left = result_of({"content": [{"type": "text", "text": text}]}, screen({"classes": ["card", "email"]}))
+    shown = str(json.loads(left["content"][0]["text"]))
+    assert "411111" not in shown and "example" not in shown and GONE in shown
+
+
+def test_a_member_that_is_there_twice_is_searched_as_text() -> None:
+    text = f'{{"a": "{MAIL}", "a": 1}}'
+    left = result_of({"content": [{"type": "text", "text": text}]}, screen({"classes": ["email"]}))
+    assert MAIL not in left["content"][0]["text"]
+
+
+def test_what_must_work_stays() -> None:
+    rules = screen({"classes": ["email", "jwt"]})
+    url = f"https://idp.example/login?state={MAIL}"
+    updated = Notification("notifications/resources/updated", {"uri": f"mail:{MAIL}"})
+    assert screened(updated, rules)[0] == updated
+    result = {
+        "inputRequests": {"1": {"method": "elicitation/create", "params": {"mode": "url", "url": url, "message": MAIL}}}
+    }
+    asked = result_of(result, rules)["inputRequests"]["1"]["params"]
+    assert asked == {"mode": "url", "url": url, "message": GONE}
+
+
 def test_a_card_is_found_as_a_number_too() -> None:
     rules = screen({"classes": ["card"]})
     result = {"structuredContent": {"pan": 4111111111111111, "other": 4111111111111112, "small": 42, "yes": True}}
