@@ -17,7 +17,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from sidecar.cli.audit import audit as command
-from tests.flow.streams import event, hearing, streamed
+from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk
 from tests.flow.world import STATELESS, TOOLS, Upstream, World, stateless, world
 
@@ -139,6 +139,23 @@ async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tm
         asked = next(each for each in running.records() if each["event"] == "decision" and each["method"] == "get_file")
         assert kept["mcp_invocation_id"] == asked["decision_id"]
         assert [each["id"] for each in running.ends()[-1]["evidence"]] == [kept["id"]]
+
+
+async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
+    emitter = Emitter()
+    said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
+    async with before(tmp_path, "max_bytes: 1MiB", answering(), script={"GET": emitter.listen}) as running:
+        talk = Talk(running, "session")
+        await talk.open()
+        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
+            await emitter.emit("upstream-1", event(said))
+            assert (await ear.message())["params"]["data"] == MAIL
+            file = running.folder / "sidecar.yaml"
+            file.write_text(file.read_text().replace("max_bytes: 1MiB", "redact: [{classes: [email]}]"))
+            await running.app.reload("test")
+            running.app.pipeline.exchanges.review()
+            await emitter.emit("upstream-1", event(said))
+            assert (await ear.message())["params"]["data"] == GONE
 
 
 async def test_too_large_an_answer_is_refused(tmp_path: Path) -> None:
