@@ -27,7 +27,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
-from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share
+from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
 from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
@@ -42,7 +42,8 @@ from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
-from sidecar.snapshot import Live, Snapshot
+from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
 from sidecar.whole import Whole
@@ -209,14 +210,31 @@ class App:
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             },
             "disabled_principals": len(self.disabled_principals()),
-            "upstreams": {
-                name: {**service.catalogue.summary(), **self.drift.summary(service)}
-                for name, service in now.services.items()
-            },
+            "upstreams": self.upstreams(),
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
             "sessions": len(self.sessions),
         }
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, by name."""
+        services = self.live.current.services
+        return {name: self._upstream(name, service) for name, service in services.items()}
+
+    def _upstream(self, name: str, service: Service) -> Mapping[str, Any]:
+        off = {entry.principal for entry in self.switched_off()}
+        own = f"tool:{name}/"
+        return {
+            **service.account.plain(),
+            "enabled": object_of(name) not in off,
+            "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
+            **service.catalogue.summary(),
+            **self.drift.summary(service),
+        }
+
+    def discovered(self, name: str) -> Mapping[str, Any]:
+        """The tools, prompts and resources that an upstream has, by name."""
+        return self.live.current.services[name].catalogue.discovered()
 
     def banners(self) -> tuple[str, ...]:
         """What an operator must not overlook, in sentences."""
@@ -238,6 +256,18 @@ class App:
     async def enable(self, principal: str, *, by: str) -> bool:
         """Take that back; False if there was nothing to take back. Raises SwitchError."""
         return await self.switch.enable(principal, by=by)
+
+    def switched_off(self) -> Sequence[Entry]:
+        """Every tool and server that is switched off now."""
+        return self.switch.switched_off.in_force(self.pipeline.clock())
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """Switch off one tool of a server, or with "" all that it offers, at every replica. Raises SwitchError."""
+        return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
@@ -308,7 +338,9 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
+        health = Health(lambda: self.live.current.services, random=secrets.SystemRandom())
         jobs = (
+            health.run(),
             exchanges.run_farewells(),
             exchanges.run_sweeps(),
             self.switch.run(),
@@ -342,6 +374,8 @@ class App:
         self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
+        for service in now.services.values():
+            service.account.observed_by(self.metrics)
         self._tell_mode()
         for banner in self.banners():
             log.warning(banner)
