@@ -8,67 +8,64 @@ the turns of others in between.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.errors import Reason, Refusal
-from sidecar.passage import Passage, Passed, read_answer, refused
+from sidecar.passage import Passed, refused
 from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.screening import Reading, Screen
 from sidecar.turn import Exchange
 from sidecar.upstreams.sessions import Asked
 
 
-async def judged(passage: Passage, raw: bytes | str) -> Passed:
-    """What becomes of one message of the upstream's. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE for evidence
-    that cannot be kept, and what the passage raises."""
-    message = read_answer(raw)
-    screen = _screen_of(passage.exchange)
-    if screen is None:
-        return passage.judge(message)
-    return await _inspected(passage, screen, message, raw)
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A message that was looked at, before it is judged. `result` is that of an answer that is to be kept."""
+
+    exchange: Exchange
+    asked: Asked
+    replaced: int
+    result: dict[str, Any] | None
+
+    def settle(self, passed: Passed) -> None:
+        """It was judged, and may go out: put on record what was taken out of it, and keep it if it is to be kept.
+        Raises Refusal: RESPONSE_REFUSED for what is too large to be kept, AUDIT_UNAVAILABLE."""
+        record = self.exchange.turn.record
+        record.replaced(self.replaced)
+        if self.result is not None and passed.final:
+            record.keep(
+                server=self.exchange.service.name,
+                tool=self.asked.tool,
+                invocation=self.asked.decision_id,
+                args_hash=self.asked.args_hash,
+                redacted=self.replaced > 0,
+                data=_normal(self.result),
+            )
 
 
-async def inspected_error(exchange: Exchange, response: Response) -> Response:
-    """The error that an upstream answers with in place of a result, as the caller may have it."""
+async def inspect(exchange: Exchange, message: Message, raw: bytes | str) -> Inspection | None:
+    """Take out of a message, in place, what its caller may not have; None where there are no rules. `raw` is the
+    message as it came. Raises Refusal(RESPONSE_REFUSED)."""
     screen = _screen_of(exchange)
     if screen is None:
-        return response
-    asked = _asked(exchange, response)
-    message, replaced = await _screened(screen.reading(asked.method, asked.tool), response)
-    exchange.turn.record.replaced(replaced)
-    assert isinstance(message, Response)
-    return message
+        return None
+    asked = _asked(exchange, message)
+    # What is fetched later is remembered only for a while: then too, no rule of any call is got round.
+    reading = screen.reading(asked.method, asked.tool, strictly=asked != exchange.asked)
+    if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
+        raise refused(f"it is larger than {reading.max_bytes} bytes")
+    result = message.result if isinstance(message, Response) and isinstance(message.result, dict) else None
+    if reading.checks_output and result is not None:
+        await _check_output(exchange, asked.tool, result, reading)
+    replaced = await _screened(reading, message)
+    return Inspection(exchange, asked, replaced, result if reading.keeps else None)
 
 
 def _screen_of(exchange: Exchange) -> Screen | None:
     """A stream without an end is under the newest rules, as everything on it is."""
     service = exchange.service
     return exchange.judged_by.services.get(service.name, service).screen
-
-
-async def _inspected(passage: Passage, screen: Screen, message: Message, raw: bytes | str) -> Passed:
-    exchange = passage.exchange
-    asked = _asked(exchange, message)
-    reading = screen.reading(asked.method, asked.tool)
-    if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
-        raise refused(f"it is larger than {reading.max_bytes} bytes")
-    result = message.result if isinstance(message, Response) else None
-    if reading.checks_output and isinstance(result, dict):
-        await _check_output(exchange, asked.tool, result, reading)
-    message, replaced = await _screened(reading, message)
-    passed = passage.judge(message)
-    record = exchange.turn.record
-    record.replaced(replaced)
-    if reading.keeps and passed.final and isinstance(result, dict):
-        record.keep(
-            server=exchange.service.name,
-            tool=asked.tool,
-            invocation=asked.decision_id,
-            args_hash=asked.args_hash,
-            redacted=replaced > 0,
-            data=_normal(result),
-        )
-    return passed
 
 
 def _asked(exchange: Exchange, message: Message) -> Asked:
@@ -82,14 +79,13 @@ def _asked(exchange: Exchange, message: Message) -> Asked:
     return asked
 
 
-async def _screened(reading: Reading, message: Message) -> tuple[Message, int]:
+async def _screened(reading: Reading, message: Message) -> int:
     steps = reading.message(message)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            screened: tuple[Message, int] = end.value
-            return screened
+            return int(end.value)
         await asyncio.sleep(0)  # 64 KiB are read: others have their turn (threats I11)
 
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.inspection import inspected_error, judged
+from sidecar.inspection import inspect
 from sidecar.intents import EVENT_STREAM, JSON
 from sidecar.outlets import Outlet
 from sidecar.paired import Paired
@@ -64,15 +64,24 @@ class Relay:
         if answer.media_type == EVENT_STREAM:
             async with aclosing(self._read(answer)) as events:
                 async for event in events:
-                    passed = await judged(self.passage, event.data) if event.data else Passed()
+                    passed = await self._judge(event.data) if event.data else Passed()
                     if passed.final:
                         return passed
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         if answer.media_type != JSON:
             raise refused("its media type is neither JSON nor an event stream")
-        passed = await judged(self.passage, await answer.read(self._max_bytes))
+        passed = await self._judge(await answer.read(self._max_bytes))
         if not passed.final:
             raise refused("its body is not an answer")
+        return passed
+
+    async def _judge(self, raw: bytes | str) -> Passed:
+        """What may pass of one message."""
+        message = read_answer(raw)
+        inspection = await inspect(self.exchange, message, raw)
+        passed = self.passage.judge(message)
+        if inspection is not None:
+            inspection.settle(passed)
         return passed
 
     def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
@@ -92,12 +101,15 @@ class Relay:
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _protocol_error(self, answer: Answer) -> web.StreamResponse:
-        message = read_answer(await answer.read(MAX_ERROR_BYTES))
+        raw = await answer.read(MAX_ERROR_BYTES)
+        message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
         # a client that looks for the era must hear its 400.
-        own = await inspected_error(self.exchange, jsonrpc.Response(self.exchange.turn.request_id, error=message.error))
+        own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
+        if (inspection := await inspect(self.exchange, own, raw)) is not None:
+            inspection.settle(Passed())
         return self._respond(jsonrpc.encode_response(own), answer.status)
 
     def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
@@ -209,7 +221,7 @@ class Relay:
             if not sent.shared:
                 await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
             return False
-        passed = await judged(self.passage, event.data)
+        passed = await self._judge(event.data)
         if passed.reply is not None:
             await self._reply(passed.reply)
         if passed.out is None:

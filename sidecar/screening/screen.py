@@ -1,7 +1,7 @@
 """The rules of one upstream's responses, compiled: what is taken out of one message, and what else holds for it?
 
     screen.reading(method, tool)      what holds for the answers to one call
-    reading.message(message)          the message without what is taken out: a generator, to be driven to its end
+    reading.message(message)          takes it out of a message, in place: a generator, to be driven to its end
 
 Searched are all texts of a message: of a result, of an error, and of what a server says or asks during a call; names
 of members too, and whole numbers for card numbers. Not searched: base64 where MCP puts it (`blob`, and `data` of images
@@ -28,7 +28,13 @@ from sidecar.screening.texts import SLICE_CHARS, Wiping, wiped
 from sidecar.settings.responses import Redaction, Responses
 
 TOOL_CALL: Final = "tools/call"
-DATA_METHODS: Final = frozenset({TOOL_CALL, "prompts/get", "resources/read", "completion/complete"})
+# What answers these is data that no tool of a name gave, so that the rules for all hold.
+OTHER_DATA: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
+# What answers these is the server's description of itself, or nothing.
+NO_DATA: Final = frozenset(
+    {"initialize", "ping", "server/discover", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+    | {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"}
+)
 _ALL = "*"
 _VALUE_WORK: Final = 32  # what looking at one value costs, in characters
 # What would not work any more if it were changed: what one side gives the other to give back, and where to go.
@@ -39,7 +45,7 @@ _OF_THE_PROTOCOL = frozenset(
 _JSON = re.compile(r"\s*+[\[{]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*+={0,2}[\r\n]*")
 
-Steps = Generator[None, None, tuple[Message, int]]
+Steps = Generator[None, None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +74,17 @@ class Reading:
     keeps: bool = False
 
     def message(self, message: Message) -> Steps:
-        """The message, changed where a rule says so, and how much was replaced in it. Raises RESPONSE_REFUSED."""
+        """Changes the message in place; returns how much was replaced in it. Raises RESPONSE_REFUSED."""
         if not self.rules:
-            return message, 0
+            return 0
         if not isinstance(message, Response):
-            return message, (yield from self._words(message.params))
+            return (yield from self._words(message.params))
         if message.error is not None:
-            return message, (yield from self._words(message.error))
+            return (yield from self._words(message.error))
         if not self.of_data or not isinstance(message.result, dict):
-            return message, 0
+            return 0
         replaced = yield from self._pointed(message.result)
-        return message, replaced + (yield from self._words(message.result))
+        return replaced + (yield from self._words(message.result))
 
     def text(self, text: str) -> str:
         """A short text of ours with a word of the upstream's in it."""
@@ -120,14 +126,17 @@ class Screen:
     rules: tuple[Rule, ...]
     settings: Responses
 
-    def reading(self, method: str, tool: str = "") -> Reading:
-        """What holds for the answers to a call of a method; for `tools/call`, of a tool."""
-        if method not in DATA_METHODS:  # the stream of a session, a subscription: anything may be said on it
-            return Reading(self.rules, of_data=False)
-        if method != TOOL_CALL:
+    def reading(self, method: str, tool: str = "", *, strictly: bool = False) -> Reading:
+        """What holds for the answers to a call of a method; for `tools/call`, of a tool. `strictly`: where it is not
+        sure which call it was, every rule of every tool."""
+        if method in NO_DATA:  # but anything may be said on a stream
+            return Reading(self.rules, of_data=strictly)
+        if method in OTHER_DATA and not strictly:
             return Reading(tuple(rule for rule in self.rules if rule.for_all), True, self.settings.max_bytes)
+        if method != TOOL_CALL:  # nobody knows whose data it is: every rule holds
+            return Reading(self.rules, True, self.settings.max_bytes)
         return Reading(
-            tuple(rule for rule in self.rules if _fits(tool, rule.tools)),
+            tuple(rule for rule in self.rules if strictly or _fits(tool, rule.tools)),
             True,
             self._max_bytes(tool),
             self.settings.check_output,

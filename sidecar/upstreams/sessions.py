@@ -71,9 +71,11 @@ class Session:
             raise malformed("this session was initialized before")
         self.version, self.upstream_id = version, upstream_id
 
-    def remember(self, request_id: Id, asked: Asked | None = None) -> None:
-        """The caller asked: an answer with this id may come, and it is to this."""
-        self.sent[request_id] = asked
+    def remember(self, request_id: Id, asked: Asked) -> None:
+        """The caller asked: an answer with this id may come, and it is to this. Of an id that is used twice (MCP
+        forbids it) nobody can say what an answer is to: else one could be fetched under the rules of another call."""
+        twice = self.sent.pop(request_id, asked) != asked
+        self.sent[request_id] = None if twice else asked
         if len(self.sent) > MAX_REMEMBERED:
             self.sent.popitem(last=False)
 

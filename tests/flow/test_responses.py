@@ -141,6 +141,41 @@ async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tm
         assert [each["id"] for each in running.ends()[-1]["evidence"]] == [kept["id"]]
 
 
+@pytest.mark.parametrize("id", [5, 6])
+async def test_no_answer_is_fetched_under_the_rules_of_another_call(tmp_path: Path, id: int) -> None:
+    """The second call bears the first one's id, or another; what comes later answers the first, or the second."""
+    sent: list[dict[str, Any]] = []
+
+    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        sent.append({"jsonrpc": "2.0", "id": message["id"], "result": text(MAIL)})
+        return await streamed(
+            request, event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, id="e")
+        )
+
+    async def resumed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(request, *map(event, sent))
+
+    rules = "redact: [{tools: [get_*], classes: [email]}]"
+    async with before(tmp_path, rules, respond, script={"GET": resumed}) as running:
+        talk, address = Talk(running, "session"), f"{running.url}/mcp/github"
+        await talk.open()
+        for tool, request_id in (("get_file", 5), ("delete_repo", id)):
+            call = {
+                "id": request_id,
+                "method": "tools/call",
+                "params": {"name": tool, "arguments": {}},
+                "jsonrpc": "2.0",
+            }
+            async with hearing(running.http, address, talk.in_session, call) as ear:
+                block = (await ear.block()).decode()
+                await ear.rest()
+        last = next(line[4:] for line in block.splitlines() if line.startswith("id: "))
+        async with hearing(running.http, address, {**talk.in_session, "Last-Event-ID": last}) as ear:
+            heard = await ear.rest()
+        assert MAIL not in json.dumps(heard)
+        assert len(heard) == (0 if id == 5 else 2)
+
+
 async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
     emitter = Emitter()
     said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}

@@ -31,13 +31,13 @@ def screen(*rules: dict[str, Any], **more: Any) -> Screen:
 def screened(
     message: Message, rules: Screen, method: str = "tools/call", tool: str = "get_user"
 ) -> tuple[Message, int]:
-    steps = rules.reading(method, tool).message(copy.deepcopy(message))
+    looked_at = copy.deepcopy(message)
+    steps = rules.reading(method, tool).message(looked_at)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: tuple[Message, int] = end.value
-            return found
+            return looked_at, end.value
 
 
 def result_of(result: dict[str, Any], rules: Screen, **asked: str) -> dict[str, Any]:
@@ -167,6 +167,12 @@ def test_a_rule_is_for_its_tools_and_all_rules_hold_where_no_call_is_known() -> 
 def test_the_servers_description_of_itself_is_not_data() -> None:
     result = {"tools": [{"name": "x", "description": MAIL, "inputSchema": {"pattern": MAIL}}]}
     assert result_of(result, screen({"classes": ["email"]}), method="tools/list") == result
+
+
+def test_where_nobody_knows_whose_data_it_is_every_rule_holds() -> None:
+    rules = screen({"tools": ["get_*"], "classes": ["email"]}, {"classes": ["ssn"]})
+    result = {"content": [{"type": "text", "text": f"{MAIL} 123-45-6789"}]}
+    assert result_of(result, rules, method="tasks/result", tool="")["content"][0]["text"] == f"{GONE} {GONE}"
 
 
 @pytest.mark.parametrize("method", ["tools/call", "tools/list", "initialize", "resources/read"])

@@ -13,6 +13,7 @@ from sidecar.upstreams.sessions import (
     MAX_AWAITED,
     MAX_REMEMBERED,
     MAX_STREAMS,
+    Asked,
     Session,
     Sessions,
     upstream_id_from,
@@ -23,6 +24,7 @@ from tests.unit.upstreams.peer import Clock
 ALICE = Caller((Principal("user:alice", "https://idp"),), (Credential("jwt", "https://idp"),))
 BOB = Caller((Principal("user:bob", "https://idp"),), (Credential("jwt", "https://idp"),))
 PLANNER = Principal("nhi:planner", "local")
+ASKED = Asked("tools/call", "search", "decision-1", None)
 
 
 def a_table(clock: Clock | None = None, **bounds: Any) -> Sessions:
@@ -164,15 +166,24 @@ def test_foreign_guessed_and_incremented_event_ids_open_nothing() -> None:
 def test_what_is_remembered_of_a_session_is_bounded() -> None:
     session = opened(a_table())
     for number in range(1000):
-        session.remember(number)
+        session.remember(number, ASKED)
         session.expect(str(number), "ping")
     assert len(session.sent) == MAX_REMEMBERED and 999 in session.sent and 0 not in session.sent
     assert len(session.awaited) == MAX_AWAITED and "999" in session.awaited
 
 
+def test_of_an_id_that_is_used_twice_nobody_knows_what_an_answer_is_to() -> None:
+    session = opened(a_table())
+    session.remember(1, ASKED)
+    assert session.sent[1] == ASKED
+    for number in range(2, 4):
+        session.remember(1, ASKED._replace(decision_id=f"decision-{number}"))
+        assert session.sent[1] is None
+
+
 def test_ids_of_different_types_are_different_ids() -> None:
     session = opened(a_table())
-    session.remember(1)
+    session.remember(1, ASKED)
     assert "1" not in session.sent and 1 in session.sent
 
 
