@@ -43,9 +43,10 @@ class _Watched:
     catalogue: Catalogue
     lists: int = -1
     pins: Pins | None = None
-    first: dict[str, Definition] = field(default_factory=dict)
+    first: Mapping[str, Definition] | None = None
     drifts: dict[str, Drift] = field(default_factory=dict)
     told: dict[str, Drift] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
     next_at: float = 0.0
 
 
@@ -89,10 +90,10 @@ class DriftWatch:
         catalogue, seen = service.catalogue, service.sightings.take()
         if catalogue.lists and (watched.lists != catalogue.lists or watched.pins is not now.pins):
             watched.lists, watched.pins = catalogue.lists, now.pins
-            watched.first = watched.first or {name: tool.definition for name, tool in catalogue.tools.items()}
             listed = {name: tool.definition for name, tool in catalogue.tools.items()}
+            watched.first = listed if watched.first is None else watched.first
             watched.drifts = dict(_drifts(listed, _reference(watched, service, now)))
-            self.metrics.hidden_text_found(service.name, sum(bool(tool.hidden) for tool in catalogue.tools.values()))
+            self._look_for_hidden(service, watched)
         # Shown to a caller, and not what our own enquiry was told, or not yet.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):
             if len(watched.drifts) < MAX_DRIFTS:
@@ -100,28 +101,28 @@ class DriftWatch:
         if watched.drifts != watched.told and self.clock_mono() >= watched.next_at:
             self._tell(service, watched, now)
 
+    def _look_for_hidden(self, service: Service, watched: _Watched) -> None:
+        hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
+        self.metrics.hidden_text_found(service.name, len(hidden))
+        if hidden - watched.hidden:
+            names = sorted(hidden)[:MAX_TOLD]
+            log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
+        watched.hidden = hidden
+
     def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
         fresh = {tool: drift for tool, drift in watched.drifts.items() if watched.told.get(tool) != drift}
         watched.told, watched.next_at = dict(watched.drifts), self.clock_mono() + TELL_EVERY_S
         self.metrics.pins_mismatched(service.name, len(watched.drifts))
-        refused = service.name in now.required
+        server, approved = service.name, service.name in now.pins.servers
+        held: dict[str, object] = {"upstream": server, "pinned": approved, "refused": server in now.required}
         for tool, drift in islice(fresh.items(), MAX_TOLD):
-            old, new, members = drift.old or None, drift.new or None, drift.members
-            self._told(
-                "a tool is not as it was approved",
-                upstream=service.name,
-                tool=tool,
-                old_digest=old,
-                new_digest=new,
-                members=members,
-                refused=refused,
-            )
+            digests = {"old_digest": drift.old or None, "new_digest": drift.new or None}
+            self._put_on_record({**held, "tool": tool, **digests, "members": drift.members})
         if len(fresh) > MAX_TOLD:
-            more = len(fresh) - MAX_TOLD
-            self._told("more tools are not as they were approved", upstream=service.name, more=more, refused=refused)
+            self._put_on_record({**held, "more": len(fresh) - MAX_TOLD})
 
-    def _told(self, message: str, **facts: object) -> None:
-        log.warning(message, extra=facts)
+    def _put_on_record(self, facts: Mapping[str, object]) -> None:
+        log.warning("a tool is not what it was", extra=dict(facts))
         try:
             self.witness("pin-drift", "sidecar", **facts)
         except ConfigError:

@@ -179,25 +179,43 @@ async def test_a_server_that_does_not_answer_and_a_broken_file_change_nothing(de
     assert not file.exists()
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
-async def test_at_a_terminal_it_asks(desk: Callable[..., Any], answer: str, code: int) -> None:
-    async with desk(SEARCH) as at:
-        ours, theirs = pty.openpty()
-        try:
-            command = [sys.executable, "-m", "sidecar", "mcp", "tools", "github", "--pin"]
-            process = await asyncio.create_subprocess_exec(
-                *command, cwd=at.folder, stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-            )
-            os.write(ours, answer.encode())
-            async with asyncio.timeout(20):
-                shown, asked = await process.communicate()
-        finally:
-            os.close(ours)
-            os.close(theirs)
+@asynccontextmanager
+async def asking(at: Desk) -> AsyncIterator[tuple[asyncio.subprocess.Process, Callable[[bytes], object]]]:
+    """The command at a terminal, and what types there."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "sidecar", "mcp", "tools", "github", "--pin"]
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=at.folder, stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(20):
+            yield process, lambda typed: os.write(ours, typed)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1)])
+async def test_at_a_terminal_it_asks(desk: Callable[..., Any], answer: bytes, code: int) -> None:
+    async with desk(SEARCH) as at, asking(at) as (process, types):
+        types(answer)
+        shown, asked = await process.communicate()
         assert process.returncode == code, asked
         assert b"search  new" in shown and b'+ "Searches."' in shown  # nobody approves what he was not shown
         assert b"approve 1 change of github as shown?" in asked
         assert (at.folder / "policies" / "pins.yaml").exists() == (code == 0)
+
+
+async def test_two_who_approve_at_once_do_not_undo_each_other(desk: Callable[..., Any]) -> None:
+    async with desk(SEARCH, READ) as at, asking(at) as (process, types):
+        assert process.stdout is not None
+        while b"search  new" not in await process.stdout.readline():
+            pass
+        assert (await at.say("github", "read", "--pin", "--yes")).exit_code == 0
+        types(b"y\n")
+        _, told = await process.communicate()
+        assert (process.returncode, b"changed meanwhile" in told) == (1, True)
+        assert set(at.pins["github"]) == {"read"}
 
 
 async def test_a_running_sidecar_takes_what_was_pinned(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pyte
         assert (drift["old_digest"], drift["new_digest"]) == (digest_of(SEARCH), digest_of(other))
         assert (drift["members"], drift["refused"]) == (["title", "description"], True)
         assert [record.tool for record in caplog.records] == ["search"]  # type: ignore[attr-defined]
+        assert drift["pinned"] is True
         assert running.app.status()["upstreams"]["github"]["changed"] == {"search": ["title", "description"]}
         assert gauge(await running.metrics(), 'pin_mismatches{upstream="github"}') == 1
         end = running.ends()[-1]
@@ -287,11 +288,15 @@ CORPUS = [
 ]
 
 
-async def test_hidden_text_is_flagged(tmp_path: Path) -> None:
+async def test_hidden_text_is_flagged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with world(tmp_path, rules=ALL, upstream=offering(*CORPUS, SEARCH)) as running:
         talk = Talk(running, "stateless")
         assert (await talk.ask("tools/list"))[1]["result"]["tools"] == [*CORPUS, SEARCH]
-        running.app.drift.look()
+        with caplog.at_level(logging.WARNING, "sidecar.drift"):
+            running.app.drift.look()
+            running.app.drift.look()
+        (record,) = caplog.records
+        assert "t0" in record.tools  # type: ignore[attr-defined]
         told = running.app.status()["upstreams"]["github"]["hidden_text"]
         assert told.keys() == {tool["name"] for tool in CORPUS}
         assert told["t0"] == ["description: tag characters", "inputSchema: tag characters"]

@@ -256,6 +256,9 @@ def _pin(book: Book, chosen: list[Row], *, ask: bool, quiet: bool) -> None:
     if ask and not click.confirm(f"approve {_count(pins, book.pins or {})} of {book.server} as shown?", err=True):
         click.echo("nothing was pinned", err=True)
         raise SystemExit(NO)
+    if load_pins(book.file).servers.get(book.server) != book.pins:  # somebody else approved while this one looked
+        click.echo(f"the pins of {book.server} changed meanwhile: nothing was pinned, look again", err=True)
+        raise SystemExit(NO)
     try:
         write_all({book.file: file_with(book.file, book.server, pins).encode()}, force=True)
     except UnwrittenError as error:

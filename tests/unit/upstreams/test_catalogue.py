@@ -10,6 +10,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.upstreams import Catalogue
 from sidecar.upstreams.listing import MAX_PAGES, MAX_TOOLS
+from sidecar.upstreams.pins import digest_of
 from tests.unit.egress.hostile import response
 from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Clock, Peer, learning, tool
 
@@ -195,6 +196,24 @@ async def test_what_did_not_change_is_not_compiled_again(clock: Clock) -> None:
         catalogue.stale()
         after = [await catalogue.tool(name, 5) for name in "ab"]
         assert [old.schema is new.schema for old, new in zip(before, after, strict=True)] == [True, False]
+
+
+async def test_a_tool_that_was_shown_otherwise_is_not_usable_and_is_looked_for(clock: Clock) -> None:
+    """Threat L6: what passes a list must be what a call would be checked against."""
+    peer = Peer()
+    async with learning(peer, clock) as catalogue:
+        before = await catalogue.tool("search", 5)
+        peer.pages = [[{**tool("search"), "description": "Other."}]]
+        clock.now += 2
+        other = digest_of(peer.pages[0][0])
+        assert [catalogue.usable("search", digest) for digest in (before.definition.digest, other)] == [True, False]
+        await asyncio.sleep(0)
+        clock.now += 2
+        await catalogue.learn(5)
+        while catalogue.lists < 2:
+            await asyncio.sleep(0.001)
+        assert [catalogue.usable("search", digest) for digest in (before.definition.digest, other)] == [False, True]
+        assert catalogue.tools["search"].schema is before.schema, "the same schema is not compiled again"
 
 
 async def test_a_lost_session_is_opened_anew(clock: Clock) -> None:
