@@ -1,0 +1,15 @@
+"""How is a program started, and how does it end, whatever it does?
+
+    Processes    start(Program) → Process: its three streams, wait(), end()
+    warden.py    the program that starts them for us: small, forked from again and again, and there when we are not
+
+A child has its own session and process group, exactly the environment that it is given, no descriptor but its three
+streams, the umask 077, and can gain no privileges. When it ends or is ended, everything that it ever started ends too:
+on Linux also what left its session or was orphaned, because its keeper is a *subreaper* and becomes the parent of all
+of it; elsewhere (macOS) its process group. That holds when the sidecar is killed: the keeper's line breaks, and it
+ends what it keeps. Nothing in here knows who the program is for.
+"""
+
+from sidecar.processes.children import Exit, Process, Processes, Program, StartFailed
+
+__all__ = ["Exit", "Process", "Processes", "Program", "StartFailed"]

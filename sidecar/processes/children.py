@@ -1,0 +1,310 @@
+"""How does the sidecar have a program started, talk with it, and end it?
+
+`Processes` keeps one warden (`warden.py`), started when the first program is, and again should it ever die. Each
+program has a line to its keeper: to break it is enough to end everything, which is why a start that is given up, or a
+sidecar that is killed, leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sidecar.processes import warden
+
+START_S: Final = 10.0  # how long fork and exec may take, on a machine that does much else
+READ_SIZE: Final = 64 * 1024
+# After its input was closed, a program may end by itself; then it is asked to; then it is not asked.
+PATIENCE_S: Final = 0.5
+GRACE_S: Final = 2.0
+_LAST_S: Final = 5.0  # for what the kernel does not let go of
+_WARDEN: Final = Path(warden.__file__)
+
+
+class StartFailed(Exception):
+    """The program cannot be started; the text says why, in our words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
+    folder of its own, which goes when it does."""
+
+    path: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None = None
+
+
+class Exit(NamedTuple):
+    """How a program ended: its exit code, or the signal that ended it; neither where nobody saw it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            with suppress(ValueError):
+                return f"signal {self.signal} ({signal.Signals(self.signal).name})"
+            return f"signal {self.signal}"
+        return "nobody knows how" if self.code is None else f"exit code {self.code}"
+
+
+class Process:
+    """A running program. Both of its outputs must be read: one that is full stops it."""
+
+    def __init__(self, line: tuple[asyncio.StreamReader, asyncio.StreamWriter], pid: int, pipes: _Pipes) -> None:
+        self.pid = pid
+        self.stdin = pipes.stdin
+        self.stdout = pipes.stdout
+        self.stderr = pipes.stderr
+        self._pipes = pipes
+        self._hear, self._tell = line
+        loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[Exit] = loop.create_future()
+        self._gone = loop.create_task(self._follow(), name=f"follows process {pid}")
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended, None while it runs."""
+        return self._exit.result() if self._exit.done() else None
+
+    async def wait(self) -> Exit:
+        """Until the program itself has ended; what it started may live a little longer."""
+        return await asyncio.shield(self._exit)
+
+    async def gone(self) -> None:
+        """Until nothing of it is left."""
+        await asyncio.shield(self._gone)
+
+    async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
+        """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault."""
+        self.stdin.close()
+        if self.exit is None:
+            await asyncio.wait({self._exit}, timeout=patience_s)
+        if not self._gone.done():
+            with suppress(OSError):
+                self._tell.write(json.dumps({"end": grace_s}).encode() + b"\n")
+            await asyncio.wait({self._gone}, timeout=grace_s + _LAST_S)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of it at once: its keeper sees to the rest."""
+        self._pipes.close()
+        self._tell.close()
+
+    def stop_reading(self) -> None:
+        """Take no more of its output: what it started may hold its pipes open for ever."""
+        self._pipes.close_outputs()
+
+    async def _follow(self) -> None:
+        """What its keeper says, to the end."""
+        exit_ = Exit()
+        try:
+            while line := await self._hear.readline():
+                status = json.loads(line).get("exited")
+                if status is not None:
+                    exit_ = Exit(code=status) if status >= 0 else Exit(signal=-status)
+                    self._exit.set_result(exit_)
+        except (OSError, ValueError):
+            pass  # the line broke: so it ends, and nobody will say how
+        finally:
+            if not self._exit.done():
+                self._exit.set_result(exit_)
+
+
+class Processes:
+    """Every program that runs for this sidecar. `environ` is the sidecar's own; nothing of it reaches a program unless
+    somebody names it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self._orders: socket.socket | None = None
+        self._warden: asyncio.subprocess.Process | None = None
+        self._order = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def warden_pid(self) -> int | None:
+        return None if self._warden is None else self._warden.pid
+
+    async def start(self, program: Program) -> Process:
+        """Start it. Raises StartFailed. Whoever is cancelled leaves nothing behind."""
+        ours, theirs = socket.socketpair()
+        try:
+            pipes, ends = await _Pipes.opened()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise StartFailed(f"no pipe can be made: {error.strerror}") from None
+        try:
+            with theirs:
+                order = {
+                    "path": program.path,
+                    "argv": list(program.argv),
+                    "env": dict(program.env),
+                    "cwd": program.cwd,
+                    "private": tempfile.gettempdir() + f"/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
+                }
+                async with asyncio.timeout(START_S):
+                    await self._send(json.dumps(order).encode(), [*ends, theirs.fileno()])
+            _close(ends)
+            line = await asyncio.open_connection(sock=ours)
+            async with asyncio.timeout(START_S):
+                answer = _answer(await line[0].readline())
+            if "started" not in answer:
+                line[1].close()
+                raise StartFailed(_why(answer))
+            return Process(line, answer["started"], pipes)
+        except BaseException as error:
+            _close(ends)
+            pipes.close()
+            ours.close()
+            if isinstance(error, TimeoutError | OSError):
+                raise StartFailed("it could not be started in time") from None
+            raise
+
+    async def close(self) -> None:
+        """Break the line to the warden, and see it go: whatever still runs ends."""
+        self._closed = True
+        if self._orders is not None:
+            self._orders.close()
+        if self._warden is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self._warden.wait()
+
+    async def _send(self, order: bytes, fds: list[int]) -> None:
+        frame = warden.HEADER.pack(len(order)) + order
+        loop = asyncio.get_running_loop()
+        async with self._order:
+            orders = await self._with_warden()
+            while True:
+                try:
+                    sent = socket.send_fds(orders, [frame], fds)
+                    break
+                except BlockingIOError:
+                    await _writable(orders)
+            if sent < len(frame):
+                await loop.sock_sendall(orders, frame[sent:])
+
+    async def _with_warden(self) -> socket.socket:
+        """The line to the warden, who is there."""
+        if self._closed:
+            raise StartFailed("the sidecar is ending")
+        if self._orders is not None and self._warden is not None and self._warden.returncode is None:
+            return self._orders
+        if self._orders is not None:
+            self._orders.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -I -S: nothing of the environment or of installed packages has a say in it. A terminal's signals are
+            # for the sidecar alone.
+            self._warden = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(_WARDEN),
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._orders = ours
+        return ours
+
+
+class _Pipes:
+    """Our ends of a program's three streams."""
+
+    def __init__(self) -> None:
+        self.stdin: asyncio.StreamWriter
+        self.stdout = asyncio.StreamReader(READ_SIZE)
+        self.stderr = asyncio.StreamReader(READ_SIZE)
+        self._outputs: list[asyncio.ReadTransport] = []
+
+    @classmethod
+    async def opened(cls) -> tuple[_Pipes, list[int]]:
+        """Ours, and the program's ends. Raises OSError."""
+        made: list[int] = []
+        try:
+            for _ in range(3):
+                made += os.pipe()
+        except OSError:
+            _close(made)
+            raise
+        theirs_in, ours_in, ours_out, theirs_out, ours_err, theirs_err = made
+        pipes, loop = cls(), asyncio.get_running_loop()
+        files = [os.fdopen(ours_in, "wb", 0), os.fdopen(ours_out, "rb", 0), os.fdopen(ours_err, "rb", 0)]
+        try:
+            writing = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+            transport, _ = await loop.connect_write_pipe(lambda: writing, files[0])
+            pipes.stdin = asyncio.StreamWriter(transport, writing, None, loop)
+            for reader, file in ((pipes.stdout, files[1]), (pipes.stderr, files[2])):
+                output, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), file)
+                pipes._outputs.append(output)
+        except BaseException:
+            _close([theirs_in, theirs_out, theirs_err])
+            for file in files:
+                file.close()
+            raise
+        return pipes, [theirs_in, theirs_out, theirs_err]
+
+    def close_outputs(self) -> None:
+        for output in self._outputs:
+            output.close()
+
+    def close(self) -> None:
+        # asyncio's pipe may be aborted only while it has something to lose.
+        if self.stdin.transport.get_write_buffer_size():
+            self.stdin.transport.abort()
+        self.stdin.close()
+        self.close_outputs()
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _why(answer: Mapping[str, Any]) -> str:
+    number, where = answer.get("failed"), answer.get("where")
+    if not isinstance(number, int):
+        return "its keeper went away"
+    if number == errno.ENOEXEC:
+        return f"{where} is no program: has it a first line that names its interpreter?"
+    return f"{where}: {os.strerror(number)}"
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    writable = asyncio.Event()
+    loop.add_writer(sock, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(sock)
