@@ -27,7 +27,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
-from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
+from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share
 from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
@@ -37,13 +37,13 @@ from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls
 from sidecar.loading import first_snapshot, next_snapshot
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
+from sidecar.processes import Processes
 from sidecar.reloading import Reloader
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
-from sidecar.snapshot import Live, Service, Snapshot
-from sidecar.upstreams.health import Health
+from sidecar.snapshot import Live, Snapshot
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
 from sidecar.whole import Whole
@@ -63,6 +63,7 @@ class App:
     path: Path
     environ: Mapping[str, str]
     settings: Settings
+    processes: Processes
     audit: Audit
     metrics: Metrics
     limiter: Limiter
@@ -91,11 +92,13 @@ class App:
             audit = _open_audit(settings, metrics)
             undo.callback(audit.close)
             seen = look_at(path, settings)  # before it is read: what is written from now on is a change
-            first = first_snapshot(settings, base_url_of(settings, data))
+            processes = Processes(environ)
+            undo.push_async_callback(processes.close)
+            first = first_snapshot(settings, base_url_of(settings, data), processes)
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)
-            app = cls._assemble(path, environ, settings, audit, metrics, first, ledger, seen)
+            app = cls._assemble(path, environ, settings, processes, audit, metrics, first, ledger, seen)
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
@@ -112,6 +115,7 @@ class App:
         path: Path,
         environ: Mapping[str, str],
         settings: Settings,
+        processes: Processes,
         audit: Audit,
         metrics: Metrics,
         first: Snapshot,
@@ -138,13 +142,13 @@ class App:
             switch=switch,
             clock=time.time,
         )
-        return cls(path, environ, settings, audit, metrics, limiter, sessions, pipeline, live, switch, seen)
+        return cls(path, environ, settings, processes, audit, metrics, limiter, sessions, pipeline, live, switch, seen)
 
     def __post_init__(self, seen: Look) -> None:
         self.watcher = Watcher(self.path, lambda: self.live.current.settings, seen)
         self.reloader = Reloader(
             self.live,
-            partial(next_snapshot, self.path, self.environ),
+            partial(next_snapshot, self.path, self.environ, self.processes),
             self.settings,
             self.watcher,
             self.metrics,
@@ -169,8 +173,8 @@ class App:
             task.cancel()
         await asyncio.gather(*self.background, return_exceptions=True)
         await self.reloader.close()
-        for service in self.live.current.services.values():
-            await service.close()
+        await asyncio.gather(*(service.close() for service in self.live.current.services.values()))
+        await self.processes.close()
         await self.live.current.identity.close()
         await self.limiter.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
@@ -210,31 +214,14 @@ class App:
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             },
             "disabled_principals": len(self.disabled_principals()),
-            "upstreams": self.upstreams(),
+            "upstreams": {
+                name: {**service.catalogue.summary(), **self.drift.summary(service)}
+                for name, service in now.services.items()
+            },
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
             "sessions": len(self.sessions),
         }
-
-    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
-        """How each upstream stands, by name."""
-        services = self.live.current.services
-        return {name: self._upstream(name, service) for name, service in services.items()}
-
-    def _upstream(self, name: str, service: Service) -> Mapping[str, Any]:
-        off = {entry.principal for entry in self.switched_off()}
-        own = f"tool:{name}/"
-        return {
-            **service.account.plain(),
-            "enabled": object_of(name) not in off,
-            "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
-            **service.catalogue.summary(),
-            **self.drift.summary(service),
-        }
-
-    def discovered(self, name: str) -> Mapping[str, Any]:
-        """The tools, prompts and resources that an upstream has, by name."""
-        return self.live.current.services[name].catalogue.discovered()
 
     def banners(self) -> tuple[str, ...]:
         """What an operator must not overlook, in sentences."""
@@ -256,18 +243,6 @@ class App:
     async def enable(self, principal: str, *, by: str) -> bool:
         """Take that back; False if there was nothing to take back. Raises SwitchError."""
         return await self.switch.enable(principal, by=by)
-
-    def switched_off(self) -> Sequence[Entry]:
-        """Every tool and server that is switched off now."""
-        return self.switch.switched_off.in_force(self.pipeline.clock())
-
-    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> Entry:
-        """Switch off one tool of a server, or with "" all that it offers, at every replica. Raises SwitchError."""
-        return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
-
-    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Take that back; False if there was nothing to take back. Raises SwitchError."""
-        return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
@@ -338,9 +313,7 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
-        health = Health(lambda: self.live.current.services, random=secrets.SystemRandom())
         jobs = (
-            health.run(),
             exchanges.run_farewells(),
             exchanges.run_sweeps(),
             self.switch.run(),
@@ -374,8 +347,6 @@ class App:
         self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
-        for service in now.services.values():
-            service.account.observed_by(self.metrics)
         self._tell_mode()
         for banner in self.banners():
             log.warning(banner)

@@ -18,10 +18,11 @@ from sidecar.identity import Identity
 from sidecar.limits import open_store
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
+from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
-from sidecar.upstreams import Account, Catalogue, Watched, upstream_from
+from sidecar.upstreams import Catalogue, upstream_from
 from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
@@ -33,24 +34,25 @@ def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
     settings = load_settings(path, environ)
     open_store(settings.store.url, time.time)
     Ledger.open(settings.data / LEDGER_FILE)
-    return first_snapshot(settings, base_url="").engine
+    return first_snapshot(settings, base_url="", processes=Processes(environ)).engine
 
 
-def services_from(settings: Settings, known: Mapping[str, Service]) -> Mapping[str, Service]:
+def services_from(settings: Settings, known: Mapping[str, Service], processes: Processes) -> Mapping[str, Service]:
     """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
-        old, new = known.get(name), _service(settings, name)
+        old, new = known.get(name), _service(settings, name, processes)
         same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
         services[name] = old if old is not None and same else new
     return services
 
 
-def _service(settings: Settings, name: str) -> Service:
+def _service(settings: Settings, name: str, processes: Processes) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
-    bare = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes)
-    upstream = Watched(bare, Account(name, definition.breaker))
+    upstream = upstream_from(
+        name, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
+    )
     responses = definition.responses
     catalogue = Catalogue(
         upstream,
@@ -69,19 +71,19 @@ def _service(settings: Settings, name: str) -> Service:
     )
 
 
-def first_snapshot(settings: Settings, base_url: str) -> Snapshot:
+def first_snapshot(settings: Settings, base_url: str, processes: Processes) -> Snapshot:
     """What serves from the start. Raises ConfigError."""
-    return _snapshot(settings, {}, base_url)
+    return _snapshot(settings, {}, base_url, processes)
 
 
 async def next_snapshot(
-    path: Path, environ: Mapping[str, str], old: Snapshot, *, only_if_changed: bool = False
+    path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, *, only_if_changed: bool = False
 ) -> Snapshot:
     """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
     gives back `old` itself where the files say what they said."""
     reading = Reading()
     try:
-        new = await asyncio.to_thread(_read_snapshot, path, environ, old, reading)
+        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, old, reading)
     except asyncio.CancelledError:
         reading.abandon()  # the thread would go on, and this process could not end before it
         raise
@@ -95,8 +97,10 @@ async def next_snapshot(
     return new
 
 
-def _read_snapshot(path: Path, environ: Mapping[str, str], old: Snapshot, reading: Reading) -> Snapshot:
-    new = _snapshot(load_settings(path, environ), old.services, old.base_url, reading, old.pins)
+def _read_snapshot(
+    path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, reading: Reading
+) -> Snapshot:
+    new = _snapshot(load_settings(path, environ), old.services, old.base_url, processes, reading, old.pins)
     return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
 
 
@@ -104,6 +108,7 @@ def _snapshot(
     settings: Settings,
     known: Mapping[str, Service],
     base_url: str,
+    processes: Processes,
     reading: Reading | None = None,
     known_pins: Pins = NO_PINS,
 ) -> Snapshot:
@@ -112,7 +117,7 @@ def _snapshot(
         settings,
         read_policy(settings, reading),
         identity=Identity.from_settings(settings, time.time, fetch),
-        services=services_from(settings, known),
+        services=services_from(settings, known, processes),
         base_url=base_url,
         keys_digest=keys_digest,
         known_pins=known_pins,

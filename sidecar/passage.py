@@ -11,7 +11,6 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
@@ -39,7 +38,6 @@ class Passage:
     exchange: Exchange
     expected: Container[Id]
     now_s: Callable[[], float]
-    switch: KillSwitch
 
     def judge(self, message: jsonrpc.Message) -> Passed:
         """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
@@ -71,9 +69,6 @@ class Passage:
         for member in mcp.LISTS:
             if member in result:
                 result[member] = self._entries(member, result[member])
-        if "instructions" in result:  # a model reads them as it does descriptions
-            for text in self._legible([result.pop("instructions")]):
-                result["instructions"] = text
         if result.get("resultType", "complete") not in mcp.RESULT_TYPES:
             raise refused("its resultType is not one that was asked for")
         for method in mcp.asked_of_client(result):
@@ -96,13 +91,11 @@ class Passage:
         question = mcp.entry_question(member, exchange.turn.server, entry)
         if question is None or not self._may_list(question, now_s):
             return False
-        return member != "tools" or self._usable(question, entry, now_s)
+        return member != "tools" or self._usable(question, entry)
 
-    def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
-        """Whether the tool is on and can be called, and where tools are pinned, whether this very entry is what was
-        pinned: the server might show another to our enquiry (threats L6)."""
-        if self.switch.switched_off.find(question.object, now_s) is not None:
-            return False
+    def _usable(self, question: Question, entry: Any) -> bool:
+        """Whether the tool can be called, and where tools are pinned, whether this very entry is what was pinned: the
+        server might show another to our enquiry (threats L6)."""
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
         if question.server not in rules.required:
             return catalogue.usable(question.name)
@@ -114,7 +107,7 @@ class Passage:
         return False
 
     def _legible(self, entries: list[Any]) -> list[Any]:
-        """What a model will read, as the upstream's `hidden_text` says of what people cannot see in it (threats L7)."""
+        """The entries without what people cannot see in them, as the upstream's `hidden_text` says (threats L7)."""
         treatment = self.exchange.service.definition.hidden_text
         if treatment == "flag":
             return entries

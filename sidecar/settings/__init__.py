@@ -6,6 +6,7 @@ documents       the strict YAML reader, also for rules, budgets and tests
 environment     SIDECAR_A__B, _FILE, ${VAR}
 findings        what is wrong, in words; nodes: where it stands; scalars: what may stay unquoted
 secrets         reading a secret from a file, and refusing a weak one
+programs        which program a command names, and what environment it gets
 shipped         the models and policies that travel with the release
 
 Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (documents.py); of settings themselves:
@@ -14,7 +15,7 @@ S101-S104  a listener that reaches too far: without public_url, without tls, tho
 S105       a name that is known, and not supported by this version
 S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
 S113-S115  an upstream's credential, its header, an address taken twice
-S116       a file or folder that is not there
+S116-S117  a file or folder, a program that is not there
 S120-S121  a secret that is none; a weak one
 S201-S204  the environment (environment.py)
 """

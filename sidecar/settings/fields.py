@@ -138,6 +138,27 @@ Listen = Annotated[
 ]
 
 
+def _command_from(value: object, info: ValidationInfo) -> object:
+    """A name to be found on PATH stays one; anything with a slash is a path."""
+    if value == "":
+        reject(Finding("the command is empty"))
+    if isinstance(value, str) and "/" in value:
+        return str(_path_from(value, info))
+    return value
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        reject(Finding("no program can be given a NUL character"))
+    return text
+
+
+Argument = Annotated[str, Field(max_length=128 * 1024), AfterValidator(_argument)]
+"""What a program is started with; the kernel takes 128 KiB each."""
+
+Command = Annotated[Argument, BeforeValidator(_command_from)]
+
+
 def split_url(text: str, *schemes: str) -> SplitResult:
     """A URL with one of the schemes, a host, and neither user-info nor fragment; rejects every other."""
     try:
@@ -246,6 +267,13 @@ Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
     Field(max_length=256),
     AfterValidator(named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks")),
+]
+VariableName = Annotated[
+    str,
+    Field(max_length=256),
+    AfterValidator(
+        named(r"[A-Za-z_][A-Za-z0-9_.-]*", "name of a variable", "letters, digits and underscores: API_KEY")
+    ),
 ]
 ClaimName = Annotated[
     str,

@@ -12,6 +12,7 @@ from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
 from sidecar.settings.findings import Finding
 from sidecar.settings.nodes import Loc, Node, shown_line
+from sidecar.settings.programs import executable_of
 from sidecar.settings.root import Settings
 from sidecar.settings.secrets import WeakSecretError, checked_secret
 
@@ -53,6 +54,7 @@ def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) ->
         document.refuse([*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)])
     if check_files:
         faults += _file_faults(settings, document)
+        faults += _program_faults(settings, document, environ)
     if faults:
         document.refuse(faults)
     return Loaded(settings, document)
@@ -118,6 +120,22 @@ def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
         if finding := _weakness(credential.secret_path):
             loc = ("admin", "credentials", index, "secret_path")
             yield document.fault(loc, finding.message, finding.code, finding.hint)
+
+
+def _program_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
+    """Programs that could not be started."""
+    for name, upstream in settings.upstreams.items():
+        program = upstream.mcp
+        if program is None or program.command is None:
+            continue
+        where = ("upstreams", name, "mcp")
+        if executable_of(program.command, program.env, environ) is None:
+            hint = "install it, write its whole path, or set env: {PATH: ...}"
+            if "/" in program.command:
+                hint = "correct the path, or make it executable"
+            yield document.fault((*where, "command"), f"there is no program {program.command}", "S117", hint)
+        if program.cwd is not None and not program.cwd.is_dir():
+            yield document.fault((*where, "cwd"), f"{program.cwd} is no folder", "S116", "make it, or correct the path")
 
 
 def _weakness(path: Path) -> Finding | None:

@@ -7,9 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sidecar.settings.fields import Count, HeaderName, HttpUrl, Many, PathField, Scope, Seconds, Section, not_yet
+from sidecar.settings.fields import (
+    Argument,
+    Command,
+    Count,
+    HeaderName,
+    HttpUrl,
+    Many,
+    PathField,
+    Scope,
+    Seconds,
+    Section,
+    VariableName,
+    not_yet,
+)
 from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.health import Breaker, Probe
 from sidecar.settings.responses import Responses
 
 # Headers that frame the message, route it or speak for the protocol: those are ours to write.
@@ -25,14 +37,22 @@ class McpUpstream(Section):
 
     url: HttpUrl | None = None
     """Its Streamable HTTP address."""
-    command: Annotated[str | None, not_yet("an MCP server on stdio")] = None
-    """The program to start. Not supported by this version."""
-    args: Annotated[Many[str], not_yet("an MCP server on stdio")] = ()
-    """Its arguments. Not supported by this version."""
-    env: Annotated[dict[str, str], not_yet("an MCP server on stdio")] = Field(default_factory=dict)
-    """Its environment. Not supported by this version."""
-    cwd: Annotated[PathField | None, not_yet("an MCP server on stdio")] = None
-    """Its working folder. Not supported by this version."""
+    command: Command | None = None
+    """A program on stdio, in place of a url: a name on PATH, or a path from the file's folder. No shell reads it."""
+    args: Many[Argument] = ()
+    """The program's arguments, each as it stands here."""
+    env: dict[VariableName, Argument] = Field(default_factory=dict)
+    """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    cwd: PathField | None = None
+    """Its working folder; by default an empty one of its own, which goes when it ends."""
+    shared: bool = False
+    """One program for all callers and sessions, which share its state; else each has its own."""
+    idle_s: Seconds = 300.0
+    """How long the program of a caller without a session is kept while nobody uses it."""
+    max_programs: Count = 64
+    """How many of it may run at once."""
+    max_programs_per_caller: Count = 8
+    """How many of these for one caller; a further session ends the one that was longest unused."""
     timeout_s: Seconds = 30.0
     """How long a call may take in all; budgets may make it shorter."""
     connect_timeout_s: Seconds = 5.0
@@ -42,9 +62,25 @@ class McpUpstream(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> McpUpstream:
-        if self.url is None:
-            reject_any([Finding('the key "url" is missing', "Y102", on_key=True)])
+        reject_any(self._faults())
         return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if (self.url is None) == (self.command is None):
+            problem = 'the key "url" is missing' if self.url is None else "a server has a url or a command, not both"
+            hint = "write url: http://..., or command: with args: [...]" if self.url is None else "remove one of them"
+            yield Finding(problem, "Y102", hint, on_key=True)
+            return
+        for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
+            what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
+            yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
+
+    def _says(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True))
+
+
+_OF_PROGRAMS = frozenset({"args", "env", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"})
+_OF_ADDRESSES = frozenset({"connect_timeout_s", "max_connections"})
 
 
 class UpstreamCredential(Section):
@@ -94,17 +130,16 @@ class Upstream(Section):
     tells, `"off"` (in quotes: YAML reads a bare off as false) does not look. By default `warn` until the server has a
     pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
-    """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
-    `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    """What becomes of hidden characters in what the server lists: `flag` tells of them, `strip` takes them out of what
+    callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     responses: Responses | None = None
     """What of its answers may reach callers, and what of them is kept."""
-    breaker: Breaker = Field(default_factory=Breaker)
-    """When calls of it are refused at once."""
-    probe: Probe = Field(default_factory=Probe)
-    """How it is asked whether it is well."""
 
     @model_validator(mode="after")
     def _speaks_something(self) -> Upstream:
         if self.mcp is None:
             reject_any([Finding('the key "mcp" is missing', "Y102", "write mcp: {url: http://...}", on_key=True)])
+        elif self.mcp.command is not None and self.credential is not None:
+            hint = "name it under mcp.env: TOKEN: ${TOKEN}"
+            reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
         return self

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from sidecar.processes import Processes
 from sidecar.settings import upstreams as settings
 from sidecar.upstreams.http import http_upstream_from
+from sidecar.upstreams.stdio import stdio_upstream_from
 from sidecar.upstreams.transport import Upstream
 
 
-def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> Upstream:
-    """An upstream as configured, its secrets read. Nothing is opened yet. Raises SettingsError."""
+def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int, processes: Processes) -> Upstream:
+    """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
+    if section.mcp is not None and section.mcp.command is not None:
+        return stdio_upstream_from(name, section, max_response_bytes=max_response_bytes, processes=processes)
     return http_upstream_from(name, section, max_response_bytes=max_response_bytes)

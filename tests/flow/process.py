@@ -133,11 +133,12 @@ async def served(
     upstream_settings: str = "",
     mcp_settings: str = "",
     module: str = "sidecar",
+    program: str = "",
 ) -> AsyncIterator[Served]:
     """A running process before one upstream called `github`; it is gone at the end, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:  # a socket's path holds 107 bytes: not tmp_path
         folder = Path(name)
-        write_folder(folder, upstream_url, rules, files, settings, upstream_settings, "", mcp_settings)
+        write_folder(folder, upstream_url, rules, files, settings, upstream_settings, "", mcp_settings, program)
         running = Served(folder, module=module)
         await running.start()
         try:

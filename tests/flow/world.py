@@ -199,14 +199,16 @@ async def world(
     upstream_settings: str = "",
     mcp_settings: str = "",
     principal: str = "nhi:planner",
+    program: str = "",
 ) -> AsyncIterator[World]:
     """A sidecar before one upstream called `github`. Its callers are `principal` through a local listener (`World.url`)
-    unless that is empty; then `World.url` is the data listener."""
+    unless that is empty; then `World.url` is the data listener. `program` is a `command` and what belongs to it, for
+    an upstream that is one."""
     stub = upstream or Upstream()
     async with listening(stub.handle) as base:
         stub.url = f"{base}/mcp"
         url = upstream_url or stub.url
-        write_folder(folder, url, rules, files or {}, settings, upstream_settings, principal, mcp_settings)
+        write_folder(folder, url, rules, files or {}, settings, upstream_settings, principal, mcp_settings, program)
         app = await App.start(folder / "sidecar.yaml", {})
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
@@ -227,15 +229,12 @@ def write_folder(
     upstream_settings: str = "",
     principal: str = "nhi:planner",
     mcp_settings: str = "",
+    program: str = "",
 ) -> None:
     """sidecar.yaml, models and policies; `files` are further ones, by path."""
     local = f'local: [{{listen: "127.0.0.1:0", principal: "{principal}"}}]\n' if principal else ""
     more = f", {upstream_settings}" if upstream_settings else ""
-    if "probe:" not in more:
-        more += ", probe: {enabled: false}"  # what reaches the upstream is what the test sends
-    if "probe:" not in more:
-        more += ", probe: {enabled: false}"  # what reaches the upstream is what the test sends
-    mcp = f'url: "{upstream_url}"' + (f", {mcp_settings}" if mcp_settings else "")
+    mcp = (program or f'url: "{upstream_url}"') + (f", {mcp_settings}" if mcp_settings else "")
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "sidecar.yaml").write_text(
         "version: 1\n"

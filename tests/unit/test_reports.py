@@ -37,7 +37,6 @@ BL-015
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
   flow/test_identity_flow.py test_over_tls_a_header_is_no_client_certificate
 BL-018
-  flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
   unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
@@ -73,7 +72,6 @@ BL-035
   flow/test_listed_and_called.py test_what_is_listed_is_what_can_be_called
   unit/policy/test_against_plain_casbin.py test_what_is_listed_is_what_some_call_may_do
 BL-036
-  flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_an_upstream_that_is_not_there_harms_no_other
 BL-037
   flow/test_streams.py test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client
@@ -81,8 +79,6 @@ BL-038
   flow/test_upstream_trouble.py test_progress_is_passed_on_at_once
 BL-039
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
-BL-040
-  flow/test_breaker.py test_a_server_without_ping_and_one_that_only_takes_posts_stay_well
 BL-041
   flow/test_limit_outage.py test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment
   unit/limits/test_redis.py test_forgotten_scripts_cost_no_call
@@ -128,6 +124,7 @@ BL-064
 BL-065
   unit/test_metrics.py test_a_scrape_stays_quick_however_much_happened
 BL-066
+  flow/test_stdio.py test_two_users_have_two_counters_and_a_shared_program_one
   flow/test_sessions.py test_users_who_share_an_upstream_credential_do_not_share_its_session
   peers/test_apart.py test_two_users_of_one_upstream_credential_have_sessions_apart
 BL-068
@@ -138,6 +135,8 @@ BL-069
 BL-070
   flow/test_paired.py test_another_caller_with_the_id_gets_nothing_and_does_nothing
   flow/test_paired.py test_a_message_names_one_session_of_a_stream
+BL-074
+  flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
 BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
@@ -147,16 +146,14 @@ BL-076
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
   unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
-BL-078
-  flow/test_breaker.py test_a_slow_server_is_not_ill_and_a_fast_one_neither
-  flow/test_breaker.py test_an_upstream_that_is_back_is_found_without_a_call
+BL-080
+  flow/test_stdio.py test_a_program_gets_what_it_is_given_and_nothing_else
 BL-081
   flow/test_large_policy.py test_no_call_fails_and_no_decision_mixes_two_revisions
   flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
   flow/test_kill.py test_reloads_under_load_fail_nobody
 BL-086
-  flow/test_breaker.py test_an_open_breaker_lets_nothing_through_and_charges_nobody
-  flow/test_breaker.py test_a_session_that_the_server_forgot_is_begun_anew_by_the_probe
+  flow/test_stdio.py test_a_program_that_dies_fails_its_call_at_once_and_the_next_one_finds_another
   flow/test_upstream_trouble.py test_a_restarted_upstream_is_called_again_at_once
 BL-087
   unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another
@@ -173,6 +170,8 @@ BL-097
   flow/test_sessions.py test_a_refreshed_token_goes_on_and_another_subject_does_not
 BL-099
   unit/policy/test_engine.py test_a_decision_looks_at_its_own_rows_only
+BL-100
+  flow/test_stdio.py test_five_hundred_calls_are_one_program
 BL-101
   flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist
   flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added

@@ -11,6 +11,7 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
+from sidecar.processes import Processes
 from sidecar.settings import Settings, load_settings
 from sidecar.upstreams import upstream_from
 from sidecar.upstreams.report import UNHEALTHY, HealthReport, report_on
@@ -46,11 +47,15 @@ def test(server: str, path: Path, as_json: bool) -> None:
 
 async def _report(settings: Settings, server: str) -> HealthReport:
     definition = settings.upstreams[server]
-    upstream = upstream_from(server, definition, max_response_bytes=settings.server.max_response_bytes)
+    processes = Processes(os.environ)
+    upstream = upstream_from(
+        server, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
+    )
     try:
         return await report_on(upstream, now_s=time.time())
     finally:
         await upstream.close()
+        await processes.close()
 
 
 def _print(report: HealthReport) -> None:

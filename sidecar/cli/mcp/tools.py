@@ -26,6 +26,7 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError, Reason, Refusal
+from sidecar.processes import Processes
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.moments import rfc3339
@@ -140,7 +141,10 @@ def _looked_up(path: Path, server: str) -> Book:
 async def _entries(settings: Settings, server: str) -> list[object]:
     """What the server lists now. Raises Refusal."""
     definition = settings.upstreams[server]
-    upstream = upstream_from(server, definition, max_response_bytes=settings.server.max_response_bytes)
+    processes = Processes(os.environ)
+    upstream = upstream_from(
+        server, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
+    )
     enquiry = Enquiry(upstream)
     try:
         async with asyncio.timeout(upstream.timeout_s):
@@ -150,6 +154,7 @@ async def _entries(settings: Settings, server: str) -> list[object]:
     finally:
         await enquiry.close()
         await upstream.close()
+        await processes.close()
 
 
 def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[Row]:

@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.egress import Crowded
 from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.processes import Processes
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
 from sidecar.upstreams import Outbound, upstream_from
@@ -189,7 +190,9 @@ async def test_the_configured_credential_is_shown(
 ) -> None:
     (tmp_path / "secret").write_text("s3cret-of-the-upstream\n")
     async with serving(say(OK)) as server:
-        upstream = upstream_from("notes", section(server.url, credential, tmp_path), max_response_bytes=100)
+        upstream = upstream_from(
+            "notes", section(server.url, credential, tmp_path), max_response_bytes=100, processes=Processes({})
+        )
         (await upstream.exchange(post())).close()
         await upstream.close()
         assert (header or b"\r\nAccept") in server.requests[0]
@@ -198,7 +201,9 @@ async def test_the_configured_credential_is_shown(
 
 def test_a_missing_secret_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError):
-        upstream_from("a", section("http://a/", {"bearer_path": "none"}, tmp_path), max_response_bytes=1)
+        upstream_from(
+            "a", section("http://a/", {"bearer_path": "none"}, tmp_path), max_response_bytes=1, processes=Processes({})
+        )
 
 
 def section(url: str, credential: dict[str, Any] | None, folder: Path) -> settings.Upstream:

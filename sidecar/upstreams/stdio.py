@@ -1,0 +1,238 @@
+"""How is a program on pipes an MCP server like any other?
+
+One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, is started without a
+shell, and is given what `settings/programs.py` says. Whatever else it writes is bounded: a line, what is no message
+(`channel.py`), what it wrote to its error output (`Tail`). Both pipes are always read, so that it never waits for us.
+
+When a program ends without being asked to, its calls fail at once, and its caller's next one is started after a pause
+that doubles each time. Another caller's program is none of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sidecar.errors import Reason, Refusal, SettingsError, fault_in
+from sidecar.processes import Process, Processes, Program, StartFailed
+from sidecar.settings import upstreams as settings
+from sidecar.settings.programs import environment_of, executable_of
+from sidecar.upstreams.wired import Bounds, WiredUpstream
+
+# A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
+MAX_UNREAD_BYTES: Final = 8 * 2**20
+ENVELOPE_BYTES: Final = 64 * 1024  # what stands around an answer's body in its line
+MAX_TAIL_LINES, MAX_TAIL_CHARS = 100, 400
+TOLD_LINES: Final = 5  # of its last words, in the log
+LAST_WORDS_S: Final = 0.2  # after its end, for what it wrote before
+STEADY_S: Final = 60.0  # who lived so long did not end because of how it began
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+MAX_STREAKS: Final = 1024
+_READ_BYTES: Final = 64 * 1024
+
+log = logging.getLogger("sidecar.stdio")
+
+
+class Tail:
+    """The last lines of what programs said to nobody, safe to show: control characters are spelt out (threats X8)."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)
+
+    def add(self, line: bytes) -> None:
+        text = line[: 4 * MAX_TAIL_CHARS].decode("utf-8", "backslashreplace").rstrip("\r\n")
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        if shown:
+            self._lines.append(shown[:MAX_TAIL_CHARS])
+
+    def lines(self, count: int = MAX_TAIL_LINES) -> list[str]:
+        """The newest, oldest first."""
+        return list(self._lines)[-count:]
+
+
+class ProgramWire:
+    """A `channel.Wire` to a running program. `ended` is called with how, if it ended without being asked to."""
+
+    def __init__(
+        self, process: Process, tail: Tail, *, max_line_bytes: int, ended: Callable[[str], None] = lambda how: None
+    ) -> None:
+        self._process = process
+        self._tail = tail
+        self._max_line_bytes = max_line_bytes
+        self._ended = ended
+        self._asked_to = False
+        self._beside = [
+            asyncio.create_task(self._keep_errors(), name=f"reads the errors of process {process.pid}"),
+            asyncio.create_task(self._cut_off(), name=f"awaits the end of process {process.pid}"),
+        ]
+
+    async def send(self, message: bytes) -> None:
+        """As `Wire.send`."""
+        stdin = self._process.stdin
+        if stdin.is_closing():
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more")
+        if stdin.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program does not read what it is sent")
+        stdin.write(message + b"\n")
+        try:
+            await stdin.drain()
+        except OSError:
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more") from None
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """As `Wire.messages`: each line that is not blank."""
+        how = "it was of no use"
+        try:
+            rest = bytearray()
+            while chunk := await self._process.stdout.read(_READ_BYTES):
+                *lines, begun = chunk.split(b"\n")
+                for line in lines:
+                    whole = bytes(rest) + line if rest else line
+                    rest.clear()
+                    self._bound(len(whole))
+                    if whole.strip():
+                        yield whole
+                rest += begun
+                self._bound(len(rest))
+            how = await self._how_it_ended()
+            raise Refusal(Reason.UPSTREAM_FAILED, f"its program ended: {how}")
+        except Refusal as refusal:
+            how = refusal.detail
+            raise
+        finally:
+            if not self._asked_to:
+                self._asked_to = True
+                self._ended(how)
+
+    async def close(self) -> None:
+        """As `Wire.close`."""
+        self._asked_to = True
+        await self._process.end()
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+
+    def _bound(self, size: int) -> None:
+        if size > self._max_line_bytes:
+            raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
+
+    async def _how_it_ended(self) -> str:
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                return str(await self._process.wait())
+        except TimeoutError:
+            return "it closed its output"
+
+    async def _keep_errors(self) -> None:
+        rest = b""
+        while chunk := await self._process.stderr.read(_READ_BYTES):
+            *lines, begun = (rest + chunk).split(b"\n")
+            for line in lines[-MAX_TAIL_LINES:]:
+                self._tail.add(line)
+            rest = begun[: 4 * MAX_TAIL_CHARS]
+        self._tail.add(rest)
+
+    async def _cut_off(self) -> None:
+        """What it started may hold its pipes open; it is over all the same."""
+        await self._process.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._process.stop_reading()
+
+
+@dataclass(slots=True)
+class _Streak:
+    """How often one caller's programs ended by themselves, one after the other, and from when the next may begin."""
+
+    count: int
+    until_mono_s: float
+    how: str
+
+
+class Launcher:
+    """Starts the program of one upstream, for whoever needs one."""
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        processes: Processes,
+        *,
+        max_line_bytes: int,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tail = Tail()
+        self._name = name
+        self._program = program
+        self._processes = processes
+        self._max_line_bytes = max_line_bytes
+        self._clock = clock_mono
+        self._streaks: OrderedDict[str, _Streak] = OrderedDict()
+
+    async def open(self, owner: str) -> ProgramWire:
+        """As `wired.OpenWire`."""
+        began = self._clock()
+        streak = self._streaks.get(owner)
+        if streak is not None and began < streak.until_mono_s:
+            left_s = streak.until_mono_s - began
+            raise Refusal(
+                Reason.UPSTREAM_FAILED,
+                f"its program keeps ending: {streak.how}; it is not started again for {left_s:.0f} s",
+                retry_after_s=left_s,
+            )
+        try:
+            process = await self._processes.start(self._program)
+        except StartFailed as failure:
+            log.error("an MCP server cannot be started", extra={"upstream": self._name, "why": str(failure)})
+            self._count(owner, began, "it cannot be started")
+            raise Refusal(Reason.UPSTREAM_FAILED, "its program cannot be started") from None
+        return ProgramWire(
+            process, self.tail, max_line_bytes=self._max_line_bytes, ended=partial(self._ended, owner, began)
+        )
+
+    def _ended(self, owner: str, began: float, how: str) -> None:
+        said = self.tail.lines(TOLD_LINES)
+        log.warning("an MCP server ended by itself", extra={"upstream": self._name, "how": how, "said": said})
+        self._count(owner, began, how)
+
+    def _count(self, owner: str, began: float, how: str) -> None:
+        now, before = self._clock(), self._streaks.pop(owner, None)
+        count = 1 if before is None or now - began >= STEADY_S else before.count + 1
+        # The first time is forgiven: who calls next finds it there again.
+        pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 16), MAX_PAUSE_S)
+        self._streaks[owner] = _Streak(count, now + pause_s, how)
+        if len(self._streaks) > MAX_STREAKS:
+            self._streaks.popitem(last=False)
+
+
+def stdio_upstream_from(
+    name: str, section: settings.Upstream, *, max_response_bytes: int, processes: Processes
+) -> WiredUpstream:
+    """An upstream that is a program, as configured. Nothing is started yet. Raises SettingsError."""
+    mcp = section.mcp
+    if mcp is None or mcp.command is None:
+        raise ValueError("the settings promise a program its command")
+    path = executable_of(mcp.command, mcp.env, processes.environ)
+    if path is None:
+        place = f"upstreams.{name}.mcp.command"
+        raise SettingsError([fault_in(place, f"there is no program {mcp.command}", code="S117")])
+    program = Program(
+        path=path,
+        argv=(mcp.command, *mcp.args),
+        env=environment_of(mcp.env, processes.environ),
+        cwd=None if mcp.cwd is None else str(mcp.cwd.absolute()),
+    )
+    launcher = Launcher(name, program, processes, max_line_bytes=max_response_bytes + ENVELOPE_BYTES)
+    return WiredUpstream(
+        name,
+        launcher.open,
+        timeout_s=mcp.timeout_s,
+        max_response_bytes=max_response_bytes,
+        shared=mcp.shared,
+        bounds=Bounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
+    )
