@@ -36,7 +36,9 @@ class McpUpstream(Section):
     """An MCP server."""
 
     url: HttpUrl | None = None
-    """Its Streamable HTTP address."""
+    """Its address."""
+    transport: Literal["auto", "http", "sse"] = "auto"
+    """What is spoken there: Streamable HTTP, or the HTTP+SSE of 2024-11-05; `auto` finds out by POST, then GET."""
     command: Command | None = None
     """A program on stdio, in place of a url: a name on PATH, or a path from the file's folder. No shell reads it."""
     args: Many[Argument] = ()
@@ -80,7 +82,7 @@ class McpUpstream(Section):
 
 
 _OF_PROGRAMS = frozenset({"args", "env", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"})
-_OF_ADDRESSES = frozenset({"connect_timeout_s", "max_connections"})
+_OF_ADDRESSES = frozenset({"transport", "connect_timeout_s", "max_connections"})
 
 
 class UpstreamCredential(Section):

@@ -5,6 +5,7 @@ channel.py      a line that carries messages both ways, made to look so
 wired.py        whose line is it, and for how long is it kept
 stdio.py        a program on pipes: started, bounded, started again
 http.py         one message out over HTTP, its answer back; failures become refusals
+legacy_sse.py   a server of the HTTP+SSE transport of 2024-11-05; detecting.py: which of the two it is
 assembling.py   which parts make up one upstream
 sessions.py     whose session is this, and which upstream session stands behind it
 catalogue.py    which tools it has: kept fresh, shared, waited for

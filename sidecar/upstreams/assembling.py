@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sidecar.processes import Processes
 from sidecar.settings import upstreams as settings
+from sidecar.upstreams.detecting import DetectingUpstream
 from sidecar.upstreams.http import http_upstream_from
+from sidecar.upstreams.legacy_sse import sse_upstream_from
 from sidecar.upstreams.stdio import stdio_upstream_from
 from sidecar.upstreams.transport import Upstream
 
@@ -13,4 +15,10 @@ def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: 
     """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
     if section.mcp is not None and section.mcp.command is not None:
         return stdio_upstream_from(name, section, max_response_bytes=max_response_bytes, processes=processes)
-    return http_upstream_from(name, section, max_response_bytes=max_response_bytes)
+    transport = "auto" if section.mcp is None else section.mcp.transport
+    if transport == "sse":
+        return sse_upstream_from(name, section, max_response_bytes=max_response_bytes)
+    http = http_upstream_from(name, section, max_response_bytes=max_response_bytes)
+    if transport == "http":
+        return http
+    return DetectingUpstream(http, sse_upstream_from(name, section, max_response_bytes=max_response_bytes))

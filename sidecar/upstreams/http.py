@@ -62,7 +62,7 @@ class HttpAnswer:
     def __init__(self, response: Response) -> None:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
-        self.media_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.media_type: str = media_type_of(response)
         self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
@@ -195,12 +195,17 @@ def http_upstream_from(name: str, section: settings.Upstream, *, max_response_by
     return HttpUpstream(
         name,
         mcp.url,
-        credential=_credential_from(section.credential),
+        credential=credential_from(section.credential),
         timeout_s=mcp.timeout_s,
         max_response_bytes=max_response_bytes,
         connect_timeout_s=mcp.connect_timeout_s,
         max_connections=mcp.max_connections,
     )
+
+
+def media_type_of(response: Response) -> str:
+    """In lower case, without its parameters; "" where there is none."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def refusal_from(failure: EgressError) -> Refusal:
@@ -224,7 +229,8 @@ def refusal_from(failure: EgressError) -> Refusal:
             return Refusal(Reason.UPSTREAM_FAILED)
 
 
-def _credential_from(section: settings.UpstreamCredential | None) -> Credential | None:
+def credential_from(section: settings.UpstreamCredential | None) -> Credential | None:
+    """What is shown to an upstream, read. Raises SettingsError."""
     if section is None:
         return None
     if section.bearer_path is not None:

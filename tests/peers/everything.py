@@ -1,7 +1,8 @@
 """What can an MCP server of the official SDK do, and what of our traffic did it see?
 
 `python -m tests.peers.everything` serves on a free port of loopback, which it prints, until its standard input ends.
-`/mcp` is an ordinary server of both eras that has a little of everything; it knows nothing of us. Beside it:
+`/mcp` is an ordinary server of both eras that has a little of everything; it knows nothing of us. At `/sse` it speaks
+the HTTP+SSE of 2024-11-05. Beside it:
 
     GET  /seen          every HTTP message that reached /mcp, and what its tools witnessed, in order
     POST /open/{gate}   lets a tool go on that waits at `gate`
@@ -33,6 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NOTED_HEADERS = ("mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "mcp-param-region")
 RETRY_MS = 50
+SERVED = ("/mcp", "/sse", "/messages/")
 
 
 class Weather(BaseModel):
@@ -89,7 +91,7 @@ class Witness:
     notes: Notes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/mcp":
+        if scope["type"] != "http" or scope["path"] not in SERVED:
             await self.app(scope, receive, send)
             return
         body = bytearray()
@@ -329,6 +331,7 @@ async def serve(sock: socket.socket) -> None:
         return Response(status_code=204)
 
     app = server.streamable_http_app(event_store=Events(), retry_interval=RETRY_MS)
+    app.router.routes.extend(server.sse_app().routes)
     config = uvicorn.Config(Witness(app, notes), log_level="critical", access_log=False, lifespan="on", backlog=1024)
     await uvicorn.Server(config).serve(sockets=[sock])
 

@@ -202,20 +202,14 @@ async def _log(play: Play) -> Any:
 async def _cancel(play: Play) -> bool:
     """This SDK sends no notification of its own when a caller gives up, so the client does."""
     call = asyncio.create_task(play.session.call_tool("slow", {"tag": "sdk1"}))
-    while {"event": "slow-begun", "tag": "sdk1"} not in (log := await play.log()):
+    while {"event": "slow-begun", "tag": "sdk1"} not in await play.log():
         await asyncio.sleep(0.02)
-    number = next(entry["message"]["id"] for entry in reversed(log) if _calls_slow(entry))
-    params = types.CancelledNotificationParams(requestId=number)
+    params = types.CancelledNotificationParams(requestId=play.session._request_id - 1)
     await play.session.send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
     while {"event": "slow-cancelled", "tag": "sdk1"} not in await play.log():
         await asyncio.sleep(0.02)
     call.cancel()
     return True
-
-
-def _calls_slow(entry: dict[str, Any]) -> bool:
-    params = entry.get("message", {}).get("params", {})
-    return params.get("name") == "slow" and params["arguments"]["tag"] == "sdk1"
 
 
 async def _changed(play: Play) -> Any:

@@ -112,10 +112,10 @@ def _own_enquiry(message: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def stage(
-    folder: Path, upstream: str, rules: str, *, settings: str = SETTINGS, **kw: Any
+    folder: Path, upstream: str, rules: str, *, settings: str = SETTINGS, path: str = "/mcp", **kw: Any
 ) -> AsyncIterator[Stage]:
     """A sidecar with these rules before the server; 1,000 connections are enough for every stream of a test."""
-    url = f"{upstream}/mcp"
+    url = f"{upstream}{path}"
     async with world(
         folder, rules=rules, settings=settings, upstream_url=url, mcp_settings="max_connections: 1000", **kw
     ) as running:

@@ -41,31 +41,47 @@ async def play(on: Stage, part: str) -> dict[str, Any]:
 async def test_the_1_x_client_sees_what_it_sees_over_streamable_http(
     tmp_path: Path, everything: str, part: str, rules: str, expected: dict[str, Any]
 ) -> None:
-    async with stage(tmp_path, everything, rules) as on:
+    """HTTP+SSE on both sides of us."""
+    async with stage(tmp_path, everything, rules, path="/sse") as on:
         seen = await play(on, part)
         assert {step: seen.get(step, seen.get("broken")) for step in expected} == expected
-        await on.until_verb("DELETE")  # the session ended with its stream, upstream too
-        assert len(on.world.app.sessions) == 0 and len(await on.messages("initialize")) == 1
+        await until(lambda: len(on.world.app.sessions) == 0)
+
+
+# How the caller speaks, and how the server.
+BOTH_SIDES = pytest.mark.parametrize(("near", "far"), [("/sse", "/mcp"), ("", "/sse"), ("/sse", "/sse")])
 
 
 @asynccontextmanager
-async def connected(on: Stage, ears: Ears | None = None, mode: str = "legacy") -> AsyncIterator[Any]:
-    async with client(sse_client(f"{on.url}/sse"), mode, ears) as peer:
-        yield peer
+async def connected(
+    folder: Path, upstream: str, rules: str, near: str, far: str, ears: Ears | None = None, mode: str = "legacy"
+) -> AsyncIterator[tuple[Stage, Any]]:
+    async with stage(folder, upstream, rules, path=far) as on:
+        transport = sse_client(f"{on.url}/sse") if near else on.url
+        async with client(transport, mode, ears) as peer:
+            yield on, peer
 
 
+@BOTH_SIDES
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_the_2_x_client_finds_the_era_and_calls(open_stage: Stage, mode: str) -> None:
-    async with connected(open_stage, mode=mode) as peer:
+async def test_the_2_x_client_finds_the_era_and_calls(
+    tmp_path: Path, everything: str, near: str, far: str, mode: str
+) -> None:
+    async with connected(tmp_path, everything, ALL, near, far, mode=mode) as (on, peer):
         assert peer.protocol_version == "2025-11-25"
         assert "echo" in {tool.name for tool in (await peer.list_tools()).tools}
         assert text_of(await peer.call_tool("echo", {"text": "hällo"})) == "hällo"
+        streams = len(await on.verbs("GET"))
+    if far == "/sse":
+        assert streams == 3  # it was found out, our own enquiry, and the client's session
+    await until(lambda: len(on.world.app.sessions) == 0)
 
 
-async def test_the_2_x_client_is_asked_told_and_obeyed(open_stage: Stage) -> None:
-    ears = Ears()
-    async with connected(open_stage, ears) as peer:
-        await open_stage.until_verb("GET")
+@BOTH_SIDES
+async def test_the_2_x_client_is_asked_told_and_obeyed(tmp_path: Path, everything: str, near: str, far: str) -> None:
+    ears, tag = Ears(), f"paired{near}{far}".replace("/", "-")
+    async with connected(tmp_path, everything, ALL, near, far, ears) as (on, peer):
+        await on.until_verb("GET", 1 if far == "/mcp" else 2)
         assert text_of(await peer.call_tool("greet", {"text": "you"})) == "you please"
         assert text_of(await peer.call_tool("think", {"text": "you"})) == "you please"
         assert ears.asked == ["a word for you", "you"]
@@ -73,27 +89,30 @@ async def test_the_2_x_client_is_asked_told_and_obeyed(open_stage: Stage) -> Non
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             await ears.on_progress(progress, total, message)
             if progress == 1:
-                await open_stage.open("paired")
+                await on.open(tag)
 
-        await peer.call_tool("steps", {"gate": "paired"}, progress_callback=on_progress)
-        assert ears.progress == [(1, "paired waits"), (2, "paired goes on")]
+        await peer.call_tool("steps", {"gate": tag}, progress_callback=on_progress)
+        assert ears.progress == [(1, f"{tag} waits"), (2, f"{tag} goes on")]
         await peer.call_tool("shout", {"text": "one"})
         await until(lambda: ("error", "one") in ears.logs)
-        await peer.call_tool("grow", {"name": "grown-paired"})
+        await peer.call_tool("grow", {"name": f"grown-{tag}"})
         await until(lambda: ears.count(types.ToolListChangedNotification) > 0)
-        call = asyncio.create_task(peer.call_tool("slow", {"tag": "paired"}))
-        await open_stage.until_event("slow-begun", "paired")
+        call = asyncio.create_task(peer.call_tool("slow", {"tag": tag}))
+        await on.until_event("slow-begun", tag)
         call.cancel()
-        await open_stage.until_event("slow-cancelled", "paired")
+        await on.until_event("slow-cancelled", tag)
         assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
 
 
-async def test_the_2_x_client_hears_what_is_denied_and_goes_on(shut_stage: Stage) -> None:
-    async with connected(shut_stage) as peer:
+@pytest.mark.parametrize(("near", "far"), [("", "/sse"), ("/sse", "/sse")])
+async def test_the_2_x_client_hears_what_is_denied_and_goes_on(
+    tmp_path: Path, everything: str, near: str, far: str
+) -> None:
+    async with connected(tmp_path, everything, LITTLE, near, far) as (on, peer):
         listed = [tool.name for tool in (await peer.list_tools()).tools]
         assert listed == ["echo", "touch", "greet", "think", "places"]
         with pytest.raises(MCPError) as denied:
             await peer.call_tool("weather", {"city": "Oslo"})
         assert (denied.value.error.code, denied.value.error.data["reason"]) == (403, "no-matching-rule")
         assert text_of(await peer.call_tool("echo", {"text": "on we go"})) == "on we go"
-    assert [call["params"]["name"] for call in await shut_stage.messages("tools/call")] == ["echo"]
+        assert [call["params"]["name"] for call in await on.messages("tools/call")] == ["echo"]

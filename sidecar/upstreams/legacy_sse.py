@@ -1,0 +1,233 @@
+"""How do we speak with a server of the HTTP+SSE transport of MCP 2024-11-05?
+
+    GET  <url>         a stream: first `event: endpoint`, then one `event: message` for each message of the server
+    POST <endpoint>    each message of ours; what comes of it, comes on the stream
+
+Each session has a stream of its own (`wired.py`), and what is on it is made to look like Streamable HTTP
+(`channel.py`). The endpoint is the server's word, so it is believed only where it leads to the very origin that the
+operator named: our credential goes with every POST. Nothing is followed elsewhere, redirects least of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urljoin
+
+from sidecar.egress import (
+    Client,
+    EgressError,
+    Origin,
+    RequestForm,
+    Response,
+    parse_origin,
+)
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.sse import SseEvent, SseParser
+from sidecar.settings import upstreams as settings
+from sidecar.upstreams.http import MAX_STREAMS, Credential, credential_from, media_type_of, refusal_from
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Made, Outbound, Upstream
+from sidecar.upstreams.wired import Bounds, WiredUpstream
+
+MAX_ENDPOINT_BYTES: Final = 8 * 1024  # of an event before the endpoint, and the endpoint itself
+MAX_PROLOGUE_BYTES: Final = 64 * 1024  # of all that comes before it
+MAX_ACKNOWLEDGEMENT_BYTES: Final = 64 * 1024  # "Accepted"
+# A line costs a connection, not a process: as many for one caller as it may have sessions.
+_PLAIN = re.compile(r"[!-~]+")
+BOUNDS: Final = Bounds(max_per_caller=64, max_lines=MAX_STREAMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where one server is, how it is called, and how much it may say at once, in seconds and bytes."""
+
+    url: str
+    credential: Credential | None
+    timeout_s: float
+    max_message_bytes: int
+    origin: Origin = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a URL that names no place."""
+        object.__setattr__(self, "origin", parse_origin(self.url))
+
+    def get(self) -> bytes:
+        """The request that opens a stream."""
+        return self._form("GET", self.origin.path, [("Accept", EVENT_STREAM)]).message((), None)
+
+    def post_to(self, endpoint: str) -> RequestForm:
+        """The requests that go to the endpoint that a stream told. Raises Refusal(RESPONSE_REFUSED)."""
+        try:
+            if not _PLAIN.fullmatch(endpoint):  # what some readers would take out, and others not
+                raise ValueError
+            told = parse_origin(urljoin(self.url, endpoint))
+        except ValueError:
+            raise Refusal(Reason.RESPONSE_REFUSED, "its endpoint is no address") from None
+        if (told.scheme, told.host, told.port) != (self.origin.scheme, self.origin.host, self.origin.port):
+            raise Refusal(Reason.RESPONSE_REFUSED, "its endpoint is at another origin")
+        return self._form("POST", told.path, [("Accept", JSON), ("Content-Type", JSON)])
+
+    def _form(self, verb: str, path: str, headers: list[tuple[str, str]]) -> RequestForm:
+        last = [] if self.credential is None else [(self.credential.header, self.credential.value)]
+        return RequestForm(verb, path, self.origin.host_header, headers, last)
+
+
+class SseWire:
+    """A `channel.Wire`: one stream, and the POSTs that belong to it."""
+
+    def __init__(self, stream: Response, address: Address, client: Client) -> None:
+        self._stream = stream
+        self._address = address
+        self._client = client
+        self._parser = SseParser(MAX_ENDPOINT_BYTES)
+        self._events = self._read()
+        self._form: RequestForm | None = None
+        self._failure: Refusal | None = None
+
+    async def begin(self) -> None:
+        """Wait for the endpoint. Raises Refusal."""
+        async for event in self._events:
+            if event.event == "endpoint":
+                self._form = self._address.post_to(event.data or "")
+                return
+        raise Refusal(Reason.UPSTREAM_FAILED, "it hung up before it told its endpoint")
+
+    async def send(self, message: bytes) -> None:
+        """As `Wire.send`."""
+        assert self._form is not None, "nothing is sent before the endpoint is known"
+        if self._failure is not None:
+            raise Refusal(self._failure.reason, self._failure.detail)
+        try:
+            with await self._client.send(self._form.message((), message), deadline_s=self._address.timeout_s) as taken:
+                await taken.read(MAX_ACKNOWLEDGEMENT_BYTES)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+        if taken.status in (404, 410):  # it forgot the session; so what it still says is no use either
+            self._fail(Refusal(Reason.UPSTREAM_FAILED, "it forgot the session"))
+        if not 200 <= taken.status < 300:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {taken.status}")
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """As `Wire.messages`."""
+        async with aclosing(self._events):
+            async for event in self._events:
+                if event.data and event.event in ("message", ""):  # a second endpoint moves nothing
+                    yield event.data.encode()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """As `Wire.close`."""
+        self._stream.close()
+
+    def _fail(self, failure: Refusal) -> None:
+        self._failure = failure
+        self._stream.close()
+
+    async def _read(self) -> AsyncGenerator[SseEvent, None]:
+        """Every event. Until the endpoint is known, little is taken: it is the first thing that a server says."""
+        heard = 0
+        try:
+            async with aclosing(self._stream.chunks(idle_s=None)) as chunks:
+                async for chunk in chunks:
+                    heard += len(chunk)
+                    for event in self._parser.feed(chunk):
+                        yield event
+                    if self._form is not None:
+                        self._parser.max_event_bytes = self._address.max_message_bytes
+                    elif heard > MAX_PROLOGUE_BYTES:
+                        raise Refusal(Reason.RESPONSE_REFUSED, "it says much, and not its endpoint")
+        except EgressError as failure:
+            raise self._failure or refusal_from(failure) from failure
+
+
+class SseUpstream:
+    """One MCP server over HTTP+SSE. It has the session era only. `offered` says whether it was a stream that the newest
+    GET was answered with."""
+
+    def __init__(self, name: str, address: Address, *, connect_timeout_s: float, max_connections: int) -> None:
+        self.name = name
+        self.timeout_s = address.timeout_s
+        self.max_response_bytes = address.max_message_bytes
+        self.offered = True
+        self._address = address
+        self._posts = Client(address.origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
+        self._streams = Client(
+            address.origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=2 * MAX_STREAMS
+        )
+        self._lines = WiredUpstream(
+            name,
+            self._open,
+            timeout_s=self.timeout_s,
+            max_response_bytes=self.max_response_bytes,
+            stateless=False,
+            bounds=BOUNDS,
+        )
+
+    @property
+    def open_connections(self) -> int:
+        return self._posts.open_connections + self._streams.open_connections
+
+    def shows_the_same_as(self, other: Upstream) -> bool:
+        """As `Upstream.shows_the_same_as`."""
+        return isinstance(other, SseUpstream) and self._address == other._address
+
+    async def exchange(self, outbound: Outbound) -> Made:
+        """As `Upstream.exchange`."""
+        return await self._lines.exchange(outbound)
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        """As `Upstream.end_session`."""
+        await self._lines.end_session(session_id, version, deadline_s)
+
+    async def close(self) -> None:
+        """As `Upstream.close`."""
+        await self._lines.close()
+        await self._posts.close()
+        await self._streams.close()
+
+    async def is_there(self, within_s: float) -> bool:
+        """Whether the address opens a stream of this transport."""
+        try:
+            async with asyncio.timeout(within_s):
+                wire = await self._open("")
+        except (Refusal, TimeoutError):
+            return False
+        await wire.close()
+        return True
+
+    async def _open(self, owner: str) -> SseWire:
+        """As `wired.OpenWire`. Every line shows the same credential, whoever it is for."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self._begun()
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not tell its endpoint in time") from None
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+
+    async def _begun(self) -> SseWire:
+        stream = await self._streams.send(self._address.get(), deadline_s=self.timeout_s)
+        try:
+            self.offered = stream.status == 200 and media_type_of(stream) == EVENT_STREAM
+            if not self.offered:
+                raise Refusal(Reason.UPSTREAM_FAILED, f"it opens no stream (HTTP {stream.status})")
+            wire = SseWire(stream, self._address, self._posts)
+            await wire.begin()
+        except BaseException:
+            stream.close()
+            raise
+        return wire
+
+
+def sse_upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> SseUpstream:
+    """An upstream as configured, its secret read. Raises SettingsError."""
+    mcp = section.mcp
+    if mcp is None or mcp.url is None:
+        raise ValueError("the settings promise an MCP upstream its URL")
+    address = Address(mcp.url, credential_from(section.credential), mcp.timeout_s, max_response_bytes)
+    return SseUpstream(name, address, connect_timeout_s=mcp.connect_timeout_s, max_connections=mcp.max_connections)

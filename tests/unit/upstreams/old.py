@@ -1,0 +1,89 @@
+"""A server of the HTTP+SSE transport that says on its stream what a test says, and keeps what was POSTed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.upstreams.http import Credential
+from sidecar.upstreams.legacy_sse import Address, SseUpstream
+from tests.unit.egress.hostile import Conversation, Hostile, response, serving
+
+STREAM = response(b"", "Content-Type: text/event-stream; charset=utf-8", framing="")
+ACCEPTED = response(b"Accepted", status="202 Accepted")
+RESULTS: dict[str, Any] = {
+    "initialize": {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "old", "version": "1"}},
+    "tools/list": {"tools": []},
+    "tools/call": {"content": []},
+}
+
+
+@dataclass
+class Old:
+    """`opening` is what a GET is answered with, `taking` what a POST is; a message is answered if `answers`, on the
+    stream whose number its address bears."""
+
+    opening: bytes = STREAM + b"event: endpoint\ndata: /messages?s=NUMBER\n\n"
+    taking: bytes = ACCEPTED
+    answers: bool = True
+    streams: list[Conversation] = field(default_factory=list)
+    posted: list[dict[str, Any]] = field(default_factory=list)
+    server: Hostile | None = None
+
+    async def converse(self, conversation: Conversation) -> None:
+        while True:
+            head, _, body = (await conversation.request()).partition(b"\r\n\r\n")
+            if head.startswith(b"GET"):
+                await conversation.send(self.opening.replace(b"NUMBER", str(len(self.streams)).encode()))
+                if not self.opening.startswith(STREAM):
+                    continue
+                self.streams.append(conversation)
+                await conversation.hung_up()
+                return
+            message = json.loads(body)
+            self.posted.append(message)
+            await conversation.send(self.taking)
+            if self.answers and "id" in message and self.streams:
+                number = re.match(rb"POST /messages\?s=([0-9]+) ", head)
+                answer = {"id": message["id"], "result": RESULTS.get(message.get("method"), {})}
+                await self.say(answer, int(number[1]) if number else -1)
+
+    async def say(self, message: dict[str, Any], stream: int = -1) -> None:
+        """One message on a stream, the newest by default."""
+        raw = json.dumps({"jsonrpc": "2.0", **message})
+        await self.streams[stream].send(f"event: message\r\ndata: {raw}\r\n\r\n".encode())
+
+    async def until_posted(self, count: int) -> dict[str, Any]:
+        """Wait for so many messages; the newest."""
+        async with asyncio.timeout(2):
+            while len(self.posted) < count:
+                await asyncio.sleep(0.002)
+        return self.posted[-1]
+
+
+@asynccontextmanager
+async def running(server: Old) -> AsyncIterator[Old]:
+    """The server, running; what speaks with it is `upstream_of`."""
+    async with serving(server.converse) as hostile:
+        server.server = hostile
+        yield server
+
+
+@asynccontextmanager
+async def upstream_of(
+    server: Old, *, timeout_s: float = 2.0, max_message_bytes: int = 2**20, credential: Credential | None = None
+) -> AsyncIterator[SseUpstream]:
+    """What speaks with it. Afterwards no connection is left."""
+    assert server.server is not None
+    address = Address(server.server.url, credential, timeout_s, max_message_bytes)
+    upstream = SseUpstream("old", address, connect_timeout_s=1.0, max_connections=10)
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+        await server.server.all_gone()
