@@ -26,7 +26,7 @@ from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-RESERVED = frozenset({Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS})
+RESERVED = frozenset({Reason.TOO_MANY_REFUSALS})
 """Reasons that no part of this version gives."""
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)

@@ -27,7 +27,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
-from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share
+from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
 from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
@@ -43,7 +43,9 @@ from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
-from sidecar.snapshot import Live, Snapshot
+from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.upstreams import Account
+from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
 from sidecar.whole import Whole
@@ -79,6 +81,7 @@ class App:
     background: list[asyncio.Task[None]] = field(default_factory=list)
     started_at: float = field(default_factory=time.time)
     _mode_told: str = ENFORCE
+    _observed: set[Account] = field(default_factory=set)
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -214,14 +217,31 @@ class App:
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             },
             "disabled_principals": len(self.disabled_principals()),
-            "upstreams": {
-                name: {**service.catalogue.summary(), **self.drift.summary(service)}
-                for name, service in now.services.items()
-            },
+            "upstreams": self.upstreams(),
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
             "sessions": len(self.sessions),
         }
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, by name."""
+        services = self.live.current.services
+        return {name: self._upstream(name, service) for name, service in services.items()}
+
+    def _upstream(self, name: str, service: Service) -> Mapping[str, Any]:
+        off = {entry.principal for entry in self.switched_off()}
+        own = f"tool:{name}/"
+        return {
+            **service.account.plain(),
+            "enabled": object_of(name) not in off,
+            "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
+            **service.catalogue.summary(),
+            **self.drift.summary(service),
+        }
+
+    def discovered(self, name: str) -> Mapping[str, Any]:
+        """The tools, prompts and resources that an upstream has, by name."""
+        return self.live.current.services[name].catalogue.discovered()
 
     def banners(self) -> tuple[str, ...]:
         """What an operator must not overlook, in sentences."""
@@ -243,6 +263,18 @@ class App:
     async def enable(self, principal: str, *, by: str) -> bool:
         """Take that back; False if there was nothing to take back. Raises SwitchError."""
         return await self.switch.enable(principal, by=by)
+
+    def switched_off(self) -> Sequence[Entry]:
+        """Every tool and server that is switched off now."""
+        return self.switch.switched_off.in_force(self.pipeline.clock())
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """Switch off one tool of a server, or with "" all that it offers, at every replica. Raises SwitchError."""
+        return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
+        return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
@@ -313,7 +345,9 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
+        health = Health(lambda: self.live.current.services, random=secrets.SystemRandom())
         jobs = (
+            health.run(),
             exchanges.run_farewells(),
             exchanges.run_sweeps(),
             self.switch.run(),
@@ -347,6 +381,12 @@ class App:
         self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
+        accounts = {service.account for service in now.services.values()}
+        for account in self._observed - accounts:
+            account.observed_by(None)
+        for account in accounts:
+            account.observed_by(self.metrics)
+        self._observed = accounts
         self._tell_mode()
         for banner in self.banners():
             log.warning(banner)

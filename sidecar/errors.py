@@ -53,6 +53,7 @@ class Reason(StrEnum):
     AUDIT_UNAVAILABLE = "audit-unavailable"
     SCHEMA_UNAVAILABLE = "schema-unavailable"
     DRAINING = "draining"
+    UPSTREAM_OPEN = "upstream-open"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_FAILED = "upstream-failed"
     RESPONSE_REFUSED = "response-refused"
@@ -135,6 +136,7 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.AUDIT_UNAVAILABLE: _carried(503, _FAILED, "error", "Evidence cannot be recorded right now"),
     Reason.SCHEMA_UNAVAILABLE: _carried(503, _FAILED, "error", "The tool's schema cannot be used"),
     Reason.DRAINING: _carried(503, _FAILED, "error", "The sidecar is shutting down"),
+    Reason.UPSTREAM_OPEN: _carried(503, _FAILED, "error", "The upstream failed too often and is given a rest"),
     Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
     Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
     Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),

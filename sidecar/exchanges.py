@@ -254,13 +254,15 @@ class Exchanges:
                 self.say_farewell(session)
 
     def review(self) -> None:
-        """Cut off every stream of who was disabled meanwhile, and every endless one whose credential or grant is over,
-        or that newer rules deny."""
+        """Cut off every stream of who or what was disabled meanwhile, and every endless one whose credential or grant
+        is over, or that newer rules deny."""
         now, now_s = self.live.current, self.live.clock()
         disabled = [each for each in (self.switch.disabled, now.disabled) if each.entries]
         for exchange in list(self.streams):
             if any(each.touched_by(exchange.caller.chain, exchange.call, now_s) for each in disabled):
                 exchange.cut_off(Reason.PRINCIPAL_DISABLED)
+            elif self.switch.switched_off.entries and self.switch.switched_off.turns_off(exchange.call, now_s):
+                exchange.cut_off(Reason.TOOL_DISABLED)
             elif exchange.endless:
                 self._judge_anew(exchange, now, now_s)
 
@@ -276,7 +278,7 @@ class Exchanges:
             exchange.cut_off(Reason.EXPIRED)
 
     def _relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
-        return Relay(exchange, Passage(exchange, expected, self.live.clock))
+        return Relay(exchange, Passage(exchange, expected, self.live.clock, self.switch))
 
     def _check_alive(self, session: Session, answer: Answer) -> None:
         """The upstream forgot the session: so do we, and the caller starts anew."""

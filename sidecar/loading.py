@@ -22,7 +22,7 @@ from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
-from sidecar.upstreams import Catalogue, upstream_from
+from sidecar.upstreams import Account, Catalogue, Watched, upstream_from
 from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
@@ -50,9 +50,8 @@ def services_from(settings: Settings, known: Mapping[str, Service], processes: P
 def _service(settings: Settings, name: str, processes: Processes) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
-    upstream = upstream_from(
-        name, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
-    )
+    bare = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes)
+    upstream = Watched(bare, Account(name, definition.breaker))
     responses = definition.responses
     catalogue = Catalogue(
         upstream,

@@ -21,7 +21,6 @@ AUTHENTICATION = frozenset(
     }
 )
 BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was asked
-UPSTREAM_TROUBLE = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
 
 
 def measure(metrics: Metrics, turn: Turn) -> None:
@@ -41,10 +40,6 @@ def measure(metrics: Metrics, turn: Turn) -> None:
     upstream_s = record.stages_s.get("upstream")
     if upstream_s is not None:
         metrics.upstream_answered(turn.server, upstream_s)
-    if refusal is not None and refusal.reason in UPSTREAM_TROUBLE:  # also when its list of tools could not be had
-        metrics.upstream_up(turn.server, False)
-    elif upstream_s is not None and (refusal is None or refusal.reason is not Reason.CALLER_GONE):
-        metrics.upstream_up(turn.server, True)
 
 
 def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:

@@ -44,6 +44,8 @@ KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
 DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
+UPSTREAM_STATES = ("ready", "degraded", "offline")
+BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
@@ -115,7 +117,22 @@ class Metrics:
             {"upstream": self._upstreams},
         )
         self._upstream_up = Table(
-            "gauge", "upstream_up", "Whether the upstream answered last (1) or not.", {"upstream": self._upstreams}
+            "gauge",
+            "upstream_up",
+            "Whether the upstream answers (1) or is offline.",
+            {"upstream": self._upstreams},
+        )
+        self._upstream_state = Table(
+            "gauge",
+            "upstream_state",
+            "1 for the status that the upstream has.",
+            {"upstream": self._upstreams, "state": UPSTREAM_STATES},
+        )
+        self._breaker_moves = Table(
+            "counter",
+            "breaker_transitions_total",
+            "Changes of the upstream's breaker, by the state it came into.",
+            {"upstream": self._upstreams, "to": BREAKER_STATES},
         )
         self._pin_mismatches = Table(
             "gauge",
@@ -172,10 +189,12 @@ class Metrics:
         self.reconfigured(upstreams=upstreams, limits=limits)
 
     def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
-        """These are the names now. Series of names that are gone stay as they are: a counter must not go back."""
+        """These are the names now. Counters of names that are gone stay as they are: none may go back."""
         for choices, names in ((self._upstreams, upstreams), (self._limits, limits)):
             choices.clear()
             choices.update(names)
+        for gauge in (self._upstream_up, self._upstream_state):
+            gauge.keep(self._upstreams)
         for table in self._tables:
             table.chosen_anew()
         named = (*sorted(self._upstreams), OTHER)
@@ -186,6 +205,8 @@ class Metrics:
         self._upstream_up.declare(sorted(self._upstreams))
         self._pin_mismatches.declare(sorted(self._upstreams))
         self._hidden_text.declare(sorted(self._upstreams))
+        self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
+        self._breaker_moves.declare(sorted(self._upstreams), BREAKER_STATES)
         self._upstream_s.declare(sorted(self._upstreams))
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -227,9 +248,17 @@ class Metrics:
         """One exchange with an upstream ended, well or not."""
         self._upstream_s.observe((upstream,), duration_s)
 
-    def upstream_up(self, upstream: str, up: bool) -> None:
-        """Whether it can be reached, as far as its last exchange shows."""
-        self._upstream_up.set((upstream,), up)
+    def upstream_stands(self, upstream: str, status: str) -> None:
+        """Its status is `ready`, `degraded` or `offline` now."""
+        if upstream not in self._upstreams:  # one that is just being let go of
+            return
+        self._upstream_up.set((upstream,), status != "offline")
+        for each in UPSTREAM_STATES:
+            self._upstream_state.set((upstream, each), each == status)
+
+    def breaker_moved(self, upstream: str, to: str) -> None:
+        """Its breaker came into a state: `closed`, `open` or `half_open`."""
+        self._breaker_moves.add((upstream, to))
 
     def pins_mismatched(self, upstream: str, count: int) -> None:
         """So many of its tools are not what was approved."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
@@ -38,6 +39,7 @@ class Passage:
     exchange: Exchange
     expected: Container[Id]
     now_s: Callable[[], float]
+    switch: KillSwitch
 
     def judge(self, message: jsonrpc.Message) -> Passed:
         """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
@@ -91,11 +93,13 @@ class Passage:
         question = mcp.entry_question(member, exchange.turn.server, entry)
         if question is None or not self._may_list(question, now_s):
             return False
-        return member != "tools" or self._usable(question, entry)
+        return member != "tools" or self._usable(question, entry, now_s)
 
-    def _usable(self, question: Question, entry: Any) -> bool:
-        """Whether the tool can be called, and where tools are pinned, whether this very entry is what was pinned: the
-        server might show another to our enquiry (threats L6)."""
+    def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
+        """Whether the tool is on and can be called, and where tools are pinned, whether this very entry is what was
+        pinned: the server might show another to our enquiry (threats L6)."""
+        if self.switch.switched_off.find(question.object, now_s) is not None:
+            return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
         if question.server not in rules.required:
             return catalogue.usable(question.name)

@@ -35,7 +35,7 @@ from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
-from sidecar.intents import Ask, Intent, Understanding
+from sidecar.intents import Ask, Intent, Leave, Understanding
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
@@ -149,6 +149,9 @@ class Pipeline:
         """From the decision on: what was let in has its answer before the sidecar goes."""
         decision = self._decide(turn, caller, intent.call)
         service = turn.now.service(turn.server)
+        if not isinstance(intent, Leave):  # a session of an upstream that is off or out can still be ended
+            self.switch.switched_off.refuse_use(intent.call, self.clock())
+            service.account.breaker.check()  # before anybody waits for its tools, or is charged
         await self._check_arguments(turn, service, intent)
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, intent.call, decision)
         turn.plan = plan
@@ -160,6 +163,9 @@ class Pipeline:
             lease.forwarded = True
             try:
                 return await self.exchanges.carry_out(turn, service, caller, decision, intent, plan.timeout_s)
+            except Refusal as refusal:
+                lease.forwarded = refusal.reason is not Reason.UPSTREAM_OPEN  # it opened just now: nothing was sent
+                raise
             finally:
                 turn.record.mark("upstream")
 

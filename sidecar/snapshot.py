@@ -23,8 +23,9 @@ from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, PolicySource
 from sidecar.screening import Screen
 from sidecar.settings import Settings
+from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
-from sidecar.upstreams import Catalogue, Upstream
+from sidecar.upstreams import Account, Catalogue, Watched
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision
@@ -43,13 +44,23 @@ class Service:
 
     name: str
     definition: Definition
-    upstream: Upstream
+    upstream: Watched
     catalogue: Catalogue
     timeout_s: float
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
     sightings: Sightings = field(default_factory=Sightings)
     screen: Screen | None = None
+
+    @property
+    def probe(self) -> Probe:
+        """How it is asked whether it is well."""
+        return self.definition.probe
+
+    @property
+    def account(self) -> Account:
+        """How it stands."""
+        return self.upstream.account
 
     async def close(self) -> None:
         """Let go of its connections."""

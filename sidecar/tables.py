@@ -67,6 +67,11 @@ class Table:
         """Of all rows this one is 1 and the others are gone: what describes a state (`policy_info`)."""
         self.rows = {labels: [1.0]}
 
+    def keep(self, first: Container[str]) -> None:
+        """Drop the rows whose first label is not one of these: a gauge of what is gone would say something false."""
+        self.rows = {labels: row for labels, row in self.rows.items() if labels[0] in first}
+        self._found.clear()
+
     def observe(self, labels: Labels, value: float) -> None:
         """One measurement of a histogram."""
         row = self._found.get(labels) or self._find(labels)

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from sidecar.admin.principals import order_of, plain
+from sidecar.admin.principals import order_of, plain, tool_order_of
 from sidecar.arrival import Entrance, check_entrance, headers_of
 from sidecar.disabled import Entry, SwitchError
 from sidecar.errors import ConfigError, Refusal
@@ -28,6 +28,7 @@ from sidecar.policy.patterns import glob
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Role = Literal["viewer", "operator", "pdp"]
+NO_UPSTREAM = "no upstream has this name"
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -42,6 +43,18 @@ class Operated(Protocol):
 
     async def reload(self, by: str) -> str:
         """Take the files as they are now; returns the new revision. Raises ConfigError and changes nothing."""
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, in plain values."""
+
+    def discovered(self, name: str) -> Mapping[str, Any]:
+        """What an upstream offers, by name."""
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """Switch off a tool, or with "" a whole server. Raises SwitchError."""
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Take that back; False if there was nothing to take back. Raises SwitchError."""
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now."""
@@ -77,7 +90,7 @@ class Admin:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
             return _json({"error": "no such address"}, 404)
-        route, principal = _route_of(path)
+        route, name = _route_of(path)
         role = self._role(request)
         if role is None:
             return _json({"error": "a credential is needed"}, 401, {"WWW-Authenticate": "Bearer"})
@@ -88,7 +101,7 @@ class Admin:
             return _json({"error": f"{verb} only"}, 405, {"Allow": verb})
         if role not in roles:
             return _json({"error": f"this needs one of the roles {', '.join(roles)}"}, 403)
-        return await handler(self, Asked(request, self._by(request, role), principal))
+        return await handler(self, Asked(request, self._by(request, role), name))
 
     def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in ("/livez", "/readyz", "/metrics"):
@@ -139,29 +152,59 @@ class Admin:
     async def _disable(self, asked: Asked) -> web.Response:
         try:
             reason, until = await order_of(asked.request)
-            entry = await self.app.disable(asked.principal, reason=reason, until=until, by=asked.by)
+            entry = await self.app.disable(asked.name, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
             return _json({"error": str(error)}, 400 if error.invalid else 500)
-        return _json({"principal": asked.principal, "disabled": True, "entry": plain(entry)})
+        return _json({"principal": asked.name, "disabled": True, "entry": plain(entry)})
 
     async def _enable(self, asked: Asked) -> web.Response:
         try:
-            changed = await self.app.enable(asked.principal, by=asked.by)
+            changed = await self.app.enable(asked.name, by=asked.by)
         except SwitchError as error:
             return _json({"error": str(error)}, 400 if error.invalid else 500)
-        still = [e for e in self.app.disabled_principals() if glob(asked.principal, e.principal)]
-        answer = {"principal": asked.principal, "disabled": bool(still), "changed": changed}
+        still = [e for e in self.app.disabled_principals() if glob(asked.name, e.principal)]
+        answer = {"principal": asked.name, "disabled": bool(still), "changed": changed}
         if still:
             return _json({**answer, "error": f"{still[0].source} disables it", "entry": plain(still[0])}, 409)
         return _json(answer)
 
+    async def _upstreams(self, asked: Asked) -> web.Response:
+        return _json({"upstreams": self.app.upstreams()})
+
+    async def _upstream(self, asked: Asked) -> web.Response:
+        known = self.app.upstreams().get(asked.name)
+        if known is None:
+            return _json({"error": NO_UPSTREAM}, 404)
+        return _json({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
+
+    async def _switch_off(self, asked: Asked) -> web.Response:
+        if asked.name not in self.app.upstreams():  # a slip of the pen must not pass for a tool that is off
+            return _json({"error": NO_UPSTREAM}, 404)
+        try:
+            tool, reason, until = await tool_order_of(asked.request)
+            entry = await self.app.switch_off(asked.name, tool, reason=reason, until=until, by=asked.by)
+        except SwitchError as error:
+            return _json({"error": str(error)}, 400 if error.invalid else 500)
+        listed = self.app.discovered(asked.name)["tools"]
+        known = not tool or not listed or tool in listed  # before there is a list, nobody can say
+        answer = {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known}
+        return _json({**answer, "entry": plain(entry)})
+
+    async def _switch_on(self, asked: Asked) -> web.Response:
+        try:
+            tool, _, _ = await tool_order_of(asked.request)
+            changed = await self.app.switch_on(asked.name, tool, by=asked.by)
+        except SwitchError as error:
+            return _json({"error": str(error)}, 400 if error.invalid else 500)
+        return _json({"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed})
+
 
 class Asked(NamedTuple):
-    """One guarded request, who sent it, and the principal in its path."""
+    """One guarded request, who sent it, and the principal or upstream in its path."""
 
     request: web.BaseRequest
     by: str
-    principal: str
+    name: str
 
 
 _Guarded = tuple[str, tuple[Role, ...], Callable[[Admin, Asked], Awaitable[web.Response]]]
@@ -171,13 +214,18 @@ _GUARDED: Mapping[str, _Guarded] = {
     "/api/principals": ("GET", ("viewer", "operator"), Admin._principals),
     "/api/principals/{}/disable": ("POST", ("operator",), Admin._disable),
     "/api/principals/{}/enable": ("POST", ("operator",), Admin._enable),
+    "/api/upstreams": ("GET", ("viewer", "operator"), Admin._upstreams),
+    "/api/upstreams/{}": ("GET", ("viewer", "operator"), Admin._upstream),
+    "/api/upstreams/{}/disable": ("POST", ("operator",), Admin._switch_off),
+    "/api/upstreams/{}/enable": ("POST", ("operator",), Admin._switch_on),
 }
-_OF_A_PRINCIPAL = re.compile(r"(/api/principals/)([^?#]{0,4096})(/(?:dis|en)able)")
+_TURNING = re.compile(r"(/api/(?:principals|upstreams)/)([^?#]{0,4096})(/(?:dis|en)able)")
+_LOOKING = re.compile(r"(/api/upstreams/)([^/?#]{1,64})()")
 
 
 def _route_of(path: str) -> tuple[_Guarded | None, str]:
-    """What stands at an address, and the principal that it names: percent-encoded, or its `/` as they are."""
-    if found := _OF_A_PRINCIPAL.fullmatch(path):
+    """What stands at an address, and whom or what it names: percent-encoded, or its `/` as they are."""
+    if found := _TURNING.fullmatch(path) or _LOOKING.fullmatch(path):
         return _GUARDED[f"{found[1]}{{}}{found[3]}"], unquote(found[2])
     return (None if "{" in path else _GUARDED.get(path)), ""
 

@@ -1,8 +1,9 @@
-"""What does an operator say about a principal, and what is said back?"""
+"""What does an operator say about a principal or a tool, and what is said back?"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -16,6 +17,18 @@ MAX_ORDER_BYTES, BODY_S = 16 * 1024, 5.0
 
 async def order_of(request: web.BaseRequest) -> tuple[str, float | None]:
     """Reason and end of `{"reason": "...", "until": "..."}`: both, either or nothing at all. Raises SwitchError."""
+    order = await _order_of(request, ("reason", "until"))
+    return order["reason"] or "", _moment(order["until"])
+
+
+async def tool_order_of(request: web.BaseRequest) -> tuple[str, str, float | None]:
+    """Likewise, with the `tool` that is meant first: "" is the server as a whole. Raises SwitchError."""
+    order = await _order_of(request, ("tool", "reason", "until"))
+    return order["tool"] or "", order["reason"] or "", _moment(order["until"])
+
+
+async def _order_of(request: web.BaseRequest, members: Sequence[str]) -> dict[str, str | None]:
+    """An object of strings, each of which may be missing. Raises SwitchError."""
     body = await _body_of(request)
     if len(body) > MAX_ORDER_BYTES:
         raise SwitchError("the body is too large", invalid=True)
@@ -23,13 +36,18 @@ async def order_of(request: web.BaseRequest) -> tuple[str, float | None]:
         order = orjson.loads(body) if body.strip() else {}
     except orjson.JSONDecodeError:
         raise SwitchError("the body is not JSON", invalid=True) from None
-    if not isinstance(order, dict) or not order.keys() <= {"reason", "until"}:
-        raise SwitchError('the body is {"reason": "...", "until": "..."}, and both may be missing', invalid=True)
-    reason, until = order.get("reason") or "", order.get("until")
-    if not isinstance(reason, str) or not isinstance(until, str | None):
-        raise SwitchError("reason and until are strings", invalid=True)
+    if not isinstance(order, dict) or not order.keys() <= set(members):
+        form = ", ".join(f'"{member}": "..."' for member in members)
+        raise SwitchError(f"the body is {{{form}}}, and all may be missing", invalid=True)
+    given = {member: order.get(member) for member in members}
+    if not all(isinstance(value, str | None) for value in given.values()):
+        raise SwitchError(f"{', '.join(members)} are strings", invalid=True)
+    return given
+
+
+def _moment(until: str | None) -> float | None:
     try:
-        return reason, None if until is None else seconds_of(until)
+        return None if until is None else seconds_of(until)
     except ValueError as error:
         raise SwitchError(f"until: {error}", invalid=True) from None
 

@@ -7,9 +7,14 @@ import http.client
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
+import click
 import orjson
 
+from sidecar.errors import ConfigError
+
+NO, USAGE, INVALID = 1, 2, 3
 DEADLINE_S = 3.0
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 
@@ -35,3 +40,24 @@ def ask_control(control: Path, target: str, *, verb: str = "GET", order: object 
         raise OSError(f"no whole answer: {type(error).__name__}") from None
     finally:
         connection.close()
+
+
+def told(path: Path, target: str, as_json: bool, order: object = None, *, hint: str = "is it running?") -> Any:
+    """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no."""
+    try:
+        status, body = ask_control(control_socket(path), target, verb="GET" if order is None else "POST", order=order)
+    except ConfigError as error:
+        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+        raise SystemExit(INVALID) from None
+    except OSError as error:
+        click.echo(f"no sidecar answers here: {error.strerror or error}", err=True)
+        click.echo(f"   hint: {hint}", err=True)
+        raise SystemExit(NO) from None
+    answer = orjson.loads(body)
+    if as_json:
+        click.echo(body, nl=False)
+    elif status != 200:
+        click.echo(answer["error"], err=True)
+    if status != 200:
+        raise SystemExit(USAGE if status == 400 else NO)
+    return answer

@@ -12,7 +12,8 @@ import click
 class LazyGroup(click.Group):
     """Imports a command's file when the command is used, so that `--help` and completion stay quick.
 
-    `commands_in` maps each name to the module that holds the command, under that name, and to its one line of help.
+    `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`), and to its
+    one line of help.
     """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
@@ -25,7 +26,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._commands_in:
             return None
-        command = getattr(importlib.import_module(self._commands_in[cmd_name][0]), cmd_name)
+        module = importlib.import_module(self._commands_in[cmd_name][0])
+        command = getattr(module, f"{cmd_name}_", None) or getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

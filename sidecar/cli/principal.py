@@ -8,16 +8,13 @@ sidecar principal enable nhi:planner
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import click
-import orjson
 
-from sidecar.cli.control import ask_control, control_socket
-from sidecar.errors import ConfigError
+from sidecar.cli.control import told
 
-NO, USAGE, INVALID = 1, 2, 3
+HINT = "is it running? policies/disabled.yaml disables from the next start on"
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
@@ -39,7 +36,7 @@ def principal() -> None:
 def disable(name: str, reason: str, until: str | None, path: Path, as_json: bool) -> None:
     """Refuse everything that NAME (user:<id> or nhi:<id>) calls, takes part in or is the target of."""
     order = {"reason": reason, "until": until}
-    answer = _told(path, f"/api/principals/{quote(name, safe='')}/disable", as_json, order)
+    answer = told(path, f"/api/principals/{quote(name, safe='')}/disable", as_json, order, hint=HINT)
     if not as_json:
         ends = answer["entry"]["until"]
         click.echo(f"{name} is disabled" + (f" until {ends}" if ends else ""))
@@ -51,7 +48,7 @@ def disable(name: str, reason: str, until: str | None, path: Path, as_json: bool
 @_json
 def enable(name: str, path: Path, as_json: bool) -> None:
     """Take back what was disabled by hand. What policies/disabled.yaml disables is enabled there."""
-    answer = _told(path, f"/api/principals/{quote(name, safe='')}/enable", as_json, {})
+    answer = told(path, f"/api/principals/{quote(name, safe='')}/enable", as_json, {}, hint=HINT)
     if not as_json:
         click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
 
@@ -61,35 +58,14 @@ def enable(name: str, path: Path, as_json: bool) -> None:
 @_json
 def list_(path: Path, as_json: bool) -> None:
     """Everybody who is disabled, by hand and by policies/disabled.yaml."""
-    answer = _told(path, "/api/principals", as_json)
+    answer = told(path, "/api/principals", as_json, hint=HINT)
     if as_json:
         return
     for entry in answer["disabled"]:
-        told = [entry["principal"], entry["source"]]
-        told += [f"until {entry['until']}"] if entry["until"] else []
-        told += [f"by {entry['by']}"] if entry["by"] else []
-        told += [entry["reason"]] if entry["reason"] else []
-        click.echo("  ".join(told))
+        words = [entry["principal"], entry["source"]]
+        words += [f"until {entry['until']}"] if entry["until"] else []
+        words += [f"by {entry['by']}"] if entry["by"] else []
+        words += [entry["reason"]] if entry["reason"] else []
+        click.echo("  ".join(words))
     if not answer["disabled"]:
         click.echo("nobody is disabled")
-
-
-def _told(path: Path, target: str, as_json: bool, order: object = None) -> Any:
-    """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no."""
-    try:
-        status, body = ask_control(control_socket(path), target, verb="GET" if order is None else "POST", order=order)
-    except ConfigError as error:
-        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
-        raise SystemExit(INVALID) from None
-    except OSError as error:
-        click.echo(f"no sidecar answers here: {error.strerror or error}", err=True)
-        click.echo("   hint: is it running? policies/disabled.yaml disables from the next start on", err=True)
-        raise SystemExit(NO) from None
-    answer = orjson.loads(body)
-    if as_json:
-        click.echo(body, nl=False)
-    elif status != 200:
-        click.echo(answer["error"], err=True)
-    if status != 200:
-        raise SystemExit(USAGE if status == 400 else NO)
-    return answer

@@ -1,17 +1,18 @@
-"""Who may do nothing at all, whatever policy says?
+"""Who may do nothing at all, and which tool may nobody use, whatever policy says?
 
-    entries.py     a disabled principal, and whether a call touches one
+    entries.py     a disabled principal or tool, and whether a call touches one
     file.py        policies/disabled.yaml: what the policy's owners have disabled
     flips.py       one turn of the switch by hand, as it is kept and shared: of two, which is the newer
     ledger.py      every flip that this replica knows, on disk
     switch.py      disable and enable: on disk, on record, and at every replica
     merge.lua      how the replicas' flips meet in the store
 
-Asked after authentication and before policy, and no mode of policy changes the answer. A store makes it reach every
+Principals are asked after authentication and before policy, tools after it, so that only who might call one learns that
+it is off; no mode of policy changes the answer. A store makes it reach every
 replica; without one, or while it is out, what this replica knows stays in force.
 """
 
-from sidecar.disabled.entries import NOBODY, Disabled, Entry
+from sidecar.disabled.entries import NOBODY, Disabled, Entry, object_of
 from sidecar.disabled.file import DISABLED_FILE, load_disabled
 from sidecar.disabled.ledger import LEDGER_FILE, Ledger
 from sidecar.disabled.switch import KillSwitch, Share, SwitchError
@@ -27,4 +28,5 @@ __all__ = [
     "Share",
     "SwitchError",
     "load_disabled",
+    "object_of",
 ]

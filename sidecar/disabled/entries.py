@@ -1,6 +1,7 @@
-"""Does this call touch a disabled principal?
+"""Does this call touch a disabled principal, or a tool or server that is switched off?
 
-Any place in the chain counts, and the target: an agent, or the MCP server that the call goes to.
+Of principals any place in the chain counts, and the target: an agent, or the MCP server that the call goes to. Tools
+are named `tool:<server>/<tool>`, and `mcp:<server>` is all that a server offers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ MAX_REASON_CHARS = 500
 _NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # CONTRACT 1.1
 _PATTERN = re.compile(r"(user|nhi):[!#-&(-+\--{}~]{1,256}")
 
+_OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]{1,128}")  # CONTRACT 1.2
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One disabled principal, or a pattern of such. `source` says what disabled it: `switch`, or a file and its line.
-    `until` and `since` are in seconds since the epoch; `until` None is until somebody enables it."""
+    """One disabled principal, or a pattern of such; or one tool or server. `source` says what disabled it: `switch`, or
+    a file and its line. `until` and `since` are in seconds since the epoch; `until` None is until somebody enables
+    it."""
 
     principal: str
     source: str
@@ -69,6 +73,16 @@ class Disabled:
         if self.touched_by(chain, call, now_s) is not None:
             raise Refusal(Reason.PRINCIPAL_DISABLED)
 
+    def turns_off(self, call: Call, now_s: float) -> bool:
+        """Whether the server of a call, or a tool that it uses, is switched off."""
+        names = (f"mcp:{call.upstream}", *(question.object for question in call.questions))
+        return any(self.find(name, now_s) is not None for name in names)
+
+    def refuse_use(self, call: Call, now_s: float) -> None:
+        """Raises Refusal(TOOL_DISABLED)."""
+        if self.entries and self.turns_off(call, now_s):
+            raise Refusal(Reason.TOOL_DISABLED)
+
 
 NOBODY = Disabled()
 
@@ -76,6 +90,16 @@ NOBODY = Disabled()
 def is_name(text: str) -> bool:
     """Whether this names exactly one principal that can be disabled."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_object(text: str) -> bool:
+    """Whether this names one tool, or one MCP server and all that it offers."""
+    return _OBJECT.fullmatch(text) is not None
+
+
+def object_of(server: str, tool: str = "") -> str:
+    """The name of a tool, or of a whole server, as the switch knows it."""
+    return f"tool:{server}/{tool}" if tool else f"mcp:{server}"
 
 
 def is_pattern(text: str) -> bool:

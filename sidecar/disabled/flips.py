@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.disabled.entries import Entry, is_name, is_reason
+from sidecar.disabled.entries import Entry, is_name, is_object, is_reason
 
 MAX_NUMBER = 10**15 - 1
 FORGOTTEN_AFTER_S = 30 * 86_400.0
@@ -24,8 +24,8 @@ _FIELDS = frozenset({"principal", "disabled", "number", "reason", "until", "by",
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A principal was disabled or enabled, at `at` (seconds since the epoch), by an operator who is named as evidence
-    names them."""
+    """A principal (or a tool, or a server) was disabled or enabled, at `at` (seconds since the epoch), by an operator
+    who is named as evidence names them."""
 
     principal: str
     disabled: bool
@@ -77,7 +77,8 @@ def flip_from(plain: object) -> Flip:
     if not isinstance(plain, dict) or not plain.keys() >= _FIELDS:
         raise ValueError("an entry with other fields")
     flip = Flip(**{name: plain[name] for name in _FIELDS})
-    if not _typed(flip) or not is_name(flip.principal) or not is_reason(flip.reason) or not is_reason(flip.by):
+    named = _typed(flip) and (is_name(flip.principal) or is_object(flip.principal))
+    if not named or not is_reason(flip.reason) or not is_reason(flip.by):
         raise ValueError("an entry that says nothing valid")
     return flip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from sidecar.disabled.entries import NOBODY, Disabled
+from sidecar.disabled.entries import NOBODY, Disabled, is_object
 from sidecar.disabled.flips import Flip, flip_from
 from sidecar.errors import SettingsError, fault_in
 
@@ -25,11 +25,13 @@ _HINT = "restore it from a backup; without the file, only the store and policies
 
 @dataclass(slots=True)
 class Ledger:
-    """The flips by principal, the newest of each. `disabled` is what they come to."""
+    """The flips by principal, the newest of each. `disabled` and, of tools and servers, `switched_off` are what they
+    come to."""
 
     path: Path
     flips: dict[str, Flip] = field(default_factory=dict)
     disabled: Disabled = NOBODY
+    switched_off: Disabled = NOBODY
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
@@ -91,7 +93,9 @@ class Ledger:
             os.close(folder)
 
     def _tell(self) -> None:
-        self.disabled = Disabled(tuple(flip.entry for flip in self.flips.values() if flip.disabled))
+        entries = [flip.entry for flip in self.flips.values() if flip.disabled]
+        self.disabled = Disabled(tuple(entry for entry in entries if not is_object(entry.principal)))
+        self.switched_off = Disabled(tuple(entry for entry in entries if is_object(entry.principal)))
 
 
 def _parsed(raw: bytes) -> list[Flip]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sidecar.disabled.entries import MAX_REASON_CHARS, Disabled, Entry, is_name, is_reason
+from sidecar.disabled.entries import MAX_REASON_CHARS, Disabled, Entry, is_name, is_object, is_reason
 from sidecar.disabled.flips import Flip, decode, encode
 from sidecar.disabled.ledger import MAX_FLIPS, Ledger
 from sidecar.errors import Refusal
@@ -23,7 +23,6 @@ EVERY_S = 1.0
 KEY = "disabled"
 ROUNDS = 2  # ask, then tell what the answer showed to be missing
 MERGE = Path(__file__).with_name("merge.lua").read_text(encoding="utf-8")
-DISABLED, ENABLED, NOT_ENABLED = "principal-disabled", "principal-enabled", "principal-enable-failed"
 
 log = logging.getLogger("sidecar.disabled")
 
@@ -43,6 +42,19 @@ class SwitchError(Exception):
     def __init__(self, message: str, *, invalid: bool = False) -> None:
         super().__init__(message)
         self.invalid = invalid
+
+
+class Words(NamedTuple):
+    """What evidence calls a turn of the switch, and what was turned."""
+
+    target: str
+    off: str
+    on: str
+    failed: str
+
+
+WORDS = Words("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
+TOOL_WORDS = Words("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
 
 
 class _Listed(NamedTuple):
@@ -77,9 +89,22 @@ class KillSwitch:
         """Whether a restart would know what is known here."""
         return not self._unsaved
 
+    @property
+    def switched_off(self) -> Disabled:
+        """Which tools and servers are switched off by hand."""
+        return self._ledger.switched_off
+
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
         """From now on everything that touches this principal is refused. Raises SwitchError."""
         _check(principal, reason)
+        return await self._disable(principal, reason, until, by)
+
+    async def switch_off(self, name: str, *, reason: str, until: float | None, by: str) -> Entry:
+        """From now on this tool, or all that this server offers, is neither listed nor called. Raises SwitchError."""
+        _check_object(name, reason)
+        return await self._disable(name, reason, until, by)
+
+    async def _disable(self, principal: str, reason: str, until: float | None, by: str) -> Entry:
         now_s = self._clock()
         if until is not None and until <= now_s:
             raise SwitchError("this time is over already", invalid=True)
@@ -97,6 +122,14 @@ class KillSwitch:
     async def enable(self, principal: str, *, by: str) -> bool:
         """Take back what was disabled by hand; False if it was not. Raises SwitchError, and then nothing changed."""
         _check(principal)
+        return await self._enable(principal, by)
+
+    async def switch_on(self, name: str, *, by: str) -> bool:
+        """Take `switch_off` back, likewise."""
+        _check_object(name)
+        return await self._enable(name, by)
+
+    async def _enable(self, principal: str, by: str) -> bool:
         async with self._turning:
             known = self._ledger.flips.get(principal)
             if known is None or not known.disabled:
@@ -104,7 +137,7 @@ class KillSwitch:
             flip = Flip(principal, False, self._ledger.next_number(), "", None, by, self._clock())
             failed = self._recorded(flip)
             if not failed and (failed := await self._saved(flip)):
-                self._recorded(flip, NOT_ENABLED)
+                self._recorded(flip, failed=True)
             if failed:
                 raise SwitchError(f"{principal} stays disabled: {failed[0]}")
             self._take(flip)
@@ -174,9 +207,10 @@ class KillSwitch:
         self._unsaved = False
         return []
 
-    def _recorded(self, flip: Flip, what: str = "", **facts: object) -> list[str]:
-        what = what or (DISABLED if flip.disabled else ENABLED)
-        facts = {"principal": flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
+    def _recorded(self, flip: Flip, *, failed: bool = False, **facts: object) -> list[str]:
+        words = TOOL_WORDS if is_object(flip.principal) else WORDS
+        what = words.failed if failed else words.off if flip.disabled else words.on
+        facts = {words.target: flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
         log.warning(what, extra={"by": flip.by, **facts})
         try:
             self._witness(what, flip.by, **facts)
@@ -189,6 +223,13 @@ class KillSwitch:
 def _check(principal: str, reason: str = "") -> None:
     if not is_name(principal):
         raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", invalid=True)
+    if not is_reason(reason):
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
+
+
+def _check_object(name: str, reason: str = "") -> None:
+    if not is_object(name):
+        raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", invalid=True)
     if not is_reason(reason):
         raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
 

@@ -26,6 +26,10 @@ class TimedOut(EgressError):
     """A deadline passed. The request may have been executed."""
 
 
+class NoPlace(TimedOut):
+    """A deadline passed while all connections were in use. Nothing was sent."""
+
+
 class Broken(EgressError):
     """The peer broke HTTP or hung up early. The request may have been executed."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from sidecar.egress.failures import ConnectFailed, Crowded, EgressError, TimedOut
+from sidecar.egress.failures import ConnectFailed, Crowded, EgressError, NoPlace
 
 
 class Line:
@@ -43,7 +43,7 @@ class Line:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiting[waiter] = None
-        timer = loop.call_at(until, _fail, waiter, TimedOut("no connection came free in time"))
+        timer = loop.call_at(until, _fail, waiter, NoPlace("no connection came free in time"))
         try:
             await waiter
         except asyncio.CancelledError:

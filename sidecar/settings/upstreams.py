@@ -22,6 +22,7 @@ from sidecar.settings.fields import (
     not_yet,
 )
 from sidecar.settings.findings import Finding, reject_any
+from sidecar.settings.health import Breaker, Probe
 from sidecar.settings.responses import Responses
 
 # Headers that frame the message, route it or speak for the protocol: those are ours to write.
@@ -136,6 +137,10 @@ class Upstream(Section):
     callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     responses: Responses | None = None
     """What of its answers may reach callers, and what of them is kept."""
+    breaker: Breaker = Field(default_factory=Breaker)
+    """When calls of it are refused at once."""
+    probe: Probe = Field(default_factory=Probe)
+    """How it is asked whether it is well."""
 
     @model_validator(mode="after")
     def _speaks_something(self) -> Upstream:

@@ -7,6 +7,11 @@ stdio.py        a program on pipes: started, bounded, started again
 http.py         one message out over HTTP, its answer back; failures become refusals
 legacy_sse.py   a server of the HTTP+SSE transport of 2024-11-05; detecting.py: which of the two it is
 assembling.py   which parts make up one upstream
+watched.py      does it do its part: an upstream around an upstream, which a breaker may close
+breaker.py      may it be asked right now, or is it given a rest
+registry.py     how each one stands: status, counts, latency, the last error
+health.py       probes: how is the one that nobody calls
+report.py       how is one, asked here and now
 sessions.py     whose session is this, and which upstream session stands behind it
 catalogue.py    which tools it has: kept fresh, shared, waited for
 listing.py      asking for them, in whichever era it speaks
@@ -15,7 +20,9 @@ tools.py        one tool: its compiled schema, or why it is quarantined
 
 from sidecar.upstreams.assembling import upstream_from
 from sidecar.upstreams.catalogue import Catalogue
+from sidecar.upstreams.registry import Account
 from sidecar.upstreams.tools import Tool
 from sidecar.upstreams.transport import Answer, Outbound, Upstream
+from sidecar.upstreams.watched import Watched
 
-__all__ = ["Answer", "Catalogue", "Outbound", "Tool", "Upstream", "upstream_from"]
+__all__ = ["Account", "Answer", "Catalogue", "Outbound", "Tool", "Upstream", "Watched", "upstream_from"]

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams.listing import Enquiry
+from sidecar.upstreams.listing import Enquiry, Greeting
 from sidecar.upstreams.tools import Tool, tools_from
 from sidecar.upstreams.transport import Upstream
 
@@ -32,6 +33,7 @@ MAX_STALE_S: Final = 600.0
 FORCED_EVERY_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 MAX_LISTEN_PAUSE_S: Final = 300.0
+MAX_EXPLORE_S: Final = 10.0  # in the conversation that tools are learned in: they must not wait for what nobody calls
 _CLOSING_S: Final = 3.0
 
 
@@ -60,6 +62,13 @@ class Catalogue:
         self._listener: asyncio.Task[None] | None = None
         self._failure: Refusal | None = None
         self._failed_at = -inf
+        self._prompts: tuple[str, ...] = ()
+        self._resources: tuple[str, ...] = ()
+
+    @property
+    def greeting(self) -> Greeting | None:
+        """How our conversation with the upstream began; None before it did."""
+        return self._enquiry.greeting
 
     def known(self, name: str) -> Tool | None:
         """The tool, if its list may be used without waiting; a quarantined one too. No I/O."""
@@ -106,18 +115,40 @@ class Catalogue:
         until, changes = self._clock() + deadline_s, self._changes
         while not self._serves(changes, now := self._clock()):
             if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
-                raise Refusal(self._failure.reason, self._failure.detail)
+                raise _once_more(self._failure)
             await self._landed(self._refresh(now), until - now)
 
     def stale(self) -> None:
         """The upstream said that its list changed: what we have is not used again."""
         self._changes += 1
 
+    async def probe(self, within_s: float) -> None:
+        """Ask the upstream whether it is there, in the conversation that its tools are learned in. Raises Refusal."""
+        await self._enquiry.probe(within_s)
+
+    async def explore(self) -> None:
+        """Learn what else the upstream offers, for operators to see. Raises Refusal."""
+        await self.learn(self._upstream.timeout_s)
+        named = self._enquiry.greeting.capabilities if self._enquiry.greeting else ()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_EXPLORE_S):
+                self._prompts = await self._enquiry.list_names("prompts") if "prompts" in named else ()
+                self._resources = await self._enquiry.list_names("resources") if "resources" in named else ()
+
+    def discovered(self) -> Mapping[str, Any]:
+        """For operators: what the upstream has, by name."""
+        return {"tools": sorted(self._tools), "prompts": list(self._prompts), "resources": list(self._resources)}
+
     def summary(self) -> Mapping[str, Any]:
         """For operators: how many tools, which are quarantined and why, the revision spoken, the last failure."""
+        greeting = self._enquiry.greeting
         quarantined = {tool.name: tool.quarantine_reason for tool in self._tools.values() if tool.schema is None}
         return {
             "tools": len(self._tools),
+            "prompts": len(self._prompts),
+            "resources": len(self._resources),
+            "server": greeting.server if greeting else None,
+            "handshake_latency_ms": round(greeting.took_s * 1000, 3) if greeting else None,
             "quarantined": quarantined,
             "protocol_version": self._enquiry.version,
             "failure": None if self._failure is None else self._failure.reason.value,
@@ -155,7 +186,7 @@ class Catalogue:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time")
         flight.result()
         if self._failure is not None:
-            raise Refusal(self._failure.reason, self._failure.detail)
+            raise _once_more(self._failure)
 
     async def _learn(self, changes: int, begun_at: float) -> None:
         try:
@@ -172,8 +203,9 @@ class Catalogue:
         except TimeoutError:
             self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
         except Refusal as refusal:
-            slow = refusal.reason is Reason.UPSTREAM_TIMEOUT
-            self._fail(Refusal(refusal.reason if slow else Reason.UPSTREAM_FAILED, refusal.detail))
+            told = refusal.reason in (Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_OPEN)
+            reason = refusal.reason if told else Reason.UPSTREAM_FAILED
+            self._fail(Refusal(reason, refusal.detail, retry_after_s=refusal.retry_after_s))
         else:
             self._tools, self._failure = tools, None
             self.lists += 1
@@ -199,3 +231,8 @@ class Catalogue:
             pause_s = 1.0 if self._clock() - opened_at > MAX_LISTEN_PAUSE_S else min(pause_s * 2, MAX_LISTEN_PAUSE_S)
             self._fresh_until = -inf  # a change may have gone unheard: the next call looks
             await asyncio.sleep(pause_s)
+
+
+def _once_more(failure: Refusal) -> Refusal:
+    """A new one for each who waits: an exception that is raised by many grows with each."""
+    return Refusal(failure.reason, failure.detail, retry_after_s=failure.retry_after_s)

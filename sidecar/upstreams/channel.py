@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from sidecar import __version__
+from sidecar.egress import Crowded
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_SET
@@ -256,7 +257,7 @@ class Channel:
 
     async def _ask(self, outbound: Outbound, request: Request, session: _Session | None) -> Made:
         if len(self._calls) >= MAX_IN_FLIGHT:
-            raise Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it")
+            raise Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it") from Crowded("no number is free")
         self._last_id += 1
         number = self._last_id
         params, token = _renumbered(request.params, number)

@@ -98,6 +98,7 @@ class Enquiry:
     _session_id: str | None = None
     _last_id: int = 0
     _left_bytes: int = field(default=MAX_LIST_BYTES)
+    _mute: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -123,11 +124,22 @@ class Enquiry:
             if not self.version:
                 await self._open(within_s)
                 return
-            reply = await self._call("server/discover" if self.stateless else "ping", {}, within_s)
+            try:
+                reply = await self._call(self._sign_of_life, {}, within_s)
+            except Refusal as refusal:
+                self._mute = self._mute or refusal.reason is Reason.UPSTREAM_TIMEOUT
+                raise
             if reply.status in _FORGOTTEN and not reply.method_unknown:
                 await self._open(within_s)
             elif reply.result is None and reply.error is None:
                 raise _failed(f"it answered HTTP {reply.status}")
+
+    @property
+    def _sign_of_life(self) -> str:
+        """What is asked to hear whether it is there. A server that said nothing to a ping may not know what one is."""
+        if self.stateless:
+            return "server/discover"
+        return "tools/list" if self._mute else "ping"
 
     async def _list(self, kind: Literal["tools", "prompts", "resources"]) -> Listing:
         async with self._turn:

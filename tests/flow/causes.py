@@ -373,6 +373,18 @@ async def upstream_unreachable(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)
 
 
+@cause(Reason.UPSTREAM_OPEN, upstream=responding(_broken), upstream_settings="breaker: {failures: 1}")
+async def upstream_open(talk: Talk) -> Answer:
+    await talk.call("search_code", GOOD)
+    return await talk.call("search_code", GOOD)
+
+
+@cause(Reason.TOOL_DISABLED)
+async def tool_disabled(talk: Talk) -> Answer:
+    await talk.world.app.switch_off("github", "search_code", reason="", until=None, by="test")
+    return await talk.call("search_code", GOOD)
+
+
 @cause(Reason.RESPONSE_REFUSED, upstream=responding(_garbage))
 async def response_refused(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)

@@ -74,7 +74,8 @@ class HostileUpstream:
 
 @asynccontextmanager
 async def before(folder: Path, attack: Attack, **options: Any) -> AsyncIterator[tuple[World, HostileUpstream]]:
-    """A sidecar whose upstream attacks whoever is rude."""
+    """A sidecar whose upstream attacks whoever is rude; its breaker gives it no rest, unless a test says so."""
+    options.setdefault("upstream_settings", "breaker: {failures: 1000}")
     hostile = HostileUpstream(attack)
     async with (
         serving(hostile.converse) as hostile.server,

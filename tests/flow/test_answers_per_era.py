@@ -26,7 +26,7 @@ from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series
 from tests.flow.world import Upstream, World, world
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "flow"
-LATER = {Reason.TOOL_DISABLED, Reason.TOO_MANY_REFUSALS}  # their parts do not exist yet
+LATER = {Reason.TOO_MANY_REFUSALS}  # its part does not exist yet
 NEVER_TOLD = {Reason.CALLER_GONE}
 TOLD_HEADERS = ("Content-Type", "Server", "Allow", "WWW-Authenticate", "Retry-After", "RateLimit-Policy", "RateLimit")
 RECORDED = (

@@ -187,7 +187,7 @@ async def test_a_program_that_hangs_is_held_to_the_deadline_and_ended_with_its_s
 
 
 async def test_a_program_that_never_lives_is_started_ever_less_often(tmp_path: Path) -> None:
-    async with before(tmp_path, moody("exit")) as running:
+    async with before(tmp_path, moody("exit"), upstream_settings="breaker: {failures: 1000}") as running:
         answers = [(await Talk(running, "session").open())[1]["error"] for _ in range(6)]
         assert {answer["data"]["reason"] for answer in answers} == {"upstream-failed"}
         assert "it is not started again for" in answers[-1]["message"]

@@ -67,7 +67,7 @@ async def nothing_left(running: World, tasks: int, files: int) -> None:
     pipeline = running.app.pipeline
     await until(lambda: pipeline.inside == 0 and not pipeline.exchanges.streams and not pipeline.limiter._held)
     await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= files + SPARE)
-    upstream = running.app.live.current.services["github"].upstream
+    upstream = running.app.live.current.services["github"].upstream.inner
     assert upstream.open_connections <= 4
 
 

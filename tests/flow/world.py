@@ -234,6 +234,8 @@ def write_folder(
     """sidecar.yaml, models and policies; `files` are further ones, by path."""
     local = f'local: [{{listen: "127.0.0.1:0", principal: "{principal}"}}]\n' if principal else ""
     more = f", {upstream_settings}" if upstream_settings else ""
+    if "probe:" not in more:
+        more += ", probe: {enabled: false}"  # what reaches the upstream is what the test sends
     mcp = (program or f'url: "{upstream_url}"') + (f", {mcp_settings}" if mcp_settings else "")
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "sidecar.yaml").write_text(

@@ -25,7 +25,8 @@ requests_total{protocol,upstream,method,status} request_duration_seconds{protoco
 stage_duration_seconds{stage}
 decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} auth_failures_total{credential,reason}
 pin_mismatches{upstream} hidden_text_tools{upstream}
-schema_violations_total{upstream} upstream_up{upstream} upstream_duration_seconds{upstream} inflight_requests{protocol}
+schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,state}
+breaker_transitions_total{upstream,to} upstream_duration_seconds{upstream} inflight_requests{protocol}
 open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
 policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
 audit_records_total{event,result} loop_lag_seconds{} build_info{version,python}
@@ -109,7 +110,21 @@ VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
         1,
     ),
     (lambda m: m.schema_violated("github"), "schema_violations_total", {"upstream": "github"}, 1),
-    (lambda m: m.upstream_up("github", True), "upstream_up", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "ready"), "upstream_up", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "degraded"), "upstream_up", {"upstream": "github"}, 1),
+    (lambda m: m.upstream_stands("github", "offline"), "upstream_up", {"upstream": "github"}, 0),
+    (
+        lambda m: m.upstream_stands("github", "degraded"),
+        "upstream_state",
+        {"upstream": "github", "state": "degraded"},
+        1,
+    ),
+    (
+        lambda m: m.breaker_moved("github", "open"),
+        "breaker_transitions_total",
+        {"upstream": "github", "to": "open"},
+        1,
+    ),
     (lambda m: m.upstream_answered("github", 2.0), "upstream_duration_seconds_sum", {"upstream": "github"}, 2),
     (lambda m: m.streams("mcp", 3), "open_streams", {"protocol": "mcp"}, 3),
     (lambda m: m.sessions(7), "sessions", {}, 7),
@@ -165,7 +180,8 @@ def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
         measured.auth_failed(word, word)
         measured.schema_violated(word)
         measured.upstream_answered(word, 1.0)
-        measured.upstream_up(word, True)
+        measured.upstream_stands(word, word)
+        measured.breaker_moved(word, word)
         measured.streams(word, 1)
         measured.policy_reloaded(word)
         measured.audit_recorded(word, word)

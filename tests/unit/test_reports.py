@@ -37,6 +37,7 @@ BL-015
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
   flow/test_identity_flow.py test_over_tls_a_header_is_no_client_certificate
 BL-018
+  flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
   unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
@@ -72,6 +73,7 @@ BL-035
   flow/test_listed_and_called.py test_what_is_listed_is_what_can_be_called
   unit/policy/test_against_plain_casbin.py test_what_is_listed_is_what_some_call_may_do
 BL-036
+  flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_an_upstream_that_is_not_there_harms_no_other
 BL-037
   flow/test_streams.py test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client
@@ -79,6 +81,8 @@ BL-038
   flow/test_upstream_trouble.py test_progress_is_passed_on_at_once
 BL-039
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
+BL-040
+  flow/test_breaker.py test_a_server_without_ping_and_one_that_only_takes_posts_stay_well
 BL-041
   flow/test_limit_outage.py test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment
   unit/limits/test_redis.py test_forgotten_scripts_cost_no_call
@@ -146,6 +150,9 @@ BL-076
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
   unit/test_arrival.py test_a_body_is_taken_up_to_its_bound_and_never_in_part
+BL-078
+  flow/test_breaker.py test_a_slow_server_is_not_ill_and_a_fast_one_neither
+  flow/test_breaker.py test_an_upstream_that_is_back_is_found_without_a_call
 BL-080
   flow/test_stdio.py test_a_program_gets_what_it_is_given_and_nothing_else
 BL-081
@@ -154,6 +161,8 @@ BL-081
   flow/test_kill.py test_reloads_under_load_fail_nobody
 BL-086
   flow/test_stdio.py test_a_program_that_dies_fails_its_call_at_once_and_the_next_one_finds_another
+  flow/test_breaker.py test_an_open_breaker_lets_nothing_through_and_charges_nobody
+  flow/test_breaker.py test_a_session_that_the_server_forgot_is_begun_anew_by_the_probe
   flow/test_upstream_trouble.py test_a_restarted_upstream_is_called_again_at_once
 BL-087
   unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another

@@ -1,0 +1,79 @@
+"""How does an operator take a server, or one tool of it, out of service?
+
+sidecar mcp disable github delete_repo --reason "Incident 12"
+sidecar mcp list
+sidecar mcp enable github delete_repo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidecar.cli.control import told
+
+_config = click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.command()
+@click.argument("server")
+@click.argument("tool", default="")
+@click.option("--reason", default="", help="Why, for whoever reads the evidence.")
+@click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
+@_config
+@_json
+def disable(server: str, tool: str, reason: str, until: str | None, path: Path, as_json: bool) -> None:
+    """Neither list nor call TOOL of SERVER any more; without TOOL, nothing of SERVER."""
+    order = {"tool": tool, "reason": reason, "until": until}
+    answer = told(path, f"/api/upstreams/{server}/disable", as_json, order)
+    if as_json:
+        return
+    ends = answer["entry"]["until"]
+    click.echo(f"{_named(server, tool)} is disabled" + (f" until {ends}" if ends else ""))
+    if not answer["known"]:
+        click.echo(f"   note: {server} lists no tool of this name now", err=True)
+
+
+@click.command()
+@click.argument("server")
+@click.argument("tool", default="")
+@_config
+@_json
+def enable(server: str, tool: str, path: Path, as_json: bool) -> None:
+    """Take back what `disable` did, with the same words."""
+    answer = told(path, f"/api/upstreams/{server}/enable", as_json, {"tool": tool})
+    if not as_json:
+        name = _named(server, tool)
+        click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
+
+
+@click.command(name="list")
+@_config
+@_json
+def list_(path: Path, as_json: bool) -> None:
+    """How each server stands, and what of it is switched off."""
+    answer = told(path, "/api/upstreams", as_json)
+    if as_json:
+        return
+    for name, one in answer["upstreams"].items():
+        click.echo("  ".join([name, *_words(one)]))
+    if not answer["upstreams"]:
+        click.echo("there is no server")
+
+
+def _words(one: Mapping[str, Any]) -> list[str]:
+    words = [one["status"] if one["enabled"] else "disabled", f"{one['tools']} tools"]
+    words += [f"breaker {one['breaker']['state']}"] if one["breaker"]["state"] != "closed" else []
+    words += [f"without {', '.join(one['disabled_tools'])}"] if one["disabled_tools"] else []
+    words += [f"last error: {one['last_error']}"] if one["last_error"] and one["status"] != "ready" else []
+    return words
+
+
+def _named(server: str, tool: str) -> str:
+    return f"{server}/{tool}" if tool else server

@@ -1,0 +1,26 @@
+"""When is an upstream given a rest, and how is it looked after?"""
+
+from __future__ import annotations
+
+from sidecar.settings.fields import Count, Seconds, Section
+
+
+class Breaker(Section):
+    """When calls of a faulty upstream are refused at once. Faults are what its callers did not cause: it cannot be
+    reached, does not answer in time, breaks off, ends, or answers HTTP 5xx."""
+
+    failures: Count = 5
+    """Faults in a row that open the breaker."""
+    open_s: Seconds = 30.0
+    """How long it stays open before one call, or one probe of ours, may try again."""
+
+
+class Probe(Section):
+    """How an upstream is asked whether it is well: `ping` in a session of our own, or `server/discover`."""
+
+    enabled: bool = True
+    """Whether it is asked at all; without probes only calls show how it is."""
+    every_s: Seconds = 30.0
+    """How often, give or take a fifth."""
+    timeout_s: Seconds | None = None
+    """How long a probe waits. By default, and at most, as long as a call; one that gave up sooner opens no breaker."""

@@ -1,0 +1,134 @@
+"""May this upstream be asked right now, or is it given a rest?
+
+    closed ──faults in a row──▶ open ──rest over──▶ half_open ──answer──▶ closed
+                                 ▲                      │
+                                 └────────fault─────────┘
+
+Half open lets one exchange through, and tells by it. Whoever began before the last change of state has no say any more:
+a call of ten minutes ago must not open what has recovered, nor close what has just failed. No I/O; `clock_mono` gives
+monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from sidecar.errors import Reason, Refusal
+
+AGAIN_S: Final = 1.0  # when to ask again while somebody else's try decides
+
+
+class State(StrEnum):
+    """The seed's three."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Event(StrEnum):
+    """What moves it. `TOO_MANY` is the fault that makes the row long enough."""
+
+    ANSWER = "answer"
+    FAULT = "fault"
+    TOO_MANY = "too_many"
+    RESTED = "rested"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.CLOSED, Event.ANSWER): State.CLOSED,
+    (State.CLOSED, Event.FAULT): State.CLOSED,
+    (State.CLOSED, Event.TOO_MANY): State.OPEN,
+    (State.OPEN, Event.RESTED): State.HALF_OPEN,
+    (State.HALF_OPEN, Event.ANSWER): State.CLOSED,
+    (State.HALF_OPEN, Event.FAULT): State.OPEN,
+    (State.HALF_OPEN, Event.TOO_MANY): State.OPEN,
+}
+
+
+class Pass(NamedTuple):
+    """The right to one exchange. `turn` is how often the state had changed when it was given."""
+
+    turn: int
+
+
+class Breaker:
+    """The breaker of one upstream. `moved` hears of each new state."""
+
+    __slots__ = ("_clock", "_moved", "_opened_at", "_trial_until", "_turn", "failures", "in_a_row", "open_s", "state")
+
+    def __init__(
+        self,
+        *,
+        failures: int = 5,
+        open_s: float = 30.0,
+        clock_mono: Callable[[], float],
+        moved: Callable[[State], None] = lambda state: None,
+    ) -> None:
+        self.failures = failures
+        self.open_s = open_s
+        self.state = State.CLOSED
+        self.in_a_row = 0
+        self._clock = clock_mono
+        self._moved = moved
+        self._turn = 0
+        self._opened_at = self._trial_until = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds until a try is let through; 0 where one is now."""
+        if self.state is State.OPEN:
+            return max(0.0, self._opened_at + self.open_s - self._clock())
+        if self.state is State.HALF_OPEN and self._clock() < self._trial_until:
+            return AGAIN_S
+        return 0.0
+
+    def check(self) -> None:
+        """Raises Refusal(UPSTREAM_OPEN) if `enter` would; takes nothing."""
+        if self.state is not State.CLOSED and (rest_s := self.rest_s):
+            raise Refusal(Reason.UPSTREAM_OPEN, retry_after_s=rest_s)
+
+    def enter(self) -> Pass:
+        """One exchange may go; every pass is given back by one of the three below. Raises Refusal(UPSTREAM_OPEN)."""
+        if self.state is not State.CLOSED:
+            self.check()
+            if self.state is State.OPEN:
+                self._happened(Event.RESTED)
+            # Should its end never be told, nobody waits for it longer than for another rest.
+            self._trial_until = self._clock() + self.open_s
+        return Pass(self._turn)
+
+    def answered(self, given: Pass) -> None:
+        """It is there."""
+        if given.turn == self._turn:
+            self.in_a_row = 0
+            self._happened(Event.ANSWER)
+
+    def seen(self, given: Pass) -> None:
+        """It began to answer. That ends a try well, but no row of faults: who breaks off each time is at fault."""
+        if self.state is State.HALF_OPEN:
+            self.answered(given)
+
+    def failed(self, given: Pass) -> None:
+        """A fault of its own."""
+        if given.turn == self._turn:
+            self.in_a_row += 1
+            self._happened(Event.TOO_MANY if self.in_a_row >= self.failures else Event.FAULT)
+
+    def given_up(self, given: Pass) -> None:
+        """Nobody waited for what it would have said."""
+        if given.turn == self._turn:
+            self._trial_until = 0.0
+
+    def _happened(self, event: Event) -> None:
+        state = TRANSITIONS[self.state, event]
+        if state is self.state:
+            return
+        self.state = state
+        self._turn += 1
+        self._trial_until = 0.0
+        if state is State.OPEN:
+            self._opened_at = self._clock()
+        self._moved(state)

@@ -1,0 +1,129 @@
+"""How is an upstream that nobody calls, and has one that was out come back?
+
+Every upstream is probed now and then, each at a time of its own, and as soon as its breaker would let a try through: so
+the try is ours, and no caller's. What fits its revision is asked, in our own conversation with it (`listing.Enquiry`).
+At most one probe of an upstream is under way, and none is waited for here: one that hangs delays nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Protocol
+
+from sidecar.errors import Reason, Refusal
+from sidecar.settings.health import Probe
+from sidecar.upstreams.breaker import State
+from sidecar.upstreams.catalogue import Catalogue
+from sidecar.upstreams.registry import Account
+from sidecar.upstreams.report import sentence
+
+TICK_S: Final = 0.1
+FIRST_WITHIN_S: Final = 5.0  # after a start, so that a hundred servers are not all asked at once
+JITTER: Final = 0.2
+EXPLORE_EVERY_S: Final = 300.0  # prompts and resources: nobody's call waits for them
+_CLOSING_S: Final = 3.0
+
+
+class Patient(Protocol):
+    """One upstream, as it is looked after."""
+
+    @property
+    def probe(self) -> Probe: ...
+    @property
+    def account(self) -> Account: ...
+    @property
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def timeout_s(self) -> float: ...
+
+
+@dataclass(slots=True)
+class _Plan:
+    """When it is probed next, and the probe that is under way. Times are monotonic seconds."""
+
+    patient: Patient
+    due_at: float
+    explored_at: float | None = None
+    flight: asyncio.Task[None] | None = None
+
+
+class Health:
+    """Looks after all upstreams that `patients` names, by name, for as long as it names them."""
+
+    def __init__(
+        self,
+        patients: Callable[[], Mapping[str, Patient]],
+        *,
+        random: Random,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._patients = patients
+        self._random = random
+        self._clock = clock_mono
+        self._plans: dict[str, _Plan] = {}
+
+    async def run(self) -> None:
+        """Runs as long as the process."""
+        try:
+            while True:
+                self._tend()
+                await asyncio.sleep(TICK_S)
+        finally:
+            flights = [plan.flight for plan in self._plans.values() if plan.flight is not None]
+            for flight in flights:
+                flight.cancel()
+            if flights:
+                await asyncio.wait(flights, timeout=_CLOSING_S)
+
+    def _tend(self) -> None:
+        now, patients = self._clock(), self._patients()
+        for name, plan in list(self._plans.items()):
+            if patients.get(name) is not plan.patient:
+                if plan.flight is not None:
+                    plan.flight.cancel()
+                del self._plans[name]
+        for name, patient in patients.items():
+            plan = self._plans.get(name) or self._plan(name, patient, now)
+            idle = plan.flight is None or plan.flight.done()
+            if patient.probe.enabled and idle and self._is_due(plan, now):
+                plan.due_at = now + patient.probe.every_s * self._random.uniform(1 - JITTER, 1 + JITTER)
+                plan.flight = asyncio.create_task(self._look(plan), name=f"probe of {name}")
+
+    def _plan(self, name: str, patient: Patient, now: float) -> _Plan:
+        first_s = self._random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
+        plan = self._plans[name] = _Plan(patient, now + first_s)
+        return plan
+
+    def _is_due(self, plan: _Plan, now: float) -> bool:
+        breaker = plan.patient.account.breaker
+        if breaker.state is State.CLOSED:
+            return now >= plan.due_at
+        return not breaker.rest_s
+
+    async def _look(self, plan: _Plan) -> None:
+        patient = plan.patient
+        within_s = min(patient.probe.timeout_s or patient.timeout_s, patient.timeout_s)
+        try:
+            await patient.catalogue.probe(within_s)
+        except Refusal as refusal:
+            if refusal.reason is Reason.UPSTREAM_OPEN:
+                return
+            if not patient.account.breaker.in_a_row:  # no fault of the wire: the conversation itself went wrong
+                patient.account.unwelcome(sentence(refusal))
+        else:
+            await self._explore(plan)
+        patient.account.checked()
+
+    async def _explore(self, plan: _Plan) -> None:
+        now = self._clock()
+        if plan.explored_at is not None and now - plan.explored_at < EXPLORE_EVERY_S:
+            return
+        try:
+            await plan.patient.catalogue.explore()
+        except Refusal:
+            return  # whoever needs its tools hears why; how it stands is known
+        plan.explored_at = now

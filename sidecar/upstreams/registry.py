@@ -1,0 +1,202 @@
+"""How does one upstream stand: does it answer, how often, how fast, and what was wrong last?
+
+`status` and `connection` move together, by one table, as the seeds draw them:
+
+    offline, disconnected      nobody has heard of it yet, or we have let go of it
+    ready, connected           it answers
+    degraded, connected        it falters: half the faults that open its breaker came in a row, or it does not take us
+    offline, degraded          its breaker is not closed; we go on trying
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum
+from typing import Any, Final, Protocol
+
+from sidecar.settings.health import Breaker as BreakerSettings
+from sidecar.settings.moments import rfc3339
+from sidecar.upstreams.breaker import Breaker, Pass, State
+
+_DEFAULT: Final = BreakerSettings()
+LATENCIES: Final = 100  # calls whose latency is averaged, as the seed says
+
+
+class Standing(Enum):
+    """Status and connection, in the seeds' words."""
+
+    UNKNOWN = ("offline", "disconnected")
+    UP = ("ready", "connected")
+    FALTERING = ("degraded", "connected")
+    OUT = ("offline", "degraded")
+
+    @property
+    def status(self) -> str:
+        return self.value[0]
+
+    @property
+    def connection(self) -> str:
+        return self.value[1]
+
+
+class News(StrEnum):
+    """What moves it."""
+
+    ANSWERED = "answered"
+    FALTERED = "faltered"  # half the faults that open the breaker, in a row
+    UNWELCOME = "unwelcome"  # it is there, and a conversation with it cannot be begun or gone on with
+    OPENED = "opened"  # its breaker
+    CLOSED = "closed"  # by us
+
+
+_ANSWERED = dict.fromkeys(((standing, News.ANSWERED) for standing in Standing), Standing.UP)
+_OPENED = dict.fromkeys(((standing, News.OPENED) for standing in Standing), Standing.OUT)
+_CLOSED = dict.fromkeys(((standing, News.CLOSED) for standing in Standing), Standing.UNKNOWN)
+TRANSITIONS: Final[Mapping[tuple[Standing, News], Standing]] = {
+    **_ANSWERED,
+    **_OPENED,
+    **_CLOSED,
+    (Standing.UNKNOWN, News.FALTERED): Standing.UNKNOWN,
+    (Standing.UNKNOWN, News.UNWELCOME): Standing.UNKNOWN,
+    (Standing.UP, News.FALTERED): Standing.FALTERING,
+    (Standing.UP, News.UNWELCOME): Standing.FALTERING,
+    (Standing.FALTERING, News.FALTERED): Standing.FALTERING,
+    (Standing.FALTERING, News.UNWELCOME): Standing.FALTERING,
+    (Standing.OUT, News.FALTERED): Standing.OUT,
+    (Standing.OUT, News.UNWELCOME): Standing.OUT,
+}
+
+
+class Observer(Protocol):
+    """Who hears of each change: the metrics."""
+
+    def upstream_stands(self, upstream: str, status: str) -> None:
+        """Its status is this one now."""
+
+    def breaker_moved(self, upstream: str, to: str) -> None:
+        """Its breaker came into this state."""
+
+
+class Account:
+    """What is known of one upstream for as long as its definition stays the same.
+
+    Calls are what callers asked: our own questions move status and breaker, and are not counted. `clock` gives seconds
+    since the epoch, `clock_mono` monotonic ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        breaker: BreakerSettings = _DEFAULT,
+        *,
+        clock: Callable[[], float] = time.time,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.breaker = Breaker(
+            failures=breaker.failures, open_s=breaker.open_s, clock_mono=clock_mono, moved=self._breaker_moved
+        )
+        self.standing = Standing.UNKNOWN
+        self.clock_mono = clock_mono
+        self.calls = self.successes = self.errors = 0
+        self.last_error = ""
+        self.last_error_at = self.last_call_at = self.last_check_at = 0.0
+        self._clock = clock
+        self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
+        self._observer: Observer | None = None
+
+    @property
+    def latency_s(self) -> float | None:
+        """The average of the last LATENCIES calls that were answered, in seconds; None before the first."""
+        return sum(self._latencies_s) / len(self._latencies_s) if self._latencies_s else None
+
+    def observed_by(self, observer: Observer | None) -> None:
+        """From now on `observer` hears what changes, and first how it is; None: nobody, another stands in its place."""
+        self._observer = observer
+        if observer is not None:
+            observer.upstream_stands(self.name, self.standing.status)
+
+    def answered(self, given: Pass) -> None:
+        """It answered, whatever it said."""
+        self.breaker.answered(given)
+        if self.breaker.state is State.CLOSED:
+            self._heard(News.ANSWERED)
+
+    def faulted(self, given: Pass, why: str) -> None:
+        """A fault of its own, in a sentence of ours."""
+        self._note(why)
+        self.breaker.failed(given)
+        if self.breaker.in_a_row * 2 >= self.breaker.failures:
+            self._heard(News.FALTERED)
+
+    def unwelcome(self, why: str) -> None:
+        """It is there, but no conversation with it succeeds."""
+        self._note(why)
+        self._heard(News.UNWELCOME)
+
+    def checked(self) -> None:
+        """A probe came to its end."""
+        self.last_check_at = self._clock()
+
+    def called(self) -> None:
+        """A caller's call goes to it."""
+        self.calls += 1
+        self.last_call_at = self._clock()
+
+    def call_answered(self, took_s: float) -> None:
+        self.successes += 1
+        self._latencies_s.append(took_s)
+
+    def call_failed(self, why: str) -> None:
+        self.errors += 1
+        self._note(why)
+
+    def closed(self) -> None:
+        """We have let go of it."""
+        self._heard(News.CLOSED)
+
+    def plain(self) -> dict[str, Any]:
+        """In values that JSON has. What callers gave up is neither a success nor an error."""
+        breaker, latency_s = self.breaker, self.latency_s
+        return {
+            "status": self.standing.status,
+            "connection": self.standing.connection,
+            "breaker": {
+                "state": breaker.state.value,
+                "failures": breaker.in_a_row,
+                "failure_threshold": breaker.failures,
+                "open_s": breaker.open_s,
+                "retry_after_s": round(breaker.rest_s, 3),
+            },
+            "calls": self.calls,
+            "successes": self.successes,
+            "errors": self.errors,
+            "average_latency_ms": None if latency_s is None else round(latency_s * 1000, 3),
+            "last_error": self.last_error or None,
+            "last_error_at": _moment(self.last_error_at),
+            "last_health_check": _moment(self.last_check_at),
+            "last_call": _moment(self.last_call_at),
+        }
+
+    def _note(self, why: str) -> None:
+        self.last_error, self.last_error_at = why, self._clock()
+
+    def _heard(self, news: News) -> None:
+        standing = TRANSITIONS[self.standing, news]
+        if standing is self.standing:
+            return
+        self.standing = standing
+        if self._observer is not None:
+            self._observer.upstream_stands(self.name, standing.status)
+
+    def _breaker_moved(self, to: State) -> None:
+        if to is not State.HALF_OPEN:
+            self._heard(News.OPENED if to is State.OPEN else News.ANSWERED)
+        if self._observer is not None:
+            self._observer.breaker_moved(self.name, to.value)
+
+
+def _moment(at: float) -> str | None:
+    return rfc3339(at) if at else None

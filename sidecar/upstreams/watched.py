@@ -1,0 +1,215 @@
+"""Does this upstream do its part, exchange by exchange?
+
+An upstream around an upstream: it lets nothing through while the breaker is open, and tells the account what came of
+what it let through. Only what callers cannot cause is a fault:
+
+    fault        it cannot be reached, took longer than a call may, broke off, ended, answered HTTP 5xx or no protocol
+    answer       anything else that it said: 4xx, JSON-RPC errors, `isError`, 405 on GET; the head of a stream, when the
+                 breaker wants to know whether it is there at all
+    neither      the caller left or had less patience, we refused the answer or hung up, our own line was full
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Final
+
+from sidecar.egress import ENDLESS, Crowded, Deadline, NoPlace
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import Request
+from sidecar.upstreams.breaker import Pass
+from sidecar.upstreams.registry import Account
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Outbound, Upstream
+
+# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
+FULL_PATIENCE: Final = 0.9
+_FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
+_ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
+_UNAUTHORIZED: Final = 401
+
+
+class Watched:
+    """One upstream, watched over. `inner` is the upstream itself, `account` what is known of it."""
+
+    def __init__(self, inner: Upstream, account: Account) -> None:
+        self.inner = inner
+        self.account = account
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def timeout_s(self) -> float:
+        return self.inner.timeout_s
+
+    @property
+    def max_response_bytes(self) -> int:
+        return self.inner.max_response_bytes
+
+    async def exchange(self, outbound: Outbound) -> Answer:
+        """As `Upstream.exchange`. Raises Refusal also as UPSTREAM_OPEN, and then nothing was sent."""
+        visit = Visit(self.account, outbound, self.account.breaker.enter(), self.timeout_s)
+        try:
+            answer = await self.inner.exchange(outbound)
+        except Refusal as refusal:
+            visit.refused(refusal)
+            raise
+        except BaseException:
+            visit.given_up()
+            raise
+        visit.head(answer)
+        return WatchedAnswer(answer, visit)
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        """As `Upstream.end_session`; not told to one that is given a rest, so that it holds up no other's."""
+        if not self.account.breaker.rest_s:
+            await self.inner.end_session(session_id, version, deadline_s)
+
+    def shows_the_same_as(self, other: Upstream) -> bool:
+        """As `Upstream.shows_the_same_as`."""
+        return self.inner.shows_the_same_as(other.inner if isinstance(other, Watched) else other)
+
+    async def close(self) -> None:
+        """As `Upstream.close`."""
+        await self.inner.close()
+        self.account.closed()
+
+
+class Visit:
+    """One exchange, as the account sees it: told once, by whatever ends it first."""
+
+    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_pass", "_patient", "_waits")
+
+    def __init__(self, account: Account, outbound: Outbound, given: Pass, timeout_s: float) -> None:
+        self._account = account
+        self._pass = given
+        self._waits = isinstance(outbound.message, Request) and not outbound.endless
+        self._patient = outbound.deadline_s >= timeout_s * FULL_PATIENCE
+        self._counts = outbound.caller is not None and self._waits
+        self._began_mono_s = account.clock_mono()
+        self._done = False
+        if self._counts:
+            account.called()
+
+    def head(self, answer: Answer) -> None:
+        """The answer has begun: often that says it all."""
+        status = answer.status
+        if status >= 500:
+            self._faulted(f"it answered HTTP {status}")
+        elif status >= 300:
+            self._answered(f"it answered HTTP {status}")
+            if status == _UNAUTHORIZED:
+                self._account.unwelcome(f"it answered HTTP {status}")
+        elif not self._waits:  # a stream without end, or what has no answer
+            self._answered()
+        elif answer.media_type == EVENT_STREAM:
+            self._account.breaker.seen(self._pass)
+        elif answer.media_type != JSON:
+            self._faulted("its media type is neither JSON nor an event stream")
+
+    def complete(self) -> None:
+        """The whole answer is there, or as much of it as anybody wanted."""
+        if not self._done:
+            self._answered()
+
+    def empty(self) -> None:
+        """The answer ended before it said anything."""
+        if not self._done:
+            self._faulted("its answer was empty")
+
+    def refused(self, refusal: Refusal) -> None:
+        """The exchange, or reading its answer, came to nothing."""
+        if self._done:
+            return
+        ours = isinstance(refusal.__cause__, Crowded | NoPlace)
+        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and not self._patient
+        why = refusal.detail or refusal.answer.message
+        if refusal.reason in _FAULTS and not ours and not late:
+            self._faulted(why)
+            return
+        self.given_up()
+        if self._counts and refusal.reason in _ERRORS:
+            self._account.call_failed(why)
+
+    def given_up(self) -> None:
+        """Nobody waits for it any more."""
+        if not self._done:
+            self._done = True
+            self._account.breaker.given_up(self._pass)
+
+    def _answered(self, error: str = "") -> None:
+        self._done = True
+        self._account.answered(self._pass)
+        if not self._counts:
+            return
+        if error:
+            self._account.call_failed(error)
+        else:
+            self._account.call_answered(self._account.clock_mono() - self._began_mono_s)
+
+    def _faulted(self, why: str) -> None:
+        self._done = True
+        self._account.faulted(self._pass, why)
+        if self._counts:
+            self._account.call_failed(why)
+
+
+class WatchedAnswer:
+    """An answer whose end is told to the account."""
+
+    __slots__ = ("_inner", "_visit", "headers", "media_type", "status")
+
+    def __init__(self, inner: Answer, visit: Visit) -> None:
+        self.status: int = inner.status
+        self.headers: Mapping[str, str] = inner.headers
+        self.media_type: str = inner.media_type
+        self._inner = inner
+        self._visit = visit
+
+    async def read(self, max_bytes: int) -> bytes:
+        """As `Answer.read`."""
+        try:
+            body = await self._inner.read(max_bytes)
+        except Refusal as refusal:
+            self._visit.refused(refusal)
+            raise
+        self._visit.complete() if body else self._visit.empty()
+        return body
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """As `Answer.chunks`. Who has read something and reads no further had what was wanted."""
+        said_something = False
+        try:
+            async with aclosing(self._inner.chunks(deadline=deadline)) as chunks:
+                async for chunk in chunks:
+                    said_something = True
+                    yield chunk
+        except Refusal as refusal:
+            self._visit.refused(refusal)
+            raise
+        except GeneratorExit:
+            self._visit.complete() if said_something else self._visit.given_up()
+            raise
+        self._visit.complete() if said_something else self._visit.empty()
+
+    def close(self) -> None:
+        """As `Answer.close`."""
+        self._visit.given_up()
+        self._inner.close()
+
+    def __enter__(self) -> WatchedAnswer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._visit.complete()  # a message that was taken, and whose answer nobody has to read
+        elif isinstance(error, Refusal):
+            self._visit.refused(error)
+        else:
+            self._visit.given_up()
+        self._inner.close()

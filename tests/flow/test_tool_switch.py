@@ -1,0 +1,168 @@
+"""Is a tool that an operator switched off gone at once, for everybody, from list and call, and until it is on again?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from sidecar.app import App
+from sidecar.cli import main
+from sidecar.disabled import SwitchError
+from tests.flow.streams import event, hearing, streamed
+from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
+from tests.flow.test_shadow import shadow
+from tests.flow.world import SESSION, STATELESS, Upstream, World, request, stateless, world
+
+GOOD = {"repo": "acme/site"}
+FOREVER = {"reason": "Incident 12", "until": None, "by": "test"}
+
+
+def listed(answer: tuple[int, Any, Any]) -> list[str]:
+    return [tool["name"] for tool in answer[1]["result"]["tools"]]
+
+
+async def ordered(running: World, path: str, order: Any, secret: str = SECRET) -> tuple[int, Any]:
+    sent = {"Authorization": f"Bearer {secret}"}
+    async with running.http.post(running.admin_url + path, json=order, headers=sent) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_a_tool_that_is_off_is_neither_listed_nor_called(era: Era, tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        talk = Talk(running, era)
+        assert listed(await talk.ask("tools/list")) == ["search_code", "get_file"]
+        await running.app.switch_off("github", "search_code", **FOREVER)
+        answer = await talk.call("search_code", GOOD)
+        assert (reason_of(answer), answer[0]) == ("tool-disabled", 403 if era == "stateless" else 200)
+        assert listed(await talk.ask("tools/list")) == ["get_file"]
+        assert (await talk.call("get_file", {"path": "a"}))[0] == 200
+        assert await running.app.switch_on("github", "search_code", by="test")
+        assert (await talk.call("search_code", GOOD))[1].get("result") is not None
+        assert len(running.upstream.calls()) == 2
+
+
+async def test_of_a_server_that_is_off_nothing_can_be_had_and_a_session_can_end(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        talk = Talk(running, "session")
+        await talk.ask("tools/list")
+        reached = len(running.upstream.seen)
+        await running.app.switch_off("github", "", **FOREVER)
+        begun = await running.post(request("initialize", {"protocolVersion": SESSION, "capabilities": {}}))
+        asked = [await talk.call("search_code", GOOD), await talk.ask("tools/list"), await talk.ask("ping"), begun]
+        assert {reason_of(answer) for answer in asked} == {"tool-disabled"}
+        assert len(running.upstream.seen) == reached
+        async with running.http.delete(f"{running.url}/mcp/github", headers=talk.in_session) as response:
+            assert response.status == 204
+
+
+async def test_who_may_not_use_a_tool_does_not_learn_that_it_is_off(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await running.app.switch_off("github", "delete_repo", **FOREVER)
+        assert reason_of(await running.call("delete_repo", {})) == "no-matching-rule"
+
+
+async def test_shadow_mode_does_not_pass_by_the_switch(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=shadow()) as running:
+        await running.app.switch_off("github", "delete_repo", **FOREVER)
+        assert reason_of(await running.call("delete_repo", {})) == "tool-disabled"
+
+
+async def test_it_survives_a_restart_and_is_on_record_with_who_did_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await running.app.switch_off("github", "search_code", **FOREVER)
+        await running.app.switch_off("github", "", reason="", until=None, by="local:uid=7")
+        await running.app.switch_on("github", "", by="local:uid=7")
+        told = [record["control"] for record in running.records() if record["event"] == "control"][1:]
+        assert [(one["what"], one["object"], one["by"], one["reason"]) for one in told] == [
+            ("tool-disabled", "tool:github/search_code", "test", "Incident 12"),
+            ("tool-disabled", "mcp:github", "local:uid=7", None),
+            ("tool-enabled", "mcp:github", "local:uid=7", None),
+        ]
+    again = await App.start(tmp_path / "sidecar.yaml", {})
+    try:
+        assert [entry.principal for entry in again.switched_off()] == ["tool:github/search_code"]
+        assert again.disabled_principals() == ()
+        assert again.upstreams()["github"]["disabled_tools"] == ["search_code"]
+    finally:
+        await again.stop()
+
+
+async def test_an_answer_under_way_is_cut_off(tmp_path: Path) -> None:
+    async def slowly(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "so far"}}
+        return await streamed(asked, *[event(note)] * 200, pause_s=0.05)
+
+    async with world(tmp_path, upstream=Upstream(script={"tools/call": slowly})) as running:
+        routing = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
+        body = stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}})
+        async with hearing(running.http, f"{running.url}/mcp/github", routing, body) as ear:
+            assert (await ear.message())["params"] == {"data": "so far"}
+            await running.app.switch_off("github", "get_file", **FOREVER)
+            assert (await ear.rest(3))[-1]["error"]["data"]["reason"] == "tool-disabled"
+
+
+ORDERS: list[tuple[str, Any, int]] = [
+    ("/api/upstreams/github/disable", {"tool": "search_code"}, 200),
+    ("/api/upstreams/github/disable", {"tool": "a tool"}, 400),
+    ("/api/upstreams/github/disable", {"tools": ["x"]}, 400),
+    ("/api/upstreams/github/disable", {"tool": "x", "reason": "two\nlines"}, 400),
+    ("/api/upstreams/github/disable", {"tool": "x", "until": "yesterday"}, 400),
+    ("/api/upstreams/gitlab/disable", {"tool": "x"}, 404),
+    ("/api/upstreams/gitlab/enable", {"tool": "x"}, 200),
+    ("/api/principals/tool:github%2Fsearch_code/disable", {}, 400),
+    ("/api/principals/mcp:github/disable", {}, 400),
+]
+
+
+@pytest.mark.parametrize(("path", "order", "expected"), ORDERS)
+async def test_an_order_is_obeyed_or_refused(path: str, order: Any, expected: int, tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        assert (await ordered(running, path, order))[0] == expected
+        assert (await ordered(running, path, order, VIEW))[0] == 403
+        assert len(running.app.switched_off()) == (path.endswith("disable") and expected == 200)
+
+
+async def test_over_http_it_is_said_what_is_off(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        await running.call("search_code", GOOD)
+        _, told = await ordered(running, "/api/upstreams/github/disable", {"tool": "search_code", "reason": "12"})
+        assert (told["enabled"], told["known"], told["entry"]["by"]) == (False, True, "admin:operator")
+        one = json.loads((await get(running, "/api/upstreams/github", VIEW))[1])
+        assert (one["enabled"], one["disabled_tools"]) == (True, ["search_code"])
+        assert json.loads((await get(running, "/api/principals", VIEW))[1])["disabled"] == []
+
+
+async def test_the_command_does_it_and_says_so(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+
+        async def mcp(*words: str) -> Result:
+            command = ["mcp", words[0], "-c", str(tmp_path / "sidecar.yaml"), *words[1:]]
+            return await asyncio.to_thread(CliRunner().invoke, main, command)
+
+        await running.call("search_code", GOOD)
+        assert (await mcp("disable", "github", "search_code")).output == "github/search_code is disabled\n"
+        assert "lists no tool" in (await mcp("disable", "github", "serch_code")).output
+        assert "without search_code, serch_code" in (await mcp("list")).output
+        assert (await mcp("enable", "github", "serch_code")).output == "github/serch_code is enabled\n"
+        assert (await mcp("enable", "github", "serch_code")).output == "github/serch_code was not disabled\n"
+        assert (await mcp("disable", "github")).output == "github is disabled\n"
+        assert "github  disabled" in (await mcp("list")).output
+        assert (await mcp("disable", "gitlab")).exit_code == 1
+    assert (await mcp("list")).exit_code == 1
+
+
+async def test_what_cannot_be_recorded_stays_off(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await running.app.switch_off("github", "search_code", **FOREVER)
+        running.app.audit.close()
+        with pytest.raises(SwitchError):
+            await running.app.switch_on("github", "search_code", by="test")
+        assert len(running.app.switched_off()) == 1

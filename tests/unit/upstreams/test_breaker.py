@@ -1,0 +1,255 @@
+"""Does the breaker do what its table says, and does a status?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.settings.health import Breaker as BreakerSettings
+from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, Event, Pass, State
+from sidecar.upstreams.registry import LATENCIES, Account, News, Standing
+from sidecar.upstreams.registry import TRANSITIONS as STANDINGS
+from tests.unit.upstreams.peer import Clock
+
+
+def breaker(clock: Clock, failures: int = 2) -> Breaker:
+    return Breaker(failures=failures, open_s=30, clock_mono=lambda: clock.now)
+
+
+def refused(asked: Breaker) -> float | None:
+    """How long until the next try; None where there may be one."""
+    try:
+        asked.check()
+    except Refusal as refusal:
+        assert refusal.reason is Reason.UPSTREAM_OPEN
+        return refusal.retry_after_s
+    return None
+
+
+def fault(asked: Breaker, clock: Clock) -> None:
+    asked.failed(asked.enter())
+
+
+def answer(asked: Breaker, clock: Clock) -> None:
+    asked.answered(asked.enter())
+
+
+def rest(asked: Breaker, clock: Clock) -> None:
+    clock.now += 30
+
+
+def begin(asked: Breaker, clock: Clock) -> None:
+    asked.enter()
+
+
+WAYS: dict[State, list[Callable[[Breaker, Clock], None]]] = {
+    State.CLOSED: [],
+    State.OPEN: [fault, fault],
+    State.HALF_OPEN: [fault, fault, rest, begin],
+}
+
+
+@pytest.mark.parametrize(("state", "event"), TRANSITIONS)
+def test_the_table_is_walked_as_it_is_written(state: State, event: Event) -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    for step in WAYS[state]:
+        step(asked, clock)
+    assert asked.state is state
+    match event:
+        case Event.RESTED:
+            clock.now += 30
+            asked.enter()
+        case Event.ANSWER | Event.FAULT:
+            clock.now += 30  # a try that never ended gives way
+            given = asked.enter()
+            asked.in_a_row = 0
+            asked.answered(given) if event is Event.ANSWER else asked.failed(given)
+        case Event.TOO_MANY:
+            clock.now += 30
+            asked.in_a_row = 1
+            asked.failed(asked.enter())
+    assert asked.state is TRANSITIONS[state, event]
+
+
+def test_every_state_has_its_events_and_none_is_skipped() -> None:
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert (State.OPEN, Event.ANSWER) not in TRANSITIONS  # it must be half open first
+    assert TRANSITIONS[State.HALF_OPEN, Event.FAULT] is State.OPEN
+
+
+def test_by_default_five_faults_in_a_row_open_it_for_thirty_seconds() -> None:
+    clock, settings = Clock(), BreakerSettings()
+    asked = Breaker(failures=settings.failures, open_s=settings.open_s, clock_mono=lambda: clock.now)
+    for _ in range(4):
+        fault(asked, clock)
+    answer(asked, clock)  # in a row means in a row
+    for _ in range(4):
+        fault(asked, clock)
+    assert asked.state is State.CLOSED
+    fault(asked, clock)
+    assert asked.state is State.OPEN and refused(asked) == 30
+    clock.now += 29.5
+    assert refused(asked) == 0.5
+    clock.now += 0.5
+    assert refused(asked) is None
+
+
+def test_half_open_lets_one_through_and_goes_by_it() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    for step in (fault, fault, rest):
+        step(asked, clock)
+    given = asked.enter()
+    assert asked.state is State.HALF_OPEN and refused(asked) == AGAIN_S
+    with pytest.raises(Refusal):
+        asked.enter()
+    asked.failed(given)
+    assert asked.state is State.OPEN and refused(asked) == 30
+    clock.now += 30
+    asked.answered(asked.enter())
+    assert asked.state is State.CLOSED and asked.in_a_row == 0
+
+
+def test_a_try_that_is_given_up_makes_room_for_the_next() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    for step in (fault, fault, rest):
+        step(asked, clock)
+    asked.given_up(asked.enter())
+    assert asked.state is State.HALF_OPEN and refused(asked) is None
+
+
+def test_a_try_whose_end_is_never_told_does_not_close_the_door_for_good() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    for step in (fault, fault, rest, begin, rest):
+        step(asked, clock)
+    answer(asked, clock)
+    assert asked.state is State.CLOSED
+
+
+def test_who_began_before_the_last_change_has_no_say() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    early, earlier = asked.enter(), asked.enter()
+    for step in (fault, fault):
+        step(asked, clock)
+    asked.answered(early)
+    assert asked.state is State.OPEN
+    clock.now += 30
+    given = asked.enter()
+    asked.failed(earlier)
+    assert asked.state is State.HALF_OPEN
+    asked.answered(given)
+    asked.failed(earlier)
+    assert asked.in_a_row == 0
+
+
+def test_the_head_of_an_answer_ends_a_try_but_no_row_of_faults() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    given = asked.enter()
+    asked.seen(given)
+    asked.failed(given)
+    assert asked.in_a_row == 1
+    for step in (fault, rest):
+        step(asked, clock)
+    asked.seen(asked.enter())
+    assert asked.state is State.CLOSED
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+class Heard:
+    """What an observer heard."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def upstream_stands(self, upstream: str, status: str) -> None:
+        self.said.append(status)
+
+    def breaker_moved(self, upstream: str, to: str) -> None:
+        self.said.append(to)
+
+
+def account(clock: Clock, failures: int = 4) -> Account:
+    settings = BreakerSettings(failures=failures)
+    return Account("github", settings, clock=lambda: clock.now, clock_mono=lambda: clock.now)
+
+
+def in_state(standing: Standing, clock: Clock) -> tuple[Account, Pass]:
+    """An account that stands so, and a pass from before."""
+    made = account(clock)
+    early = made.breaker.enter()
+    if standing is not Standing.UNKNOWN:
+        made.answered(made.breaker.enter())
+    faults = {Standing.FALTERING: 2, Standing.OUT: 4}.get(standing, 0)
+    for _ in range(faults):
+        made.faulted(made.breaker.enter(), "it broke off")
+    assert made.standing is standing
+    return made, early
+
+
+@pytest.mark.parametrize(("standing", "news"), STANDINGS)
+def test_the_table_of_a_status_is_walked_as_it_is_written(standing: Standing, news: News) -> None:
+    clock = Clock()
+    made, early = in_state(standing, clock)
+    clock.now += 30
+    match news:
+        case News.ANSWERED:
+            made.answered(made.breaker.enter())
+        case News.FALTERED:
+            for _ in range(max(1, 2 - made.breaker.in_a_row)):
+                made.faulted(early, "it broke off")
+        case News.UNWELCOME:
+            made.unwelcome("it answered HTTP 401")
+        case News.OPENED:
+            for _ in range(4 - made.breaker.in_a_row or 1):
+                made.faulted(made.breaker.enter(), "it broke off")
+            assert made.breaker.state is State.OPEN
+        case News.CLOSED:
+            made.closed()
+    assert made.standing is STANDINGS[standing, news]
+
+
+def test_the_table_of_a_status_answers_everything() -> None:
+    assert set(STANDINGS) == {(standing, news) for standing in Standing for news in News}
+    assert {standing.status for standing in Standing} == {"ready", "degraded", "offline"}
+    assert {standing.connection for standing in Standing} == {"connected", "disconnected", "degraded"}
+
+
+def test_a_life_is_heard_in_its_order() -> None:
+    clock, heard = Clock(), Heard()
+    made = account(clock, failures=2)
+    made.observed_by(heard)
+    made.answered(made.breaker.enter())
+    made.faulted(made.breaker.enter(), "it broke off")
+    made.faulted(made.breaker.enter(), "it broke off")
+    clock.now += 30
+    made.answered(made.breaker.enter())
+    made.closed()
+    expected = ["offline", "ready", "degraded", "offline", "open", "half_open", "ready", "closed", "offline"]
+    assert heard.said == expected
+
+
+def test_latency_is_the_average_of_the_last_hundred() -> None:
+    made = account(Clock())
+    assert made.latency_s is None
+    for took_s in [100.0] * 50 + [1.0] * 50 + [3.0] * 50:
+        made.call_answered(took_s)
+    assert made.latency_s == 2.0 and LATENCIES == 100
+
+
+def test_what_went_wrong_last_is_said_with_its_time() -> None:
+    clock = Clock()
+    clock.now = 1_800_000_000
+    made = account(clock)
+    assert made.plain()["last_error"] is None
+    made.faulted(made.breaker.enter(), "it broke off")
+    told = made.plain()
+    assert (told["last_error"], told["last_error_at"]) == ("it broke off", "2027-01-15T08:00:00Z")
