@@ -71,6 +71,9 @@ class Passage:
         for member in mcp.LISTS:
             if member in result:
                 result[member] = self._entries(member, result[member])
+        if "instructions" in result:  # a model reads them as it does descriptions
+            for text in self._legible([result.pop("instructions")]):
+                result["instructions"] = text
         if result.get("resultType", "complete") not in mcp.RESULT_TYPES:
             raise refused("its resultType is not one that was asked for")
         for method in mcp.asked_of_client(result):
@@ -111,7 +114,7 @@ class Passage:
         return False
 
     def _legible(self, entries: list[Any]) -> list[Any]:
-        """The entries without what people cannot see in them, as the upstream's `hidden_text` says (threats L7)."""
+        """What a model will read, as the upstream's `hidden_text` says of what people cannot see in it (threats L7)."""
         treatment = self.exchange.service.definition.hidden_text
         if treatment == "flag":
             return entries

@@ -88,7 +88,9 @@ RESULT_TYPES = ("complete", "input_required")  # others belong to extensions tha
 # A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
 # What a result and an entry are judged by. Some clients read keys in any case: another spelling would be a way by.
-_JUDGED_IN_RESULT = spellings((*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope"))
+_JUDGED_IN_RESULT = spellings(
+    (*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions")
+)
 _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
 
 

@@ -133,8 +133,8 @@ class Upstream(Section):
     tells, `"off"` (in quotes: YAML reads a bare off as false) does not look. By default `warn` until the server has a
     pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
-    """What becomes of hidden characters in what the server lists: `flag` tells of them, `strip` takes them out of what
-    callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
+    `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     responses: Responses | None = None
     """What of its answers may reach callers, and what of them is kept."""
     breaker: Breaker = Field(default_factory=Breaker)

@@ -336,6 +336,26 @@ async def test_hidden_text_is_refused(tmp_path: Path) -> None:
         assert (await talk.ask("prompts/list"))[1]["result"]["prompts"] == [{"name": "good"}]
 
 
+@pytest.mark.parametrize(("treatment", "told"), [("flag", POISONED[0][0]), ("strip", POISONED[0][1]), ("refuse", None)])
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_a_server_begins_with_is_text_as_well(
+    tmp_path: Path, era: Era, treatment: str, told: str | None
+) -> None:
+    upstream = offering(SEARCH)
+
+    async def begin(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        answer = json.loads(upstream.answer(message).body or b"")  # type: ignore[arg-type]
+        answer["result"]["instructions"] = POISONED[0][0]
+        return web.json_response(answer, headers={"Mcp-Session-Id": "s"})
+
+    upstream.script |= {"initialize": begin, "server/discover": begin}
+    settings = f"hidden_text: {treatment}"
+    async with world(tmp_path, rules=ALL, upstream=upstream, upstream_settings=settings) as running:
+        talk = Talk(running, era)
+        _, body, _ = await (talk.ask("server/discover") if era == "stateless" else talk.open())
+        assert body["result"].get("instructions") == told
+
+
 async def test_twenty_callers_and_a_server_that_changes_under_them_never_see_the_other_tool(tmp_path: Path) -> None:
     other = {**SEARCH, "description": "Other."}
     async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)) as running:
