@@ -62,10 +62,13 @@ class Exit(NamedTuple):
         return "nobody knows how" if self.code is None else f"exit code {self.code}"
 
 
+_Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class Process:
     """A running program. Both of its outputs must be read: one that is full stops it."""
 
-    def __init__(self, line: tuple[asyncio.StreamReader, asyncio.StreamWriter], pid: int, pipes: _Pipes) -> None:
+    def __init__(self, line: _Line, pid: int, pipes: _Pipes) -> None:
         self.pid = pid
         self.stdin = pipes.stdin
         self.stdout = pipes.stdout
@@ -74,7 +77,7 @@ class Process:
         self._hear, self._tell = line
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = loop.create_future()
-        self._gone = loop.create_task(self._follow(), name=f"follows process {pid}")
+        self.followed = loop.create_task(self._follow(), name=f"follows process {pid}")
 
     @property
     def exit(self) -> Exit | None:
@@ -87,17 +90,17 @@ class Process:
 
     async def gone(self) -> None:
         """Until nothing of it is left."""
-        await asyncio.shield(self._gone)
+        await asyncio.shield(self.followed)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
         """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault."""
         self.stdin.close()
         if self.exit is None:
             await asyncio.wait({self._exit}, timeout=patience_s)
-        if not self._gone.done():
+        if not self.followed.done():
             with suppress(OSError):
                 self._tell.write(json.dumps({"end": grace_s}).encode() + b"\n")
-            await asyncio.wait({self._gone}, timeout=grace_s + _LAST_S)
+            await asyncio.wait({self.followed}, timeout=grace_s + _LAST_S)
         self.abandon()
 
     def abandon(self) -> None:
@@ -134,6 +137,8 @@ class Processes:
         self._orders: socket.socket | None = None
         self._warden: asyncio.subprocess.Process | None = None
         self._order = asyncio.Lock()
+        self._starting: set[asyncio.Task[Process]] = set()
+        self._running: set[Process] = set()
         self._closed = False
 
     @property
@@ -142,43 +147,53 @@ class Processes:
 
     async def start(self, program: Program) -> Process:
         """Start it. Raises StartFailed. Whoever is cancelled leaves nothing behind."""
-        ours, theirs = socket.socketpair()
+        starting = asyncio.create_task(self._start(program), name=f"starts {program.path}")
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
         try:
-            pipes, ends = await _Pipes.opened()
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            raise StartFailed(f"no pipe can be made: {error.strerror}") from None
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)  # half of a start cannot be taken back: the whole one can
+            raise
+
+    async def _start(self, program: Program) -> Process:
         try:
+            ours, theirs = socket.socketpair()
             with theirs:
-                order = {
-                    "path": program.path,
-                    "argv": list(program.argv),
-                    "env": dict(program.env),
-                    "cwd": program.cwd,
-                    "private": tempfile.gettempdir() + f"/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
-                }
-                async with asyncio.timeout(START_S):
-                    await self._send(json.dumps(order).encode(), [*ends, theirs.fileno()])
-            _close(ends)
-            line = await asyncio.open_connection(sock=ours)
+                line = await asyncio.open_connection(sock=ours)
+                try:
+                    return await self._started(program, line, theirs)
+                except BaseException:
+                    line[1].close()
+                    raise
+        except TimeoutError:
+            raise StartFailed("it could not be started in time") from None
+        except OSError as error:
+            raise StartFailed(f"nothing can be started: {error.strerror}") from None
+
+    async def _started(self, program: Program, line: _Line, theirs: socket.socket) -> Process:
+        pipes, ends = await _Pipes.opened()
+        try:
             async with asyncio.timeout(START_S):
+                await self._send(_order(program), [*ends, theirs.fileno()])
+                _close(ends)
+                theirs.close()
                 answer = _answer(await line[0].readline())
             if "started" not in answer:
-                line[1].close()
                 raise StartFailed(_why(answer))
-            return Process(line, answer["started"], pipes)
-        except BaseException as error:
+            process = Process(line, answer["started"], pipes)
+            self._running.add(process)  # also one that nobody holds any more is followed to its end
+            process.followed.add_done_callback(lambda _: self._running.discard(process))
+            return process
+        except BaseException:
             _close(ends)
             pipes.close()
-            ours.close()
-            if isinstance(error, TimeoutError | OSError):
-                raise StartFailed("it could not be started in time") from None
             raise
 
     async def close(self) -> None:
         """Break the line to the warden, and see it go: whatever still runs ends."""
         self._closed = True
+        await asyncio.gather(*self._starting, return_exceptions=True)
         if self._orders is not None:
             self._orders.close()
         if self._warden is not None:
@@ -276,6 +291,22 @@ class _Pipes:
             self.stdin.transport.abort()
         self.stdin.close()
         self.close_outputs()
+
+
+def _order(program: Program) -> bytes:
+    order = {
+        "path": program.path,
+        "argv": list(program.argv),
+        "env": dict(program.env),
+        "cwd": program.cwd,
+        "private": f"{tempfile.gettempdir()}/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
+    }
+    return json.dumps(order).encode()
+
+
+def _abandon(started: asyncio.Task[Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().abandon()
 
 
 def _close(fds: list[int]) -> None:

@@ -46,7 +46,8 @@ def main(orders: socket.socket) -> None:
     """Fork a keeper for each order, until nobody can give orders any more and nothing is left."""
     _settle()
     alarm = _Alarm()
-    keepers: set[int] = set()
+    keepers: dict[int, str] = {}
+    folders: list[str] = []
     poll = select.poll()
     poll.register(orders, select.POLLIN)
     poll.register(alarm.fileno(), select.POLLIN)
@@ -60,23 +61,29 @@ def main(orders: socket.socket) -> None:
                 serving = False
                 poll.unregister(orders)
             else:
-                keepers.add(_forked_keeper(*order))
-        left = _reap(keepers)
+                keepers[_forked_keeper(*order)] = order[0]["private"]
+        left = _reap(keepers, folders)
 
 
-def _reap(keepers: set[int]) -> bool:
-    """Collect who has ended; what a keeper left behind is ended, as only one that was killed leaves anything."""
-    while True:
+def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
+    """Collect who has ended. Only a keeper that was killed leaves anything: processes are ended, `folders` removed."""
+    left = True
+    while left:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return False
+            left = False
+            break
         if pid == 0:
             break
-        keepers.discard(pid)
-    for pid in set(_children()) - keepers:
+        if pid in keepers and os.path.exists(folder := keepers.pop(pid)):
+            folders.append(folder)
+    strays = set(_children()) - keepers.keys() if left else ()
+    for pid in strays:
         _signal(pid, signal.SIGKILL)
-    return True
+    while folders and not strays:
+        _remove(folders.pop(), private=True)
+    return left
 
 
 def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

@@ -7,14 +7,17 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from tests.flow.process import served
 from tests.flow.talk import ERAS, Era, Talk
-from tests.flow.world import World, until, world
+from tests.flow.world import ACCEPT, SESSION, World, request, until, world
 
 ROOT = Path(__file__).parents[2]
 RULES = """\
@@ -220,3 +223,46 @@ async def test_everything_that_a_program_started_ends_with_it(tmp_path: Path) ->
         await until(lambda: len(children_of(warden)) >= 8)  # two programs, each with its keeper and three more
         below = children_of(warden)
     assert not [pid for pid in below if alive(pid)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody adopts what left its group")
+async def test_a_sidecar_that_is_killed_takes_everything_along_within_two_seconds() -> None:
+    rules = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
+    program = moody("deaf", "orphans")
+    async with served("", rules=rules, program=program, upstream_settings="anonymous: true") as running:
+        assert running.process is not None
+        async with aiohttp.ClientSession() as http:
+            hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+            headers = {"Accept": ACCEPT}
+            url = f"{running.url}/mcp/github"
+            async with http.post(url, json=request("initialize", hello), headers=headers) as response:
+                assert response.status == 200
+        await until(lambda: len(children_of(running.process.pid)) >= 6)  # warden, keeper, program, three more
+        below = children_of(running.process.pid)
+        await running.kill()
+        await until(lambda: not [pid for pid in below if alive(pid)], within_s=2.0)
+        assert not list(Path(tempfile.gettempdir()).glob(f"sidecar-{running.process.pid}-*"))
+
+
+ATTACKS = [
+    {"command": "touch /tmp/owned", "args": ["x"], "env": {"A": "b"}, "transport": "stdio"},
+    {"mcpServers": {"x": {"command": "touch", "args": ["/tmp/owned"]}}},
+    {"name": "count", "arguments": {}, "command": "touch", "transport": "stdio"},
+    {"name": "count", "arguments": {"command": "touch", "args": ["x"]}, "_meta": {"command": "touch"}},
+    {"server": {"url": "stdio:touch", "command": "touch"}, "name": "$(touch x)", "cwd": "/"},
+]
+ADDRESSES = ["/mcp/github", "/mcp", "/mcp/github/messages", "/mcp/github/tools/count", "/mcp/test", "/mcp/$(touch x)"]
+ADMIN = ["/api/upstreams", "/api/mcp/test", "/mcp/test", "/api/principals/disable", "/api/reload", "/status"]
+
+
+async def test_nothing_is_ever_started_from_a_request(tmp_path: Path) -> None:
+    """BL-029."""
+    async with world(tmp_path, rules=RULES) as running:
+        urls = [running.url + address for address in ADDRESSES] + [running.admin_url + address for address in ADMIN]
+        for attack in ATTACKS:
+            bodies: list[object] = [attack, *(request(method, attack) for method in ("tools/call", "initialize", "x"))]
+            for url in urls:
+                for body in bodies:
+                    status, _, _ = await running.post(body, url=url)
+                    assert status < 500
+        assert running.app.processes.warden_pid is None  # not even who would start it

@@ -65,6 +65,8 @@ BL-028
   flow/test_kill.py test_whatever_was_answered_is_on_record_after_a_kill
   unit/audit/test_writer.py test_what_is_written_in_part_is_taken_back_and_refused
   unit/audit/test_writer.py test_best_effort_counts_what_it_loses_and_goes_on
+BL-029
+  flow/test_stdio.py test_nothing_is_ever_started_from_a_request
 BL-032
   flow/test_listed_and_called.py test_the_most_permissive_policy_lists_everything
 BL-034

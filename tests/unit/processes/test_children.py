@@ -1,0 +1,175 @@
+"""Is a program started as it was named, and is nothing left of it when it ends, whatever it did?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from bench import children
+from sidecar.processes import Exit, Process, Processes, Program, StartFailed
+
+PATH = {"PATH": os.environ.get("PATH", os.defpath)}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only there a process can adopt")
+
+
+@pytest_asyncio.fixture
+async def processes() -> AsyncIterator[Processes]:
+    processes = Processes({})
+    yield processes
+    await processes.close()
+
+
+def shell(script: str, cwd: str | None = None) -> Program:
+    return Program("/bin/sh", ["sh", "-c", script], PATH, cwd)
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def dies(pid: int, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+async def pid_said(process: Process) -> int:
+    return int(await process.stdout.readline())
+
+
+async def test_its_three_streams_and_its_end_are_ours(processes: Processes) -> None:
+    process = await processes.start(shell("read line; echo said $line; echo complained >&2; exit 7"))
+    process.stdin.write(b"this\n")
+    assert await process.stdout.read() == b"said this\n"
+    assert await process.stderr.read() == b"complained\n"
+    assert await process.wait() == Exit(code=7)
+    await process.gone()
+    await process.end()
+
+
+ENDS = [("exit 0", "exit code 0"), ("exit 3", "exit code 3"), ("kill -SEGV $$", "signal 11 (SIGSEGV)")]
+
+
+@pytest.mark.parametrize(("script", "told"), ENDS)
+async def test_how_it_ended_is_told(processes: Processes, script: str, told: str) -> None:
+    process = await processes.start(shell(script))
+    assert str(await process.wait()) == told
+    await process.end()
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (Program("/nowhere/at-all", ["x"], {}), "/nowhere/at-all: No such file or directory"),
+        (Program("/", ["x"], {}), "/: Permission denied"),
+        (Program("/bin/sh", ["sh"], {}, cwd="/nowhere"), "/nowhere: No such file or directory"),
+        (Program("/bin/sh", ["sh", "x" * 3_000_000], {}), "/bin/sh: Argument list too long"),
+    ],
+)
+async def test_what_cannot_be_started_says_why(processes: Processes, program: Program, why: str) -> None:
+    with pytest.raises(StartFailed, match=f"^{why}$"):
+        await processes.start(program)
+
+
+async def test_what_is_no_program_says_so(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no first line")
+    (tmp_path / "text").chmod(0o755)
+    with pytest.raises(StartFailed, match="names its interpreter"):
+        await processes.start(Program(str(tmp_path / "text"), ["text"], {}))
+
+
+@linux
+async def test_signals_are_as_a_program_expects_them(processes: Processes) -> None:
+    process = await processes.start(
+        shell("grep -E '^Sig(Blk|Ign)' /proc/self/status; grep NoNewPrivs /proc/self/status")
+    )
+    told = (await process.stdout.read()).split()
+    assert told == [b"SigBlk:", b"0" * 16, b"SigIgn:", b"0" * 16, b"NoNewPrivs:", b"1"]
+    await process.end()
+
+
+@linux
+async def test_what_a_program_leaves_behind_when_it_ends_by_itself_ends_too(processes: Processes) -> None:
+    process = await processes.start(shell("trap '' TERM; setsid sleep 600 & echo $!; exit 0"))
+    orphan = await pid_said(process)
+    assert await process.wait() == Exit(code=0)
+    await dies(orphan, 2.0)
+    await process.end()
+
+
+@linux
+async def test_when_the_sidecar_lets_go_everything_ends_within_two_seconds(processes: Processes) -> None:
+    process = await processes.start(shell("trap '' TERM; (setsid sleep 600 & echo $!) ; sleep 600"))
+    orphan = await pid_said(process)
+    process.abandon()
+    await dies(process.pid, 2.0)
+    await dies(orphan, 0.5)
+
+
+@linux
+async def test_when_a_keeper_is_killed_the_warden_ends_what_it_kept(processes: Processes) -> None:
+    process = await processes.start(shell("trap '' TERM; (setsid sleep 600 & echo $!); sleep 600"))
+    orphan = await pid_said(process)
+    keeper = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(keeper, signal.SIGKILL)
+    await dies(process.pid, 1.0)
+    await dies(orphan, 1.0)
+    assert str(await process.wait()) == "nobody knows how"
+    await process.end()
+
+
+@linux
+async def test_when_the_warden_is_killed_programs_go_on_and_the_next_one_has_another(processes: Processes) -> None:
+    first = await processes.start(shell("exec cat"))
+    assert processes.warden_pid is not None
+    os.kill(processes.warden_pid, signal.SIGKILL)
+    await dies(processes.warden_pid, 1.0)
+    second = await asyncio.wait_for(_started(processes), 5)
+    for process in (first, second):
+        process.stdin.write(b"x\n")
+        assert await process.stdout.readline() == b"x\n"
+        await process.end()
+
+
+async def _started(processes: Processes) -> Process:
+    """Between the warden's death and the news of it, a start may fail; the next one does not."""
+    with suppress(StartFailed):
+        return await processes.start(shell("exec cat"))
+    return await processes.start(shell("exec cat"))
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(processes: Processes) -> None:
+    first = await processes.start(shell("exec cat"))
+    for pause_s in (0.0, 0.001, 0.003, 0.01):
+        task = asyncio.create_task(processes.start(shell("exec sleep 600")))
+        await asyncio.sleep(pause_s)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            (await task).abandon()
+    await first.end()
+    await children._settled(processes)
+    assert list(children._below(processes)) == []
+
+
+async def test_after_the_end_nothing_is_started(processes: Processes) -> None:
+    await processes.close()
+    with pytest.raises(StartFailed):
+        await processes.start(shell("true"))
+
+
+@linux
+async def test_a_hundred_programs_of_every_kind_leave_nothing() -> None:
+    """`python -m bench.children` does ten thousand."""
+    left = await children.run(100)
+    assert left.nothing, left
+    assert left.slowest_s < 2.0
