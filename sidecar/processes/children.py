@@ -194,8 +194,7 @@ class Processes:
         """Break the line to the warden, and see it go: whatever still runs ends."""
         self._closed = True
         await asyncio.gather(*self._starting, return_exceptions=True)
-        if self._orders is not None:
-            self._orders.close()
+        self._forget_warden()
         if self._warden is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_S):
@@ -203,17 +202,24 @@ class Processes:
 
     async def _send(self, order: bytes, fds: list[int]) -> None:
         frame = warden.HEADER.pack(len(order)) + order
-        loop = asyncio.get_running_loop()
         async with self._order:
             orders = await self._with_warden()
-            while True:
-                try:
-                    sent = socket.send_fds(orders, [frame], fds)
-                    break
-                except BlockingIOError:
-                    await _writable(orders)
-            if sent < len(frame):
-                await loop.sock_sendall(orders, frame[sent:])
+            try:
+                sent = await _sent(orders, frame, fds)
+            except ConnectionError:  # it has just died, and has not seen any of this
+                self._forget_warden()
+                orders = await self._with_warden()
+                sent = await _sent(orders, frame, fds)
+            try:
+                await asyncio.get_running_loop().sock_sendall(orders, frame[sent:])
+            except BaseException:
+                self._forget_warden()  # it would take the next order for the rest of this one
+                raise
+
+    def _forget_warden(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+        self._orders = None
 
     async def _with_warden(self) -> socket.socket:
         """The line to the warden, who is there."""
@@ -221,8 +227,7 @@ class Processes:
             raise StartFailed("the sidecar is ending")
         if self._orders is not None and self._warden is not None and self._warden.returncode is None:
             return self._orders
-        if self._orders is not None:
-            self._orders.close()
+        self._forget_warden()
         ours, theirs = socket.socketpair()
         with theirs:
             # -I -S: nothing of the environment or of installed packages has a say in it. A terminal's signals are
@@ -329,6 +334,15 @@ def _why(answer: Mapping[str, Any]) -> str:
     if number == errno.ENOEXEC:
         return f"{where} is no program: has it a first line that names its interpreter?"
     return f"{where}: {os.strerror(number)}"
+
+
+async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
+    """Send the beginning of a frame, and the descriptors with it; how much of it went. Raises OSError."""
+    while True:
+        try:
+            return socket.send_fds(orders, [frame], fds)
+        except BlockingIOError:
+            await _writable(orders)
 
 
 async def _writable(sock: socket.socket) -> None:
