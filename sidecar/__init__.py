@@ -20,6 +20,7 @@ A call's way, and where each question is answered:
     watching   whether the operator's files changed; reloading: how that comes into force
     turn       what is known of one request while it is on its way
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found
+    federation/ how many servers look like one, at the address of all
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
     paired     the stream that all answers of an HTTP+SSE session share

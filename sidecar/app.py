@@ -32,6 +32,7 @@ from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
+from sidecar.federation import Federation
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
 from sidecar.loading import first_snapshot, next_snapshot
@@ -134,6 +135,7 @@ class App:
         )
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
+        exchanges = Exchanges(live, sessions, switch)
         pipeline = Pipeline(
             live=live,
             sessions=sessions,
@@ -141,7 +143,8 @@ class App:
             limiter=limiter,
             audit=audit,
             metrics=metrics,
-            exchanges=Exchanges(live, sessions, switch),
+            exchanges=exchanges,
+            federation=Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32)),
             switch=switch,
             clock=time.time,
         )

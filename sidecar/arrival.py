@@ -28,14 +28,18 @@ Headers = Mapping[str, Sequence[str]]
 
 PARAMETER = "mcp-param-"
 MCP, METADATA = "mcp", "metadata"
+EVERY = ""  # where a server's name would stand: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
-# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server.
+# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
+# an empty one is the address of all of them.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
     (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
+    (MCP, re.compile(r"/mcp()\Z"), ("POST", "GET", "DELETE")),
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
+    (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
 )
 
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
@@ -66,7 +70,7 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """An address of ours. `server` is the upstream's name in it."""
+    """An address of ours. `server` is the upstream's name in it, EVERY the address of all."""
 
     kind: str
     server: str

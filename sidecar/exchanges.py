@@ -67,8 +67,9 @@ class Exchanges:
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
         session = intent.session
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        until = _end_of(caller, decision, turn.now)
+        until = end_of(caller, decision, turn.now)
         exchange = Exchange(turn, service, caller, intent.call, session, limit_s, self.streams, turn.now, until)
+        exchange.outward = turn.outward
         match intent:
             case Ask():
                 return await self._ask(exchange, intent)
@@ -82,7 +83,7 @@ class Exchanges:
             case Listen():
                 return await self._listen(exchange, intent)
             case Leave():
-                return self._leave(exchange, intent.session)
+                return self.leave(turn, intent.session)
             case _:
                 assert_never(intent)
 
@@ -94,19 +95,19 @@ class Exchanges:
             if message.method == "initialize":
                 return await self._begin(exchange, message, answer)
             if exchange.session is not None:
-                self._check_alive(exchange.session, answer)
+                self.check_alive(exchange.session, answer)
                 exchange.session.remember(message.id, exchange.asked)
-            return await self._relay(exchange, (message.id,)).answer(answer)
+            return await self.relay(exchange, (message.id,)).answer(answer)
 
     async def _begin(self, exchange: Exchange, message: Request, answer: Answer) -> web.StreamResponse:
         """A session begins with the upstream's yes, and is told with it. Whatever comes between leaves nothing: no
         entry here, no session there, and no other session of the caller's gone for it (threats S9)."""
-        relay, server = self._relay(exchange, (message.id,)), exchange.turn.server
+        relay, server = self.relay(exchange, (message.id,)), exchange.turn.server
         if answer.status != 200:
             return await relay.answer(answer)
         upstream_id = upstream_id_from(answer.headers.get("mcp-session-id"))
         with ExitStack() as undo:
-            undo.callback(self._part, server, upstream_id, exchange.call.protocol_version)
+            undo.callback(self.part, server, upstream_id, exchange.call.protocol_version)
             passed = await relay.whole(answer)
             if not passed.version:
                 return relay.respond(passed)
@@ -133,23 +134,23 @@ class Exchanges:
         """Send what has no answer: the upstream takes it, or the caller hears that it did not."""
         with await exchange.post(message) as answer:
             if exchange.session is not None:
-                self._check_alive(exchange.session, answer)
+                self.check_alive(exchange.session, answer)
             if answer.status not in (200, 202, 204):
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
             exchange.turn.paired.begin_to_hear()
-        return _empty(exchange.turn, 202)
+        return empty(exchange.turn, 202)
 
     async def _listen(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
         session, close = intent.session, partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
         try:
             with await exchange.listen(intent.last_event_id) as answer:
-                self._check_alive(session, answer)
+                self.check_alive(session, answer)
                 if answer.status == 405:
                     raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
                 exchange.has_no_end()
-                return await self._relay(exchange, session.sent).stream(answer)
+                return await self.relay(exchange, session.sent).stream(answer)
         finally:
             session.close_stream(close)
 
@@ -164,7 +165,7 @@ class Exchanges:
         self.pairs[session.id] = paired
         try:
             endpoint = f"{turn.prefix}/mcp/{turn.server}/messages?session_id={session.id}"
-            return await self._relay(exchange, ()).hold(paired, endpoint)
+            return await self.relay(exchange, ()).hold(paired, endpoint)
         finally:
             del self.pairs[session.id]
             session.close_stream(close)
@@ -183,12 +184,12 @@ class Exchanges:
         """Pass on what the server says unasked. This caller cannot come back for what it missed: it is fetched for it.
         Raises Refusal where the stream must not go on."""
         exchange.call = exchange.call._replace(protocol_version=session.version)
-        relay, pause_s = self._relay(exchange, session.sent), MIN_PAUSE_S
+        relay, pause_s = self.relay(exchange, session.sent), MIN_PAUSE_S
         while True:
             begun_s = asyncio.get_running_loop().time()
             try:
                 with await exchange.listen(relay.last_event_id) as answer:
-                    self._check_alive(session, answer)
+                    self.check_alive(session, answer)
                     if answer.status == 405:
                         return  # it has no stream
                     if answer.status == 200 and answer.media_type == EVENT_STREAM:
@@ -201,10 +202,11 @@ class Exchanges:
             await asyncio.sleep(pause_s)
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
-    def _leave(self, exchange: Exchange, session: Session) -> web.StreamResponse:
+    def leave(self, turn: Turn, session: Session) -> web.StreamResponse:
+        """End a session, at the caller's word."""
         self.sessions.end(session)
         self.say_farewell(session)
-        return _empty(exchange.turn, 204)
+        return empty(turn, 204)
 
     def metadata(self, turn: Turn, server: str) -> web.StreamResponse:
         """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
@@ -226,9 +228,11 @@ class Exchanges:
 
     def say_farewell(self, session: Session) -> None:
         """Have the upstream told that a session is over."""
-        self._part(session.server, session.upstream_id, session.version)
+        for one in (session, *session.parts.values()):
+            self.part(one.server, one.upstream_id, one.version)
 
-    def _part(self, server: str, upstream_id: str | None, version: str) -> None:
+    def part(self, server: str, upstream_id: str | None, version: str) -> None:
+        """Have one upstream told that its session is over."""
         if upstream_id is not None and not self.farewells.full():  # with so many waiting, its own time-out must do
             self.farewells.put_nowait(Farewell(server, upstream_id, version))
 
@@ -270,30 +274,34 @@ class Exchanges:
         if exchange.judged_by is not now:
             exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
             decision = now.decide(exchange.caller.chain, exchange.call, now_s)
-            exchange.until = _end_of(exchange.caller, decision, now)
+            exchange.until = end_of(exchange.caller, decision, now)
             if not decision.allowed and not now.shadows(now_s):
                 exchange.cut_off(decision.reason or Reason.NO_MATCHING_RULE)
                 return
         if exchange.until is not None and now_s >= exchange.until:
             exchange.cut_off(Reason.EXPIRED)
 
-    def _relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
+    def relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
+        """What moves the answer of this exchange to its caller."""
         return Relay(exchange, Passage(exchange, expected, self.live.clock, self.switch))
 
-    def _check_alive(self, session: Session, answer: Answer) -> None:
+    def check_alive(self, session: Session, answer: Answer) -> None:
         """The upstream forgot the session: so do we, and the caller starts anew."""
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
+            if session.whole is not None:  # the others of its session go on
+                raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session; the next call begins another")
             raise Refusal(Reason.SESSION_UNKNOWN)
 
 
-def _end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
+def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
     """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
     let it pass. None: never."""
     passes_until = decision.until if decision.allowed else rules.shadow_until
     return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
 
 
-def _empty(turn: Turn, status: int) -> web.StreamResponse:
+def empty(turn: Turn, status: int) -> web.StreamResponse:
+    """An answer that says all with its status, on record."""
     turn.ended(status, 0)
     return Whole(status)

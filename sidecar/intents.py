@@ -147,14 +147,7 @@ class Understanding:
     def _session(self) -> Session:
         if self.paired is not None:
             return self.paired
-        lines = self.head.session_id
-        if len(lines) != 1 or not lines[0]:
-            raise malformed("Mcp-Session-Id must be there, once")
-        session = self.sessions.find(lines[0], self.caller, self.server)
-        versions = self.head.protocol_version
-        if len(versions) > 1 or not eras.SESSION_VERSIONS_SET.issuperset(versions):
-            raise malformed("MCP-Protocol-Version is not one that a session has")
-        return session
+        return session_of(self.sessions, self.caller, self.server, self.head)
 
     def _stream_call(self, method: str, version: str) -> Call:
         # To listen or to leave takes as little as to ping: any grant on the server.
@@ -166,3 +159,15 @@ class Understanding:
         if len(lines) > 1:
             raise malformed("Last-Event-ID is there more than once")
         return session.opened_event_id(lines[0]) if lines else None
+
+
+def session_of(sessions: Sessions, caller: Caller, server: str, head: Head) -> Session:
+    """The session that a request is of. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+    lines = head.session_id
+    if len(lines) != 1 or not lines[0]:
+        raise malformed("Mcp-Session-Id must be there, once")
+    session = sessions.find(lines[0], caller, server)
+    versions = head.protocol_version
+    if len(versions) > 1 or not eras.SESSION_VERSIONS_SET.issuperset(versions):
+        raise malformed("MCP-Protocol-Version is not one that a session has")
+    return session

@@ -38,6 +38,8 @@ def measure(metrics: Metrics, turn: Turn) -> None:
         for charge in turn.plan.charges:
             metrics.limit_checked(charge.limit, "admitted")
     upstream_s = record.stages_s.get("upstream")
+    if not turn.server:  # nobody's, or a call to all servers: who answers for them counts them one by one
+        return
     if upstream_s is not None:
         metrics.upstream_answered(turn.server, upstream_s)
 

@@ -49,6 +49,7 @@ BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
+TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 POLICY_REASONS = (
     *DENIALS,
@@ -153,6 +154,12 @@ class Metrics:
             {"upstream": self._upstreams},
             REQUEST_BUCKETS_S,
         )
+        self._missed = Table(
+            "counter",
+            "federation_unavailable_total",
+            "Servers that did not answer a question to all servers.",
+            {"upstream": self._upstreams, "reason": TROUBLE},
+        )
         self._inflight = Table("gauge", "inflight_requests", "Requests under way.", {"protocol": PROTOCOLS})
         self._streams = Table("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
@@ -229,6 +236,10 @@ class Metrics:
         """Policy answered a call. `kind` is that of the deciding link, `decision` allow, deny or, where a denial was
         let pass, would_deny."""
         self._decisions.add((kind, decision, NONE if reason is None else reason))
+
+    def federation_missed(self, upstream: str, reason: str) -> None:
+        """A server that its caller may see did not answer a question to all of them."""
+        self._missed.add((upstream, reason))
 
     def limit_checked(self, limit: str, outcome: str) -> None:
         """A limit was `admitted`, `refused` or `unavailable`. `limit` is its configured label."""

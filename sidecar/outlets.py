@@ -21,22 +21,27 @@ STREAM_HEADERS = {
 }
 
 
-class Outlet(Protocol):
-    """One answer's way out. `response` is what it goes out on; `shared` says that others go there too: its reader can
-    come back for nothing, so no event bears an id there. `bytes_out` is this answer's alone. `resumable` once an event
-    bore an id: its reader may come back for the rest."""
+class Sink(Protocol):
+    """What takes the events of one answer. `shared` says that others go there too: its reader can come back for
+    nothing, so no event bears an id there. `bytes_out` is this answer's alone. `resumable` once an event bore an id:
+    its reader may come back for the rest."""
 
     bytes_out: int
     resumable: bool
 
-    @property
-    def response(self) -> web.StreamResponse: ...
     @property
     def shared(self) -> bool: ...
 
     async def write(self, data: bytes) -> None:
         """Send whole events. Waits while the caller does not read; `listeners.py` hangs up on one who does not for
         too long. Raises Refusal(CALLER_GONE)."""
+
+
+class Outlet(Sink, Protocol):
+    """One answer's way out. `response` is what it goes out on."""
+
+    @property
+    def response(self) -> web.StreamResponse: ...
 
     async def end(self) -> None:
         """Nothing more comes of this answer. Raises Refusal(CALLER_GONE)."""

@@ -7,7 +7,7 @@ like any call (CONTRACT 1.4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,19 +16,21 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
-from sidecar.turn import Exchange
+from sidecar.turn import Exchange, Outward
 from sidecar.upstreams.pins import digest_of
 from sidecar.vocabulary import Decision, Question
 
 
 class Passed(NamedTuple):
     """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
-    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on."""
+    `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` what
+    a call came to."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
     final: bool = False
     version: str = ""
+    result: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -57,8 +59,15 @@ class Passage:
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
         version = agreed_version(response.result) if self._beginning else ""
-        out = jsonrpc.encode_response(jsonrpc.Response(response.id, self._result(response.result)))
-        return Passed(out, final=True, version=version)
+        result = self._result(response.result)
+        if self._outward is not None:
+            result = self._outward.result(result)
+        out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
+        return Passed(out, final=True, version=version, result=result)
+
+    @property
+    def _outward(self) -> Outward | None:
+        return self.exchange.outward
 
     @property
     def _beginning(self) -> bool:
@@ -93,7 +102,7 @@ class Passage:
 
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
         exchange = self.exchange
-        question = mcp.entry_question(member, exchange.turn.server, entry)
+        question = mcp.entry_question(member, exchange.service.name, entry)
         if question is None or not self._may_list(question, now_s):
             return False
         return member != "tools" or self._usable(question, entry, now_s)
@@ -133,21 +142,20 @@ class Passage:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
         if session is None:
             raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
-        if request.method == "ping":
-            session.expect(request.id, request.method)
-            return Passed(jsonrpc.encode_request(request))
-        if request.method not in mcp.SERVER_REQUESTS:
+        shown = request if self._outward is None else self._outward.request(request)
+        if shown is None or (request.method != "ping" and request.method not in mcp.SERVER_REQUESTS):
             return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
-        if not self._ask(request.method).allowed:
-            return Passed(reply=_no(request.id, _NOT_PERMITTED))
+        if request.method != "ping":
+            if not self._ask(request.method).allowed:
+                return Passed(reply=_no(request.id, _NOT_PERMITTED))
+            self.exchange.wait_for_caller()
         session.expect(request.id, request.method)
-        self.exchange.wait_for_caller()
-        return Passed(jsonrpc.encode_request(request))
+        return Passed(jsonrpc.encode_request(shown))
 
     def _ask(self, method: str) -> Decision:
         """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
         exchange, now_s = self.exchange, self.now_s()
-        question = mcp.server_question(exchange.turn.server, method)
+        question = mcp.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
         shadow = exchange.judged_by.shadows(now_s)
         exchange.turn.record.server_asked(question, decision, "shadow" if shadow else "enforce")
@@ -162,6 +170,8 @@ class Passage:
             "resources", notification.params, self.now_s()
         ):
             return Passed()
+        if self._outward is not None:
+            notification = self._outward.notification(notification)
         return Passed(jsonrpc.encode_notification(notification))
 
 

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -35,6 +36,7 @@ from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
+from sidecar.federation import Federation, Spread
 from sidecar.intents import Ask, Intent, Leave, Understanding
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
@@ -51,6 +53,8 @@ from sidecar.whole import Whole
 
 DRAIN_LOOK_S = 0.05
 
+Wanted = TypeVar("Wanted", bound=Intent | Spread)
+
 log = logging.getLogger("sidecar.pipeline")
 
 
@@ -65,6 +69,7 @@ class Pipeline:
     audit: Audit
     metrics: Metrics
     exchanges: Exchanges
+    federation: Federation
     switch: KillSwitch
     clock: Callable[[], float]
     draining: bool = False
@@ -110,6 +115,8 @@ class Pipeline:
             return await self._take(turn, caller)
         intent = await self._understand(turn, caller, route)
         with self._admitted():
+            if isinstance(intent, Spread):
+                return await self._spread(turn, caller, intent)
             return await self._carry(turn, caller, intent)
 
     async def _take(self, turn: Turn, caller: Caller) -> web.StreamResponse:
@@ -149,6 +156,8 @@ class Pipeline:
         """From the decision on: what was let in has its answer before the sidecar goes."""
         decision = self._decide(turn, caller, intent.call)
         service = turn.now.service(turn.server)
+        if turn.front == arrival.EVERY:
+            self.federation.admit(turn, service, caller)
         if not isinstance(intent, Leave):  # a session of an upstream that is off or out can still be ended
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
@@ -160,6 +169,8 @@ class Pipeline:
             turn.record.mark("limits")
             turn.record.decided()  # evidence first, then the upstream
             turn.record.mark("audit")
+            if turn.front == arrival.EVERY:
+                intent = await self.federation.attach(turn, service, caller, intent)
             lease.forwarded = True
             try:
                 return await self.exchanges.carry_out(turn, service, caller, decision, intent, plan.timeout_s)
@@ -168,6 +179,19 @@ class Pipeline:
                 raise
             finally:
                 turn.record.mark("upstream")
+
+    async def _spread(self, turn: Turn, caller: Caller, spread: Spread) -> web.StreamResponse:
+        """A call to all servers: the same questions, asked at each of them."""
+        servers = self.federation.enter(turn, caller, spread)
+        for _ in servers if spread.asks_each else servers[:1]:  # as many calls as it would be at their own addresses
+            self._charge_session_call(turn, caller, spread.call)
+        turn.record.mark("limits")
+        turn.record.decided()  # evidence first, then the upstreams
+        turn.record.mark("audit")
+        try:
+            return await self.federation.carry_out(turn, caller, spread, servers)
+        finally:
+            turn.record.mark("upstream")
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
@@ -198,8 +222,10 @@ class Pipeline:
         turn.record.mark("auth")
         return caller
 
-    async def _understand(self, turn: Turn, caller: Caller, route: Route) -> Intent:
+    async def _understand(self, turn: Turn, caller: Caller, route: Route) -> Intent | Spread:
         """Era, session, method and parameters; the message itself goes on only as what was understood of it."""
+        if turn.front == arrival.EVERY:
+            return self._understood(turn, await self._understand_any(turn, caller))
         understanding = self._understanding(turn, caller)
         if turn.verb == "POST":
             return self._understood(turn, understanding.of_message(await self._read(turn)))
@@ -207,6 +233,13 @@ class Pipeline:
         if route.kind == arrival.SSE:
             return self._understood(turn, understanding.of_stream())
         return self._understood(turn, understanding.of_verb(turn.verb))
+
+    async def _understand_any(self, turn: Turn, caller: Caller) -> Intent | Spread:
+        understanding = self.federation.understanding(caller, turn.headers)
+        if turn.verb == "POST":
+            return understanding.of_message(await self._read(turn))
+        turn.shape = Shape.PLAIN
+        return understanding.of_verb(turn.verb)
 
     def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
         return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
@@ -218,7 +251,8 @@ class Pipeline:
         turn.address(message, arrival.head_of(turn.headers))
         return message
 
-    def _understood(self, turn: Turn, intent: Intent) -> Intent:
+    def _understood(self, turn: Turn, intent: Wanted) -> Wanted:
+        turn.goes_to(intent.call.upstream)
         turn.record.call = intent.call
         turn.record.mark("parse")
         return intent
@@ -293,7 +327,7 @@ class Pipeline:
         if recorded is not refusal:
             told = self._told(turn, recorded)
         response = Whole(told.status, told.body, told.content_type, told.headers)
-        if not turn.server:  # what is not understood here, somebody in front may have understood otherwise
+        if turn.front is None:  # what is not understood here, somebody in front may have understood otherwise
             response.force_close()
         return response
 
@@ -305,5 +339,5 @@ class Pipeline:
             request_id=turn.request_id,
             method=turn.method,
             manner=turn.now.manner,
-            resource_metadata=turn.now.metadata_url(turn.server) if turn.server else "",
+            resource_metadata="" if turn.front is None else turn.now.metadata_url(turn.front),
         )

@@ -19,7 +19,7 @@ from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.inspection import inspect
 from sidecar.intents import EVENT_STREAM, JSON
-from sidecar.outlets import Outlet
+from sidecar.outlets import Outlet, Sink
 from sidecar.paired import Paired
 from sidecar.passage import Passage, Passed, read_answer, refused
 from sidecar.protocols import jsonrpc, sse
@@ -41,11 +41,12 @@ Passing = Callable[[Outlet], Awaitable[bool]]
 
 @dataclass(slots=True)
 class Relay:
-    """Moves one upstream's answer to one caller, and writes down how it ended. `last_event_id` is how far it came, for
-    who fetches the rest; `retry_s` when the upstream wants that, in seconds."""
+    """Moves one upstream's answer to one caller, and writes down how it ended. `passage` None is for an answer whose
+    messages were judged one by one before. `last_event_id` is how far it came, for who fetches the rest; `retry_s` when
+    the upstream wants that, in seconds."""
 
     exchange: Exchange
-    passage: Passage
+    passage: Passage | None
     last_event_id: str | None = field(default=None, init=False)
     retry_s: float = field(default=RETRY_S, init=False)
 
@@ -62,7 +63,7 @@ class Relay:
         if answer.status != 200:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         if answer.media_type == EVENT_STREAM:
-            async with aclosing(self._read(answer)) as events:
+            async with aclosing(self.read(answer)) as events:
                 async for event in events:
                     passed = await self._judge(event.data) if event.data else Passed()
                     if passed.final:
@@ -77,6 +78,8 @@ class Relay:
 
     async def _judge(self, raw: bytes | str) -> Passed:
         """What may pass of one message."""
+        if self.passage is None:
+            return Passed(raw.encode() if isinstance(raw, str) else raw)
         message = read_answer(raw)
         inspection = await inspect(self.exchange, message, raw)
         passed = self.passage.judge(message)
@@ -191,13 +194,13 @@ class Relay:
 
     async def pass_on(self, answer: Answer, sent: Outlet, *, until_answer: bool = False) -> bool:
         """Pass a stream's events on to its end, or to the answer; True when that came. Raises Refusal."""
-        async with aclosing(self._read(answer)) as events:
+        async with aclosing(self.read(answer)) as events:
             async for event in events:
-                if await self._event(event, sent, until_answer):
+                if await self.event(event, sent, until_answer):
                     return True
         return False
 
-    async def _read(self, answer: Answer) -> AsyncGenerator[sse.SseEvent, None]:
+    async def read(self, answer: Answer) -> AsyncGenerator[sse.SseEvent, None]:
         """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
         once, others have their turn in between."""
         parser = sse.SseParser(self._max_bytes)
@@ -209,7 +212,7 @@ class Relay:
                         yield event
                     last = event
 
-    async def _event(self, event: sse.SseEvent, sent: Outlet, until_answer: bool) -> bool:
+    async def event(self, event: sse.SseEvent, sent: Sink, until_answer: bool) -> bool:
         """Pass one event on; True when it was the answer."""
         if event.comment:
             await sent.write(sse.KEEP_ALIVE)
@@ -248,8 +251,9 @@ class Relay:
         return self.exchange.turn.now.bounds.max_response_bytes
 
     def _sealed(self, event_id: str | None) -> str | None:
-        session = self.exchange.session
-        return session.sealed_event_id(event_id) if session is not None and event_id else None
+        session, outward = self.exchange.session, self.exchange.outward
+        sealed = session.sealed_event_id(event_id) if session is not None and event_id else None
+        return sealed if sealed is None or outward is None else outward.event_id(sealed)
 
     async def _reply(self, reply: jsonrpc.Response) -> None:
         """Answer the server in the caller's place: it asked for something that the caller may not be asked."""

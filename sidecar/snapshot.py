@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 
 from sidecar.answers import Manner
-from sidecar.arrival import Bounds
+from sidecar.arrival import EVERY, Bounds
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal
 from sidecar.identity import Audience, Identity
@@ -28,7 +28,7 @@ from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Account, Catalogue, Watched
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
-from sidecar.vocabulary import Call, Chain, Decision
+from sidecar.vocabulary import Call, Chain, Decision, Question
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
@@ -123,6 +123,8 @@ class Snapshot:
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        if call.upstream == EVERY:
+            return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, call.question, now_s)
         first = call.question
         asked = self.engine.enter if call.session else self.engine.decide
         decision = asked(chain, first, now_s)
@@ -139,6 +141,14 @@ class Snapshot:
             would_allow=_each_once(answer.would_allow for answer in answers),
         )
 
+    def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
+        """What a call to all servers is answered at each of them, in the order of their names."""
+        method = call.question.action
+        return {
+            name: self.engine.enter(chain, Question(f"nhi:{name}", method, name), now_s)
+            for name in sorted(self.services)
+        }
+
     def audience(self, server: str) -> Audience:
         """What a token must be meant for, to be used at this server's address."""
         return self.audiences.get(server) or Audience(self.resource(server))
@@ -149,7 +159,7 @@ class Snapshot:
 
     def metadata_url(self, server: str) -> str:
         """Where RFC 9728 metadata of the server's address is found."""
-        return f"{self.base_url}{METADATA_PATH}/mcp/{server}"
+        return f"{self.base_url}{METADATA_PATH}/mcp/{server}" if server else f"{self.base_url}{METADATA_PATH}/mcp"
 
     def resource_metadata(self, server: str) -> bytes:
         """The RFC 9728 document of a server's address: the same for a name that is none."""
@@ -164,13 +174,29 @@ class Snapshot:
         return orjson.dumps(document)
 
 
+def any_of(answers: Mapping[str, Decision]) -> Decision | None:
+    """The one answer for a call to many servers, which goes to those that it may reach: any yes is a yes, for as long
+    as the last of them. None where there are none."""
+    allowed = [answer for answer in answers.values() if answer.allowed]
+    told = allowed or list(answers.values())
+    if not told:
+        return None
+    ends = [answer.until for answer in allowed]
+    return told[0]._replace(
+        links=tuple(link for answer in told for link in answer.links),
+        until=None if None in ends else max((end for end in ends if end is not None), default=None),
+        would_deny=_each_once(answer.would_deny for answer in told),
+        would_allow=_each_once(answer.would_allow for answer in told),
+    )
+
+
 def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(one for some in found for one in some))
 
 
 def resource_at(base_url: str, server: str) -> str:
-    """A server's address under ours."""
-    return f"{base_url}/mcp/{server}"
+    """A server's address under ours; EVERY is that of all."""
+    return f"{base_url}/mcp/{server}" if server else f"{base_url}/mcp"
 
 
 def snapshot_from(
@@ -204,8 +230,11 @@ def snapshot_from(
             settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
         ),
         audiences={
-            name: Audience(resource_at(base_url, name), service.anonymous, service.scopes)
-            for name, service in services.items()
+            EVERY: Audience(resource_at(base_url, EVERY), any(service.anonymous for service in services.values())),
+            **{
+                name: Audience(resource_at(base_url, name), service.anonymous, service.scopes)
+                for name, service in services.items()
+            },
         },
         limit_labels=(
             SESSION_CALLS,

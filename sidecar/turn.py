@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
@@ -25,21 +25,32 @@ from sidecar.outlets import Outlet, open_stream
 from sidecar.paired import Paired
 from sidecar.protocols import eras, jsonrpc
 from sidecar.protocols.eras import Head
-from sidecar.protocols.jsonrpc import Id, Message, Request
+from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.snapshot import Service, Snapshot
 from sidecar.upstreams import Answer, Outbound
 from sidecar.upstreams.sessions import Asked, Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller
 
 
+class Outward(Protocol):
+    """How a server's messages look at the address that they leave by. Each is judged before."""
+
+    def result(self, result: dict[str, Any]) -> dict[str, Any]: ...
+    def notification(self, notification: Notification) -> Notification: ...
+    def request(self, request: Request) -> Request | None:
+        """None for one that cannot be asked there."""
+
+    def event_id(self, sealed: str) -> str: ...
+
+
 @dataclass(slots=True)
 class Turn:
     """One request on its way: what is known of it so far. The stages fill it in.
 
-    In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on which its answer
-    goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is `handed_on`, the
-    turn has an end still to come. `prefix` is the path under which
-    callers see us.
+    `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `server` whom
+    the call is for. In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on
+    which its answer goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is
+    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us.
     """
 
     request: web.BaseRequest
@@ -47,7 +58,9 @@ class Turn:
     headers: Headers
     record: Recording
     protocol: str = "mcp"
+    front: str | None = None
     server: str = ""
+    outward: Outward | None = None
     shape: Shape = Shape.PLAIN
     request_id: Id | None = None
     method: str = ""
@@ -78,8 +91,12 @@ class Turn:
 
     def enter(self, server: str) -> None:
         """The address is an MCP server's: from here on refusals are told in its protocol."""
-        self.server, self.shape = server, Shape.STATELESS
-        self.record.upstream = server
+        self.front, self.shape = server, Shape.STATELESS
+        self.goes_to(server)
+
+    def goes_to(self, server: str) -> None:
+        """Whom the call is for, as far as it is known."""
+        self.server = self.record.upstream = server
 
     def address(self, message: jsonrpc.Message, head: Head) -> None:
         """There is a message: refusals are told to its id, in its era."""
@@ -149,7 +166,7 @@ class Exchange:
 
     `streams` are all exchanges that pass an event stream on right now. `endless` ones have no answer to end with:
     they last until their credential or grant does (`until`, in seconds since the epoch, None never ends), and are
-    decided anew under every new snapshot (`judged_by`).
+    decided anew under every new snapshot (`judged_by`). `outward` None is the server's own address: all goes as it is.
     """
 
     turn: Turn
@@ -164,6 +181,7 @@ class Exchange:
     endless: bool = False
     cut: Reason | None = None
     answer: Closable | None = None
+    outward: Outward | None = None
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     @property

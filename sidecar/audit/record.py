@@ -49,6 +49,7 @@ BLANK: Mapping[str, Any] = {
     "protocol": None,
     "protocol_version": None,
     "upstream": None,
+    "federation": None,
     "tool_name": None,
     "method": None,
     "action": None,

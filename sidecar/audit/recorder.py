@@ -197,6 +197,7 @@ class Recording:
     limits: tuple[LimitState, ...] = ()
     charged: int = 1
     upstream: str = ""
+    federation: Mapping[str, Any] | None = None
     method: str = ""
     enforcement: Enforcement = "enforce"
     excused: tuple[str, ...] = ()
@@ -305,6 +306,7 @@ class Recording:
         record["redactions"] = self.redactions
         record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
         record["evidence"] = [named._asdict() for named in self._kept]
+        record["federation"] = self.federation
         record["status"] = answer.status if answer else "success"
         record["reason"] = reason
         record["error_message"] = answer.message if answer else None
@@ -348,6 +350,7 @@ class Recording:
             "peer": shape.optional_text(self.peer),
             "protocol": shape.optional_text(self.protocol),
             "upstream": shape.optional_text(self.upstream),
+            "federation": self.federation,
             "method": shape.optional_text(self.method),
             "args_hash": args_hash,
             "limits": self._limits(charged),

@@ -12,7 +12,7 @@ A credential is never forwarded, logged or echoed. What is presented and bad is 
 
 from sidecar.identity.api_keys import ApiKeys, load_api_keys
 from sidecar.identity.credentials import Audience, Presented
-from sidecar.identity.identify import Identity
+from sidecar.identity.identify import Identity, check_caller
 from sidecar.identity.issuers import Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import KeyState
 from sidecar.identity.jwt import Bounds
@@ -27,6 +27,7 @@ __all__ = [
     "KindRule",
     "Presented",
     "RolesFrom",
+    "check_caller",
     "load_api_keys",
     "with_preset",
 ]

@@ -190,6 +190,17 @@ class Identity:
                 group.create_task(keys.keep_fresh())
 
 
+def check_caller(caller: Caller, audience: Audience) -> None:
+    """Whether somebody who was proven at the address of all servers has what one of them asks for: what `identify`
+    would have asked at that server's own. Raises Refusal."""
+    kind = caller.credentials[0].kind
+    if kind == ANONYMOUS and (not audience.anonymous or audience.scopes):
+        raise unauthenticated(audience)
+    shown = caller.first if kind == "jwt" else caller.last
+    if kind != LOCAL and not shown.scopes.issuperset(audience.scopes):
+        raise insufficient_scope(audience)
+
+
 def _caller_of(proven: Proven, workload: Workload | None) -> Caller:
     chain = joined(proven, workload)
     if workload is None:

@@ -276,6 +276,11 @@ def _uri(params: Mapping[str, Any], where: str) -> str:
     return str(uri)
 
 
+def resource_question(server: str, uri: object, where: str, meta: Mapping[str, Any]) -> Question:
+    """The question that reading a resource asks. Raises Refusal(MALFORMED_CALL) for a URI that is not plain."""
+    return _resource(server, _uri({"uri": uri}, where), meta)
+
+
 def _resource(server: str, uri: str, meta: Mapping[str, Any] | None = None) -> Question:
     return Question(f"resource:{server}/{uri}", "resources/read", server, uri, {}, meta or {})
 

@@ -118,6 +118,11 @@ class Catalogue:
                 raise _once_more(self._failure)
             await self._landed(self._refresh(now), until - now)
 
+    @property
+    def capabilities(self) -> Mapping[str, Any] | None:
+        """What the upstream says it can do; None as long as it has not said so to us. Untrusted."""
+        return self._enquiry.capabilities
+
     def stale(self) -> None:
         """The upstream said that its list changed: what we have is not used again."""
         self._changes += 1

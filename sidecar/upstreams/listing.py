@@ -87,14 +87,15 @@ class _Reply:
 @dataclass(slots=True)
 class Enquiry:
     """Our own conversation with one upstream. `version` is the revision agreed on, "" before the first answer;
-    `announces` whether the upstream says that it tells of changes of its list; `greeting` how it last began. One
-    question is asked at a time."""
+    `announces` whether the upstream says that it tells of changes of its list; `greeting` how it last began, and
+    `capabilities` all that it named then, None before. One question is asked at a time."""
 
     upstream: Upstream
     clock_mono: Callable[[], float] = time.monotonic
     version: str = ""
     announces: bool = False
     greeting: Greeting | None = None
+    capabilities: Mapping[str, Any] | None = None
     _session_id: str | None = None
     _last_id: int = 0
     _left_bytes: int = field(default=MAX_LIST_BYTES)
@@ -185,6 +186,8 @@ class Enquiry:
             self.version, self._session_id = "", None
             raise
         self.announces = _announces(result)
+        said = result.get("capabilities")
+        self.capabilities = said if isinstance(said, dict) else {}
         self.greeting = Greeting(self.version, _server(result), _capabilities(result), self.clock_mono() - begun_at)
 
     async def _discover(self, within_s: float | None) -> Mapping[str, Any] | None:

@@ -14,9 +14,9 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Id, malformed
@@ -46,7 +46,12 @@ class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
     one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method). `streams`
     are what ends each stream that is open of it, oldest first. A `paired` one is that of an HTTP+SSE stream: it begins
-    before a revision is agreed on (`version` is "" until then), and is none at another address."""
+    before a revision is agreed on (`version` is "" until then), and is none at another address.
+
+    A session on the address of all servers has none at an upstream itself. It has `parts`, one at each server that it
+    reached, by name, each of this `whole`; what they begin with is what its client `declared`, and the `level` of
+    logging that it set.
+    """
 
     id: str
     owner: str
@@ -59,6 +64,10 @@ class Session:
     sent: OrderedDict[Id, Asked | None] = field(default_factory=OrderedDict)
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
     streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
+    parts: dict[str, Session] = field(default_factory=dict)
+    whole: Session | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    level: str = ""
     ended: bool = False
     paired: bool = False
 
@@ -99,6 +108,12 @@ class Session:
     def close_stream(self, close: Callable[[], None]) -> None:
         """The stream is over. Twice is no fault."""
         self.streams.pop(close, None)
+
+    def close(self) -> None:
+        """It is over, and so is every stream of it."""
+        self.ended = True
+        for close in list(self.streams):
+            close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
         """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there.
@@ -145,12 +160,29 @@ class Sessions:
 
         Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
         """
-        now, owner = self.clock_mono(), caller.binding
+        owner = caller.binding
         mine = self._by_owner.get(owner, ())
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
         if len(self._open) - len(ended) >= self.max_sessions:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
-        session = Session(
+        session = self._fresh(owner, server, version, upstream_id, paired)
+        for oldest in ended:
+            self.end(oldest)
+        self._open[session.id] = session
+        self._by_owner.setdefault(owner, OrderedDict())[session.id] = None
+        return session, ended
+
+    def add_part(self, whole: Session, server: str, *, version: str, upstream_id: str | None) -> Session:
+        """The part of a session at one more server. Raises Refusal(SESSION_UNKNOWN) if it ended meanwhile."""
+        if whole.ended:
+            raise Refusal(Reason.SESSION_UNKNOWN)
+        part = whole.parts[server] = self._fresh(whole.owner, server, version, upstream_id)
+        part.whole = whole
+        return part
+
+    def _fresh(self, owner: str, server: str, version: str, upstream_id: str | None, paired: bool = False) -> Session:
+        now = self.clock_mono()
+        return Session(
             id=secrets.token_urlsafe(SESSION_ID_BYTES),
             owner=owner,
             server=server,
@@ -161,11 +193,6 @@ class Sessions:
             event_key=secrets.token_bytes(32),
             paired=paired,
         )
-        for oldest in ended:
-            self.end(oldest)
-        self._open[session.id] = session
-        self._by_owner.setdefault(owner, OrderedDict())[session.id] = None
-        return session, ended
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
         """The caller's session. Another chain's, another server's, another transport's and none are the same
@@ -184,16 +211,20 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget it and close what is open of it. Ending twice is no fault."""
+        """Forget it and close what is open of it; of a part, it alone. Ending twice is no fault."""
+        if session.whole is not None:
+            if session.whole.parts.get(session.server) is session:
+                del session.whole.parts[session.server]
+            session.close()
+            return
         if self._open.pop(session.id, None) is None:
             return
         mine = self._by_owner[session.owner]
         del mine[session.id]
         if not mine:
             del self._by_owner[session.owner]
-        session.ended = True
-        for close in list(session.streams):
-            close()
+        for one in (session, *session.parts.values()):
+            one.close()
 
     def sweep(self) -> list[Session]:
         """End what is over, and say what that was, so that the upstream can be told."""
@@ -207,7 +238,8 @@ class Sessions:
 
     def _is_over(self, session: Session) -> bool:
         now = self.clock_mono()
-        idle = not session.streams and now - session.used_mono_s > self.idle_s
+        streams = any(one.streams for one in (session, *session.parts.values()))
+        idle = not streams and now - session.used_mono_s > self.idle_s
         return idle or now - session.started_mono_s > self.lifetime_s
 
 

@@ -421,7 +421,7 @@ async def internal(talk: Talk) -> Answer:
 
 @cause(Reason.ROUTE_UNKNOWN, "stateless")
 async def route_unknown(talk: Talk) -> Answer:
-    return await talk.world.post({}, url=f"{talk.world.url}/mcp")
+    return await talk.world.post({}, url=f"{talk.world.url}/nowhere")
 
 
 @cause(Reason.VERB_NOT_ALLOWED, "stateless")

@@ -13,6 +13,7 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from sidecar.arrival import (
+    EVERY,
     MCP,
     METADATA,
     Bounds,
@@ -74,7 +75,7 @@ def test_a_path_that_is_not_plain_is_malformed(path: str) -> None:
 def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
     for byte in map(chr, range(256)):
         for path in (byte + "/mcp/github", "/mcp" + byte + "/github", "/mcp/" + byte + "github", "/mcp/github" + byte):
-            if byte == "?" and path.startswith("/mcp/github"):
+            if byte == "?" and path.startswith(("/mcp/github", "/mcp?")):
                 continue
             assert reason_of(route_of, path, "POST") in (Reason.MALFORMED_CALL, Reason.ROUTE_UNKNOWN) or (
                 byte.isascii() and byte.isalnum() and route_of(path, "POST").server == path.removeprefix("/mcp/")
@@ -84,6 +85,13 @@ def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
 @pytest.mark.parametrize("query", ["?", "?x=1", "?/../..", "?%00", "?a?b", "?#", "?\\"])
 def test_a_query_changes_no_address(query: str) -> None:
     assert route_of("/mcp/github" + query, "POST") == route_of("/mcp/github", "POST")
+
+
+def test_the_address_of_all_servers_names_none() -> None:
+    for path in ("/mcp", "/mcp?", "/mcp?/github"):
+        assert route_of(path, "POST") == (MCP, EVERY)
+    assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == (METADATA, EVERY)
+    assert reason_of(route_of, "/mcp/", "POST") is Reason.MALFORMED_CALL
 
 
 @pytest.mark.parametrize("server", ["a", "0", "github", "a-b", "a-b-c1", "1-2", "x" * 200])

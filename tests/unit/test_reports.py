@@ -30,6 +30,8 @@ BL-010
   flow/test_listed_and_called.py test_a_tool_without_a_usable_schema_is_not_listed_and_ten_good_ones_are
   unit/upstreams/test_catalogue.py test_one_bad_schema_quarantines_its_tool_alone
 BL-014
+  flow/test_federation.py test_two_servers_with_the_same_tool_are_told_apart_by_name
+  flow/test_federation.py test_a_server_added_at_run_time_is_there_at_once
   flow/test_listed_and_called.py test_two_servers_with_the_same_tool_never_meet
   flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
   flow/test_pins.py test_two_servers_with_one_name_of_a_tool_have_pins_apart
@@ -68,14 +70,17 @@ BL-028
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
 BL-032
+  flow/test_federation.py test_the_most_permissive_policy_lists_everything_over_streams
   flow/test_listed_and_called.py test_the_most_permissive_policy_lists_everything
 BL-034
   unit/policy/test_patterns.py test_only_the_star_is_special
 BL-035
+  flow/test_federation.py test_what_is_listed_is_what_can_be_called_at_every_server
   flow/test_listed_and_called.py test_what_is_listed_is_what_can_be_called
   unit/policy/test_against_plain_casbin.py test_what_is_listed_is_what_some_call_may_do
 BL-036
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
+  flow/test_federation.py test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_nothing
   flow/test_upstream_trouble.py test_an_upstream_that_is_not_there_harms_no_other
 BL-037
   flow/test_streams.py test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client
@@ -184,6 +189,7 @@ BL-099
 BL-100
   flow/test_stdio.py test_five_hundred_calls_are_one_program
 BL-101
+  flow/test_federation.py test_a_server_added_at_run_time_is_there_at_once
   flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist
   flow/test_session_ends.py test_a_session_goes_on_when_a_second_server_is_added
 BL-102

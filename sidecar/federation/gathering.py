@@ -1,0 +1,192 @@
+"""What do many servers answer to one question, within a time?
+
+All are asked at once. Each has its own deadline, and its failure is its own: it is named in the result, and nobody
+waits for it longer than that. Only where none answered is there no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.exchanges import Exchanges
+from sidecar.federation.cursors import MAX_CURSOR_CHARS
+from sidecar.federation.names import Names
+from sidecar.federation.parts import Parts, opened_exchange
+from sidecar.federation.understanding import Spread
+from sidecar.metrics import Metrics
+from sidecar.passage import Passed, read_answer
+from sidecar.protocols import mcp
+from sidecar.protocols.jsonrpc import Request, Response
+from sidecar.relay import MAX_ERROR_BYTES, PROTOCOL_STATUSES
+from sidecar.snapshot import Service
+from sidecar.turn import Turn
+from sidecar.upstreams.transport import JSON, Answer
+from sidecar.vocabulary import Caller
+
+PATIENCE_S: Final = 10.0  # of whoever lists: a server that needs longer is named, not waited for
+AT_ONCE: Final = 64
+MAX_NAMED: Final = 64  # servers in one record
+UNAVAILABLE, LEFT_OUT = "sidecar/unavailable", "sidecar/left_out"
+_METHOD_NOT_FOUND: Final = -32601
+
+
+class Unavailable(NamedTuple):
+    """A server that did not answer, and why."""
+
+    server: str
+    refusal: Refusal
+
+    @property
+    def told(self) -> dict[str, str]:
+        return {"server": self.server, "reason": self.refusal.reason.value}
+
+
+class Page(NamedTuple):
+    """What one server answered: a result, and what of it could not be named here."""
+
+    server: str
+    result: Mapping[str, Any]
+    left_out: Sequence[str] = ()
+
+    @property
+    def cursor(self) -> str | None:
+        """Where its list goes on."""
+        cursor = self.result.get("nextCursor")
+        return cursor if isinstance(cursor, str) and cursor else None
+
+
+Found = Page | Unavailable
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Asks servers and puts on record which of them answered."""
+
+    exchanges: Exchanges
+    parts: Parts
+    metrics: Metrics
+
+    async def each(
+        self, turn: Turn, servers: Sequence[Service], ask: Callable[[Service], Awaitable[Page]]
+    ) -> tuple[list[Page], list[Unavailable]]:
+        """Every server's page, in the order of the servers, and those that have none. Raises Refusal if none has."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def bounded(service: Service) -> Found:
+            async with room:
+                return await self._one(service, ask)
+
+        tasks = [asyncio.ensure_future(bounded(service)) for service in servers]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        pages = [one for one in found if isinstance(one, Page)]
+        missing = [one for one in found if isinstance(one, Unavailable)]
+        note(turn, servers, missing)
+        if missing and not pages:
+            told = {"unavailable": [one.told for one in missing]}
+            raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
+        return pages, missing
+
+    async def _one(self, service: Service, ask: Callable[[Service], Awaitable[Page]]) -> Found:
+        loop, patience_s = asyncio.get_running_loop(), patience_of(service)
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(patience_s):
+                page = await ask(service)
+        except TimeoutError:
+            found: Found = Unavailable(service.name, Refusal(Reason.UPSTREAM_TIMEOUT))
+        except Refusal as refusal:
+            found = Unavailable(service.name, refusal)
+        else:
+            found = page
+            self.metrics.upstream_answered(service.name, loop.time() - begun)
+        self.count(service.name, found)
+        return found
+
+    def count(self, server: str, found: Found | None) -> None:
+        """In metrics: that a server did not answer."""
+        if isinstance(found, Unavailable):
+            self.metrics.federation_missed(server, found.refusal.reason.value)
+
+    async def page(self, turn: Turn, service: Service, caller: Caller, spread: Spread, params: dict[str, Any]) -> Page:
+        """One server's answer to the request of a spread, with names as they are here. Raises Refusal."""
+        assert isinstance(spread.message, Request)
+        request = spread.message._replace(params=params)
+        service.account.breaker.check()  # before anybody waits for its tools
+        if request.method == "tools/list":
+            await service.catalogue.learn(patience_of(service))  # what is listed must be callable
+        try:
+            return await self._ask(turn, service, caller, spread, request)
+        except _Forgotten:  # a list may be asked for again, in a new session
+            return await self._ask(turn, service, caller, spread, request)
+
+    async def _ask(self, turn: Turn, service: Service, caller: Caller, spread: Spread, request: Request) -> Page:
+        patience_s, part = patience_of(service), None
+        if spread.session is not None:
+            part = await self.parts.at(turn, service, caller, spread.session, patience_s)
+        version = part.version if part is not None else spread.call.protocol_version
+        question = mcp.server_question(service.name, request.method)
+        call = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
+        exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, patience_s)
+        names = exchange.outward = Names(service.name)
+        if part is not None:
+            part.remember(request.id, exchange.asked)
+        with await exchange.post(request) as answer:
+            if part is not None:
+                try:
+                    self.exchanges.check_alive(part, answer)
+                except Refusal as refusal:
+                    raise _Forgotten(refusal.reason, refusal.detail) from None
+            if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
+                return Page(service.name, _nothing(await _protocol_error(answer)))
+            passed = await self.exchanges.relay(exchange, (request.id,)).whole(answer)
+        return Page(service.name, _checked(passed), names.left_out)
+
+
+class _Forgotten(Refusal):
+    """The server no longer knows the session."""
+
+
+def patience_of(service: Service) -> float:
+    """How long one of many servers is waited for."""
+    return min(service.timeout_s, PATIENCE_S)
+
+
+def note(turn: Turn, servers: Sequence[Service], missing: Sequence[Unavailable]) -> None:
+    """Who was asked, and who did not answer, for the record."""
+    turn.record.federation = {
+        "servers": [service.name for service in servers[:MAX_NAMED]],
+        "unavailable": [one.told for one in missing[:MAX_NAMED]],
+    }
+
+
+async def _protocol_error(answer: Answer) -> Mapping[str, Any]:
+    message = read_answer(await answer.read(MAX_ERROR_BYTES))
+    if not isinstance(message, Response) or message.error is None:
+        raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+    return message.error
+
+
+def _checked(passed: Passed) -> Mapping[str, Any]:
+    if passed.result is None:
+        return _nothing(orjson.loads(passed.out or b"{}").get("error", {}))
+    cursor = passed.result.get("nextCursor")
+    if isinstance(cursor, str) and len(cursor) > MAX_CURSOR_CHARS:
+        raise Refusal(Reason.RESPONSE_REFUSED, "its cursor is too long")
+    return passed.result
+
+
+def _nothing(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A server that does not know the method has nothing of the kind. Any other error is a failure."""
+    if error.get("code") == _METHOD_NOT_FOUND:
+        return {}
+    raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")

@@ -1,0 +1,208 @@
+"""What does a request at the address of all servers want, and of which of them?
+
+One that names a server becomes the intent that it would be at the server's own address: from there on nothing knows
+the difference. One that names none is a `Spread`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sidecar.arrival import EVERY, Headers, check_accept
+from sidecar.errors import Reason, Refusal
+from sidecar.federation.names import split, untagged, unwrapped
+from sidecar.intents import END, EVENT_STREAM, JSON, STREAM, Ask, Intent, Listen, Reply, Tell, session_of
+from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols.eras import Era, Head
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
+from sidecar.upstreams.sessions import Session, Sessions
+from sidecar.vocabulary import Call, Caller, Question
+
+_NAMED = frozenset({"tools/call", "prompts/get"})
+_EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
+_LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
+ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
+
+
+class Spread(NamedTuple):
+    """A request that names no server. `call` names it, with a question about all of them; `also` are questions about
+    single things that must be answered yes, and `wanted` the URIs that they are about, by server.
+
+    `resumed` is where a stream goes on: the server, and its own event id.
+    """
+
+    call: Call
+    era: Era
+    message: Request | Notification | None = None
+    session: Session | None = None
+    also: tuple[Question, ...] = ()
+    resumed: tuple[str, str] | None = None
+
+    @property
+    def asks_each(self) -> bool:
+        """Whether each server is asked something, so that it is as many calls as there are servers."""
+        return self.call.method in _EACH
+
+    def wanted(self, server: str) -> list[str]:
+        """The URIs at one server that a subscription names."""
+        return [question.name for question in self.also if question.server == server]
+
+
+@dataclass(slots=True)
+class FederatedUnderstanding:
+    """Turns messages into intents for one caller at the address of all servers."""
+
+    sessions: Sessions
+    caller: Caller
+    headers: Headers
+    head: Head
+
+    def of_message(self, message: jsonrpc.Message) -> Intent | Spread:
+        """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
+        if isinstance(message, Response):
+            return self._reply(message)
+        era, version = eras.version_of(self.head, message)
+        if isinstance(message, Request):
+            check_accept(self.headers, JSON, EVENT_STREAM)
+        session = None
+        if era is Era.STATELESS:
+            eras.check_routing(self.head, message)
+        elif message.method != "initialize":
+            session = self._session()
+            version = session.version
+        if isinstance(message, Notification):
+            return self._tell(message, era, version, session)
+        server, own = _inward(message)
+        if server == EVERY:
+            return _spread(message, era, version, session)
+        return Ask(mcp.call_from(own, era, version, server), own, era, session)
+
+    def of_verb(self, verb: str) -> Intent | Spread:
+        """The intent of a GET or a DELETE, which only the session era has."""
+        if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
+        session = self._session()
+        if verb == "DELETE":
+            return Spread(_call(END, session.version), Era.SESSION, session=session)
+        check_accept(self.headers, EVENT_STREAM)
+        stream = Spread(_call(STREAM, session.version), Era.SESSION, session=session)
+        lines = self.head.last_event_id
+        if len(lines) > 1:
+            raise malformed("Last-Event-ID is there more than once")
+        return self._resumed(stream, session, lines[0]) if lines else stream
+
+    def _resumed(self, stream: Spread, session: Session, event_id: str) -> Intent | Spread:
+        """An event of the merged stream is sealed by the session around what an event of one call's stream is."""
+        try:
+            server, part, own = _resumption(session, session.opened_event_id(event_id))
+        except Refusal:
+            server, part, own = _resumption(session, event_id)
+            question = mcp.server_question(server, "ping")
+            call = Call("mcp", part.version, server, STREAM, (question,), session=True)
+            return Listen(call, part, own)
+        return stream._replace(resumed=(server, own))
+
+    def _tell(self, message: Notification, era: Era, version: str, session: Session | None) -> Tell | Spread:
+        call = mcp.call_from(message, era, version, EVERY)
+        if session is None:  # METHODS_UNKNOWN was raised above: the stateless era has none
+            raise malformed("initialize is a request")
+        if message.method != "notifications/progress":
+            return Spread(call._replace(questions=_all(message.method)), era, message, session)
+        found = untagged(message.params.get("progressToken"))
+        part = session.parts.get(found[0]) if found else None
+        if found is None or part is None:
+            raise malformed("no open request of a server has this token", INVALID_PARAMS)
+        own = Notification(message.method, {**message.params, "progressToken": found[1]})
+        return Tell(mcp.call_from(own, era, part.version, part.server), own, part)
+
+    def _reply(self, message: Response) -> Reply:
+        session = self._session()
+        found = untagged(message.id)
+        part = session.parts.get(found[0]) if found else None
+        asked = part.awaited.pop(found[1], None) if found and part else None
+        if found is None or part is None or asked is None:
+            raise malformed("no open request of a server has this id")
+        question = mcp.server_question(part.server, asked)
+        call = Call("mcp", part.version, part.server, asked, (question,), session=asked == "ping")
+        return Reply(call, message._replace(id=found[1]), part)
+
+    def _session(self) -> Session:
+        return session_of(self.sessions, self.caller, EVERY, self.head)
+
+
+def _inward(message: Request) -> tuple[str, Request]:
+    """Whom a request is for, and what it is there; EVERY where it names nobody. Raises Refusal(MALFORMED_CALL)."""
+    method, params = message.method, message.params
+    if method in _NAMED:
+        server, own = _split(params.get("name"), "name")
+        return server, message._replace(params={**params, "name": own})
+    if method in _LOCATED:
+        server, own = _unwrapped(params.get("uri"), "uri")
+        return server, message._replace(params={**params, "uri": own})
+    if method == "completion/complete" and isinstance(ref := params.get("ref"), dict):
+        key, read = ("name", _split) if ref.get("type") == "ref/prompt" else ("uri", _unwrapped)
+        server, own = read(ref.get(key), f"ref.{key}")
+        return server, message._replace(params={**params, "ref": {**ref, key: own}})
+    return EVERY, message
+
+
+def _spread(message: Request, era: Era, version: str, session: Session | None) -> Spread:
+    also: tuple[Question, ...] = ()
+    if message.method == "subscriptions/listen":
+        message, also = _subscription(message)
+    call = mcp.call_from(message, era, version, EVERY)._replace(questions=_all(message.method))
+    return Spread(call, era, message, session, also)
+
+
+def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
+    """A subscription without its URIs, which name servers, and the questions that they ask."""
+    wanted = message.params.get("notifications")
+    uris = wanted.get("resourceSubscriptions", []) if isinstance(wanted, dict) else []
+    if not isinstance(wanted, dict) or not isinstance(uris, list):
+        return message, ()  # `call_from` says what is wrong
+    if len(uris) > mcp.MAX_SUBSCRIBED_URIS:
+        raise malformed(f"at most {mcp.MAX_SUBSCRIBED_URIS} resourceSubscriptions", INVALID_PARAMS)
+    where, meta = "notifications.resourceSubscriptions", message.params.get("_meta", {})
+    also = tuple(mcp.resource_question(*_unwrapped(uri, where), where, meta) for uri in uris)
+    bare = {key: value for key, value in wanted.items() if key != "resourceSubscriptions"}
+    return message._replace(params={**message.params, "notifications": bare}), also
+
+
+def _call(method: str, version: str) -> Call:
+    # To listen or to leave takes as little as to ping: any grant on any server.
+    return Call("mcp", version, EVERY, method, _all("ping"), session=True)
+
+
+def _all(method: str) -> tuple[Question, ...]:
+    return (ALL_SERVERS._replace(action=method),)
+
+
+def _split(name: object, where: str) -> tuple[str, str]:
+    found = split(name)
+    if found is None:
+        raise malformed(f"params.{where} must be <server>__<name>, of at most 128 characters", INVALID_PARAMS)
+    return found
+
+
+def _unwrapped(uri: object, where: str) -> tuple[str, str]:
+    found = unwrapped(uri)
+    if found is None:
+        raise malformed(f"params.{where} must be sidecar://<server>/<percent-encoded URI>", INVALID_PARAMS)
+    return found
+
+
+def _resumption(session: Session, event_id: str) -> tuple[str, Session, str]:
+    server, _, sealed = event_id.partition(".")
+    part = session.parts.get(server)
+    if part is None:
+        raise Refusal(Reason.SESSION_UNKNOWN, "Last-Event-ID is not of this session")
+    return server, part, part.opened_event_id(sealed)
+
+
+def params_without(message: Request, *keys: str) -> dict[str, Any]:
+    """The parameters as they go to each server, without some; a token of the caller's would be used by many."""
+    params = {key: value for key, value in mcp.forwarded_params(message).items() if key not in keys}
+    if "progressToken" in params.get("_meta", {}):
+        params["_meta"] = {key: value for key, value in params["_meta"].items() if key != "progressToken"}
+    return params

@@ -1,0 +1,363 @@
+"""Does one session at many servers keep them apart, and end with all of them?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.flow.federated import At, federation, names_in
+from tests.flow.guests import deletes, gone, result_of
+from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event, hearing
+from tests.flow.talk import reason_of
+from tests.flow.world import STATELESS, Upstream, World, stateless, until
+
+LOOK = [{"name": "look", "inputSchema": {"type": "object"}}]
+
+
+class Asking:
+    """A server that asks its client for a sample, always by the same id, before a call has its answer."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+        self.upstream = Upstream(tools=LOOK)
+        self.upstream.script = {"tools/call": self.call, "response": self.reply, "DELETE": gone}
+        self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def call(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(request)
+        params = {"messages": [], "maxTokens": 1, "systemPrompt": self.word, "_meta": {"progressToken": 7}}
+        await stream.write(event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": params}))
+        reply = await self.answers.get()
+        await stream.write(event(result_of(message, {"content": [{"type": "text", "text": reply["result"]["model"]}]})))
+        return stream
+
+    async def reply(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        assert message["id"] == 1
+        self.answers.put_nowait(message)
+        return web.Response(status=202)
+
+
+@asynccontextmanager
+async def calling(at: At, tool: str, *, id: int) -> AsyncIterator[Ear]:
+    """A call whose answer is a stream."""
+    message = {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": {}}}
+    async with hearing(at.world.http, f"{at.world.url}/mcp", at.in_session, message) as ear:
+        yield ear
+
+
+@asynccontextmanager
+async def listening_at(at: At, last: str = "") -> AsyncIterator[Ear]:
+    """The session's own stream."""
+    sent = {**at.in_session, **({"Last-Event-ID": last} if last else {})}
+    async with hearing(at.world.http, f"{at.world.url}/mcp", sent) as ear:
+        assert ear.status == 200
+        yield ear
+
+
+async def tell(at: At, message: dict[str, Any]) -> tuple[int, Any, Any]:
+    return await at.world.post(message, headers=at.in_session, url=f"{at.world.url}/mcp")
+
+
+async def test_two_servers_that_ask_by_the_same_id_each_get_their_own_answer(tmp_path: Path) -> None:
+    one, other = Asking("one"), Asking("other")
+    async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
+        at = At(running, "session")
+        await at.open()
+        async with calling(at, "github__look", id=5) as first, calling(at, "wiki__look", id=6) as second:
+            asked = [await first.message(), await second.message()]
+            assert [question["params"]["systemPrompt"] for question in asked] == ["one", "other"]
+            assert [question["id"] for question in asked] == ["github__1", "wiki__1"]
+            assert [question["params"]["_meta"]["progressToken"] for question in asked] == ["github__7", "wiki__7"]
+            progress = {"progressToken": "wiki__7", "progress": 1}
+            told = await tell(at, {"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
+            assert told[0] == 202
+            for question in reversed(asked):
+                sample = {"role": "assistant", "content": {}, "model": question["params"]["systemPrompt"]}
+                assert (await tell(at, {"jsonrpc": "2.0", "id": question["id"], "result": sample}))[0] == 202
+            for ear, word in ((first, "one"), (second, "other")):
+                assert (await ear.message())["result"]["content"][0]["text"] == word
+        for stray in ("github__1", "wiki__2", "nowhere__1", "1", 1, 'github__"1"', "github__ 1"):
+            assert reason_of(await tell(at, {"jsonrpc": "2.0", "id": stray, "result": {}})) == "malformed-call", stray
+        progressed = other.upstream.calls("notifications/progress")
+        assert [message["params"]["progressToken"] for message in progressed] == [7]
+        assert one.upstream.calls("notifications/progress") == []
+
+
+async def test_sessions_begin_when_they_are_needed_as_the_client_declared_and_end_together(tmp_path: Path) -> None:
+    servers = {name: Upstream(tools=LOOK, script={"DELETE": gone}) for name in ("github", "wiki", "idle")}
+    async with federation(tmp_path, servers) as running:
+        at = At(running, "session")
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {"sampling": {}}, "clientInfo": {"name": "c"}}
+        status, body, headers = await at.ask("initialize", hello)
+        at.session = headers["Mcp-Session-Id"]
+        assert status == 200 and body["result"]["protocolVersion"] == "2025-06-18"
+        assert body["result"]["serverInfo"]["name"] == "sidecar"
+        assert running.app.sessions and len(running.app.sessions) == 1
+        assert sum(ours(server) for server in servers.values()) == 0, "no session is opened before it is needed"
+        assert (await at.ask("logging/setLevel", {"level": "warning"}))[1]["result"] == {}
+        await asyncio.gather(*(at.call("github__look", id=number) for number in range(2, 6)))
+        await at.call("wiki__look", id=7)
+        assert [ours(servers[name]) for name in ("github", "wiki", "idle")] == [1, 1, 0]
+        begun = [
+            message
+            for message in servers["wiki"].calls("initialize")
+            if message["params"]["clientInfo"] == {"name": "c"}
+        ]
+        assert begun[0]["params"]["capabilities"] == {"sampling": {}}
+        assert servers["wiki"].calls("logging/setLevel")[0]["params"] == {"level": "warning"}
+        assert (await at.verb("DELETE"))[0] == 204
+        await until(lambda: all(len(deletes(servers[name])) == 1 for name in ("github", "wiki")))
+        assert deletes(servers["idle"]) == []
+        assert (await at.call("github__look"))[0] == 404
+
+
+def ours(upstream: Upstream) -> int:
+    """How many sessions were opened for a caller, beside the sidecar's own."""
+    return sum(message["params"]["clientInfo"]["name"] != "sidecar" for message in upstream.calls("initialize"))
+
+
+async def test_a_server_that_forgot_its_session_costs_one_call_and_no_other_server(tmp_path: Path) -> None:
+    forgot = False
+
+    async def call(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if forgot and request.headers["Mcp-Session-Id"] == known:
+            return web.Response(status=404)
+        return Upstream().answer(message)
+
+    servers = {"github": Upstream(tools=LOOK), "wiki": Upstream(tools=LOOK, script={"tools/call": call})}
+    async with federation(tmp_path, servers) as running:
+        at = At(running, "session")
+        assert "result" in (await at.call("wiki__look"))[1]
+        known = next(h for h, m in servers["wiki"].seen if m["method"] == "tools/call")["Mcp-Session-Id"]
+        forgot = True
+        assert reason_of(await at.call("wiki__look", id=2)) == "upstream-failed"
+        assert "result" in (await at.call("github__look", id=3))[1]
+        assert "result" in (await at.call("wiki__look", id=4))[1]
+
+
+async def test_a_list_goes_on_in_a_new_session_where_a_server_forgot_the_old_one(tmp_path: Path) -> None:
+    forgotten: list[str] = []
+
+    async def listed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if request.headers.get("Mcp-Session-Id") in forgotten:
+            return web.Response(status=404)
+        return Upstream(tools=LOOK).answer(message)
+
+    async with federation(tmp_path, {"github": Upstream(script={"tools/list": listed})}) as running:
+        at = At(running, "session")
+        assert names_in((await at.ask("tools/list"))[1]) == ["github__look"]
+        seen = [sent for sent, message in running.upstream.seen if message["method"] == "tools/list"]
+        forgotten.append(seen[-1]["Mcp-Session-Id"])
+        assert names_in((await at.ask("tools/list", id=2))[1]) == ["github__look"]
+        assert running.upstream.seen[-1][0]["Mcp-Session-Id"] not in forgotten
+
+
+async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tmp_path: Path) -> None:
+    emitters = {name: Emitter() for name in ("github", "wiki")}
+    servers = {name: Upstream(tools=LOOK, script={"GET": each.listen}) for name, each in emitters.items()}
+    async with federation(tmp_path, servers) as running:
+        at = At(running, "session")
+        await at.call("github__look")
+        async with listening_at(at) as ear:
+            await until(lambda: emitters["github"].count == 1)
+            assert emitters["wiki"].count == 0
+            await at.call("wiki__look", id=2)  # from now on it is heard, too
+            await until(lambda: emitters["wiki"].count == 1)
+            for name, number in (("github", 1), ("wiki", 2)):
+                session = next(iter(emitters[name].open))
+                note = {"level": "info", "data": number}
+                message = {"jsonrpc": "2.0", "method": "notifications/message", "params": note}
+                await emitters[name].emit(session, event(message, id=f"{name}/{number}"))
+            blocks = [await ear.block(), await ear.block()]
+        assert sum(b'"sidecar/server":"github"' in block for block in blocks) == 1
+        github = next(block for block in blocks if b'"github"' in block)
+        last = github.split(b"id: ")[1].split(b"\n")[0].decode()
+        await until(lambda: not emitters["github"].count and not emitters["wiki"].count)
+        async with listening_at(at, last):
+            await until(lambda: emitters["github"].count == 1 and emitters["wiki"].count == 1)
+            assert emitters["github"].asked[-1]["Last-Event-ID"] == "github/1"
+            assert "Last-Event-ID" not in emitters["wiki"].asked[-1]
+        stranger = At(running, "session")
+        await stranger.call("github__look")
+        assert (await stranger.verb("GET", {"Accept": "text/event-stream", "Last-Event-ID": last}))[0] == 404
+
+
+async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> None:
+    async def call(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(request)
+        await stream.write(b"id: here\ndata: \n\n")
+        return stream
+
+    async def rest(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        assert request.headers["Last-Event-ID"] == "here"
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(request)
+        await stream.write(event({"jsonrpc": "2.0", "id": 9, "result": {"content": []}}, id="there"))
+        return stream
+
+    server = Upstream(tools=LOOK, script={"tools/call": call, "GET": rest})
+    async with federation(tmp_path, {"github": Upstream(), "wiki": server}) as running:
+        at = At(running, "session")
+        await at.open()
+        async with calling(at, "wiki__look", id=9) as ear:
+            last = (await ear.block()).split(b"id: ")[1].split(b"\n")[0].decode()
+        async with listening_at(at, last) as ear:
+            assert (await ear.message())["result"] == {"content": []}
+        assert running.ends()[-1]["upstream"] == "wiki"
+
+
+async def test_a_cancellation_goes_where_the_call_went(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def call(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        begun.set()
+        await asyncio.sleep(30)
+        return web.Response()
+
+    servers = {"github": Upstream(tools=LOOK), "wiki": Upstream(tools=LOOK, script={"tools/call": call})}
+    async with federation(tmp_path, servers) as running:
+        at = At(running, "session")
+        await at.call("github__look", id=1)
+        task = asyncio.create_task(at.call("wiki__look", id=44))
+        await begun.wait()
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 44}}
+        assert (await tell(at, cancelled))[0] == 202
+        changed = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
+        assert (await tell(at, changed))[0] == 202
+        task.cancel()
+        assert len(servers["wiki"].calls("notifications/cancelled")) == 1
+        assert servers["github"].calls("notifications/cancelled") == []
+        assert all(len(server.calls("notifications/roots/list_changed")) == 1 for server in servers.values())
+
+
+# --- subscriptions of the stateless era -------------------------------------------------------------------------------
+
+
+class Subscribed:
+    """A server with subscriptions: it keeps them open and tells what a test says."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
+        self.streams: list[tuple[web.StreamResponse, dict[str, Any]]] = []
+        self.upstream = Upstream(tools=LOOK, script={"subscriptions/listen": self.listen})
+
+    async def listen(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(request)
+        if not self.silent:
+            accepted = message["params"]["notifications"]
+            await self.say(stream, message, "subscriptions/acknowledged", {"notifications": accepted})
+        self.streams.append((stream, message))
+        await asyncio.Event().wait()
+        return stream
+
+    async def say(self, stream: web.StreamResponse, message: dict[str, Any], what: str, params: dict[str, Any]) -> None:
+        meta = {"io.modelcontextprotocol/subscriptionId": message["id"]}
+        told = {"jsonrpc": "2.0", "method": f"notifications/{what}", "params": {**params, "_meta": meta}}
+        await stream.write(event(told))
+
+    async def tell(self, what: str, **params: Any) -> None:
+        for stream, message in self.streams:
+            await self.say(stream, message, what, params)
+
+
+@asynccontextmanager
+async def subscribed(running: World, uris: list[str], **flags: bool) -> AsyncIterator[Ear]:
+    wanted = {"notifications": {**flags, **({"resourceSubscriptions": uris} if uris else {})}}
+    message = stateless("subscriptions/listen", wanted, id="sub-1")
+    routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS}
+    async with hearing(running.http, f"{running.url}/mcp", routing, message) as ear:
+        yield ear
+
+
+async def test_one_subscription_is_one_at_each_server_with_one_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.federation.gathering.PATIENCE_S", 0.3)
+    one, other, silent = Subscribed(), Subscribed(), Subscribed(silent=True)
+    servers: dict[str, Upstream | str] = {"github": one.upstream, "wiki": other.upstream, "quiet": silent.upstream}
+    servers["dead"] = "http://127.0.0.1:9/mcp"
+    note = "sidecar://wiki/note%3A%2F%2Fa"
+    async with federation(tmp_path, servers) as running, subscribed(running, [note], toolsListChanged=True) as ear:
+        acknowledged = await ear.message()
+        assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+        assert acknowledged["params"]["notifications"] == {"toolsListChanged": True, "resourceSubscriptions": [note]}
+        meta = acknowledged["params"]["_meta"]
+        assert meta["io.modelcontextprotocol/subscriptionId"] == "sub-1"
+        assert [(one["server"], one["reason"]) for one in meta["sidecar/unavailable"]] == [
+            ("dead", "upstream-failed"),
+            ("quiet", "upstream-timeout"),
+        ]
+        assert one.streams[0][1]["params"]["notifications"] == {"toolsListChanged": True}
+        assert other.streams[0][1]["params"]["notifications"]["resourceSubscriptions"] == ["note://a"]
+        await other.tell("resources/updated", uri="note://a")
+        updated = await ear.message()
+        assert (updated["params"]["uri"], updated["params"]["_meta"]) == (
+            note,
+            {"io.modelcontextprotocol/subscriptionId": "sub-1"},
+        )
+        await one.tell("tools/list_changed")
+        assert (await ear.message())["method"] == "notifications/tools/list_changed"
+        await running.app.disable("nhi:planner", reason="", until=None, by="test")
+        assert (await ear.message())["error"]["data"]["reason"] == "principal-disabled"
+        await until(lambda: running.ends()[-1]["reason"] == "principal-disabled")
+
+
+async def test_a_subscription_names_only_what_may_be_read(tmp_path: Path) -> None:
+    rules = "p, nhi:planner, tool:*, use, -, -, -, allow\np, nhi:planner, resource:wiki/note://a, use, -, -, -, allow\n"
+    one, other = Subscribed(), Subscribed()
+    async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}, rules=rules) as running:
+        for uri in ("wiki/note%3A%2F%2Fb", "github/note%3A%2F%2Fa", "nowhere/note%3A%2F%2Fa"):
+            async with subscribed(running, [f"sidecar://{uri}"]) as ear:
+                assert ear.status == 403
+        async with subscribed(running, ["sidecar://wiki/note%3A%2F%2Fa"]) as ear:
+            assert ear.status == 200 and (await ear.message())["params"]["notifications"]["resourceSubscriptions"]
+        assert len(one.streams) == len(other.streams) == 1
+
+
+async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(tmp_path: Path) -> None:
+    one, added = Subscribed(), Subscribed()
+    async with federation(tmp_path, {"github": one.upstream, "wiki": added.upstream}) as running:
+        config = tmp_path / "sidecar.yaml"
+        both = config.read_text()
+        config.write_text("\n".join(line for line in both.splitlines() if "wiki" not in line))
+        await running.app.reload("test")
+        async with subscribed(running, [], toolsListChanged=True) as ear:
+            await ear.message()
+            config.write_text(both)
+            await running.app.reload("test")
+            assert (await ear.message())["method"] == "notifications/tools/list_changed"
+            await until(lambda: len(added.streams) == 1)
+            await added.tell("tools/list_changed")
+            assert (await ear.message())["method"] == "notifications/tools/list_changed"
+
+
+async def test_a_server_that_is_disabled_leaves_the_stream_and_comes_back(tmp_path: Path) -> None:
+    one, other = Subscribed(), Subscribed()
+    async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
+        async with subscribed(running, [], toolsListChanged=True) as ear:
+            await ear.message()
+            await running.app.disable("nhi:wiki", reason="", until=None, by="test")
+            assert (await ear.message())["method"] == "notifications/tools/list_changed"
+            await one.tell("resources/list_changed")
+            assert (await ear.message())["method"] == "notifications/resources/list_changed"
+            await running.app.enable("nhi:wiki", by="test")
+            assert (await ear.message())["method"] == "notifications/tools/list_changed"
+            await until(lambda: len(other.streams) == 2)
+        await until(lambda: not running.app.pipeline.exchanges.streams)
+        assert not [task for task in asyncio.all_tasks() if "Merging" in repr(task.get_coro())]
+
+
+async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> None:
+    async with federation(tmp_path, {"github": Upstream()}) as running:
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {"x": "y" * 20_000}, "clientInfo": {"name": "c"}}
+        assert reason_of(await At(running, "session").ask("initialize", hello)) == "too-large"
+        assert len(running.app.sessions) == 0
