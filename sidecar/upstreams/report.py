@@ -6,7 +6,7 @@ running sidecar knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from sidecar.errors import Refusal
@@ -14,17 +14,20 @@ from sidecar.settings.moments import rfc3339
 from sidecar.upstreams.listing import Enquiry
 from sidecar.upstreams.tools import tools_from
 from sidecar.upstreams.transport import Upstream
+from sidecar.upstreams.wired import WiredUpstream
 
 Health = Literal["healthy", "degraded", "unhealthy"]
 HEALTHY: Final = "healthy"
 DEGRADED: Final = "degraded"
 UNHEALTHY: Final = "unhealthy"
+STDERR_LINES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
     """What one look showed. `degraded`: it greets us, and yet not all of it can be used. Latency is in seconds, of the
-    handshake; `tools` is None where they could not be listed; `timestamp` is in seconds since the epoch."""
+    handshake; `tools` is None where they could not be listed; `timestamp` is in seconds since the epoch; `stderr` is
+    the end of what a program wrote to its error output."""
 
     tool_name: str
     timestamp: float
@@ -36,6 +39,7 @@ class HealthReport:
     protocol_version: str = ""
     server: str = ""
     tools: int | None = None
+    stderr: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """In values that JSON has."""
@@ -50,11 +54,19 @@ class HealthReport:
             "protocol_version": self.protocol_version or None,
             "server": self.server or None,
             "tools": self.tools,
+            "stderr": list(self.stderr),
         }
 
 
 async def report_on(upstream: Upstream, *, now_s: float) -> HealthReport:
     """Begin a conversation, list the tools, end it. Whatever fails is in the report."""
+    report = await _asked(upstream, now_s)
+    if isinstance(upstream, WiredUpstream):
+        return replace(report, stderr=tuple(upstream.last_words()[-STDERR_LINES:]))
+    return report
+
+
+async def _asked(upstream: Upstream, now_s: float) -> HealthReport:
     enquiry = Enquiry(upstream)
     begun_at = enquiry.clock_mono()
     try:

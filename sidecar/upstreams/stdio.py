@@ -235,4 +235,5 @@ def stdio_upstream_from(
         max_response_bytes=max_response_bytes,
         shared=mcp.shared,
         bounds=Bounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
+        last_words=launcher.tail.lines,
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,12 +75,15 @@ class WiredUpstream:
         shared: bool = False,
         stateless: bool = True,
         bounds: Bounds | None = None,
+        last_words: Callable[[], Sequence[str]] = tuple,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all."""
+        """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all.
+        `last_words` gives what it wrote beside its lines, for operators."""
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
+        self.last_words = last_words
         self._open_wire = open_wire
         self._shared = shared
         self._stateless = stateless

@@ -281,6 +281,19 @@ async def test_a_server_without_ping_and_one_that_only_takes_posts_stay_well(
         assert upstream.methods().count("initialize") == 1  # and one conversation is enough
 
 
+async def test_a_server_that_keeps_silent_when_pinged_is_asked_for_its_list(tmp_path: Path) -> None:
+    """BL-040: it has no ping, and does not say so."""
+    upstream = Upstream(script={"server/discover": status(400), "ping": hang})
+    async with world(tmp_path, upstream=upstream, upstream_settings=FAST, mcp_settings="timeout_s: 0.2") as running:
+        await until(lambda: upstream.methods().count("tools/list") >= 4)
+        known = account(running)
+        assert (upstream.methods().count("ping"), known.breaker.state, known.standing.status) == (
+            1,
+            State.CLOSED,
+            "ready",
+        )
+
+
 async def test_a_slow_server_is_not_ill_and_a_fast_one_neither(tmp_path: Path) -> None:
     """BL-078: a probe waits as long as a call may take."""
     upstream = Upstream()

@@ -49,6 +49,7 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
             "protocol_version": era,
             "server": None if era == STATELESS else "stub 1",
             "tools": 3,
+            "stderr": [],
         },
     )
     assert "tools/call" not in upstream.methods()
@@ -93,3 +94,14 @@ async def test_for_people_it_is_a_few_lines(tmp_path: Path) -> None:
         assert (await look(tmp_path, server="gitlab")).exit_code == 2
     gone = await look(tmp_path)
     assert gone.exit_code == 1 and "cannot be reached" in gone.output
+
+
+async def test_of_a_program_the_last_words_are_shown(tmp_path: Path) -> None:
+    write_folder(tmp_path, "http://127.0.0.1:9/mcp")
+    settings = tmp_path / "sidecar.yaml"
+    program = 'command: /bin/sh, args: ["-c", "echo no database >&2; exit 3"], timeout_s: 2'
+    settings.write_text(settings.read_text().replace('url: "http://127.0.0.1:9/mcp"', program))
+    result = await look(tmp_path, "--json")
+    told = json.loads(result.output)
+    assert (result.exit_code, told["status"], told["stderr"]) == (1, "unhealthy", ["no database"])
+    assert "    no database" in (await look(tmp_path)).output.splitlines()

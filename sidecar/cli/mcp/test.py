@@ -63,5 +63,8 @@ def _print(report: HealthReport) -> None:
     for name, value in report.plain().items():
         if name in ("tool_name", "status") or value in (None, []):
             continue
+        if name == "stderr":
+            click.echo("\n".join(["  stderr", *(f"    {line}" for line in value)]))
+            continue
         told = ", ".join(value) if isinstance(value, list) else value
         click.echo(f"  {name.replace('_', ' '):<22}{told}")
