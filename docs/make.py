@@ -22,6 +22,7 @@ from sidecar.protocols import mcp
 from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
 from sidecar.settings.schema import json_schema
+from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing
 from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
@@ -262,12 +263,29 @@ def _asked(name: str, *, session: bool) -> str:
     return _QUESTIONS.get(name) or ("any grant on the server" if session else "")
 
 
+def crossings() -> str:
+    """How each message crosses from one era to the other."""
+    rows = [
+        (f"`{row.name}`", "server" if row.of_server else "client", _crossing(row.down), _crossing(row.up))
+        for row in CROSSINGS
+    ]
+    return table(("message", "from", "stateless caller, server of sessions", "session, stateless server"), rows)
+
+
+def _crossing(crossing: Crossing) -> str:
+    how = f"{crossing.way.value} `{crossing.becomes}`" if crossing.becomes else crossing.way.value
+    if crossing.reason is not None:
+        how += f": `{crossing.reason.value}`"
+    return f"{how}; {crossing.note}" if crossing.note else how
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "answers": answers,
     "fields": fields,
     "metrics": metrics,
     "methods": methods,
+    "crossings": crossings,
     "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }
 

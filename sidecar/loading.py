@@ -22,7 +22,7 @@ from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
-from sidecar.upstreams import Account, Catalogue, Watched, upstream_from
+from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Watched, upstream_from
 from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
@@ -51,7 +51,9 @@ def _service(settings: Settings, name: str, processes: Processes) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     bare = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes)
-    upstream = Watched(bare, Account(name, definition.breaker))
+    account = Account(name, definition.breaker)
+    patience = Patience(settings.sessions.question_timeout_s, settings.sessions.idle_s)
+    upstream = Bridge(Watched(bare, account), patience)  # what is watched is the server, not what we make of it
     responses = definition.responses
     catalogue = Catalogue(
         upstream,
@@ -62,6 +64,7 @@ def _service(settings: Settings, name: str, processes: Processes) -> Service:
         name,
         definition,
         upstream,
+        account,
         catalogue,
         definition.mcp.timeout_s,
         definition.anonymous,

@@ -299,9 +299,10 @@ class Pipeline:
             pointer = f"/arguments{violation.pointer}"
             data = {"pointer": pointer, "keyword": violation.keyword}
             raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
-        if intent.era is Era.STATELESS and tool.param_headers:
-            head = arrival.head_of(turn.headers)
-            turn.parameter_headers = eras.check_parameter_headers(head, tool.param_headers, question.arguments)
+        if tool.param_headers:
+            if intent.era is Era.STATELESS:
+                eras.check_parameter_headers(arrival.head_of(turn.headers), tool.param_headers, question.arguments)
+            turn.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
         turn.record.mark("arguments")
 
     def _turn(self, request: web.BaseRequest) -> Turn:

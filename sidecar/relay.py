@@ -24,7 +24,7 @@ from sidecar.paired import Paired
 from sidecar.passage import Passage, Passed, read_answer, refused
 from sidecar.protocols import jsonrpc, sse
 from sidecar.turn import Closable, Exchange
-from sidecar.upstreams import Answer
+from sidecar.upstreams import Answer, Waiting
 from sidecar.whole import NO_HEADERS, Whole
 
 MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
@@ -56,7 +56,11 @@ class Relay:
             return await self._protocol_error(answer)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
-        return self.respond(await self.whole(answer))
+        try:
+            return self.respond(await self.whole(answer))
+        except Refusal:
+            _withhold(answer)
+            raise
 
     async def whole(self, answer: Answer) -> Passed:
         """The one message that answers, out of a body or a stream; what else a stream holds is left out."""
@@ -135,6 +139,7 @@ class Relay:
         except Refusal as refusal:
             if refusal.reason is Reason.CALLER_GONE:
                 self._caller_left(sent)
+            _withhold(source)
             await self._break_off(refusal, sent, until_answer)
         return sent.response
 
@@ -259,6 +264,12 @@ class Relay:
         """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
         with await self.exchange.post(reply):
             pass
+
+
+def _withhold(answer: object) -> None:
+    """What the upstream asked in its answer does not reach the caller, who will not come back with a word on it."""
+    if isinstance(answer, Waiting):
+        answer.withhold()
 
 
 async def _slices(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -25,7 +25,7 @@ from sidecar.screening import Screen
 from sidecar.settings import Settings
 from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
-from sidecar.upstreams import Account, Catalogue, Watched
+from sidecar.upstreams import Account, Catalogue, Upstream
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision, Question
@@ -40,11 +40,13 @@ TESTS_FOLDER = "tests"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server that stands behind us. `sightings` are what it showed to callers and had better not."""
+    """One MCP server that stands behind us. `account` is how it stands, `sightings` are what it showed to callers and
+    had better not."""
 
     name: str
     definition: Definition
-    upstream: Watched
+    upstream: Upstream
+    account: Account
     catalogue: Catalogue
     timeout_s: float
     anonymous: bool = False
@@ -56,11 +58,6 @@ class Service:
     def probe(self) -> Probe:
         """How it is asked whether it is well."""
         return self.definition.probe
-
-    @property
-    def account(self) -> Account:
-        """How it stands."""
-        return self.upstream.account
 
     async def close(self) -> None:
         """Let go of its connections."""

@@ -103,25 +103,24 @@ def routing_headers(message: Request) -> list[tuple[str, str]]:
     return headers
 
 
-def check_parameter_headers(
-    head: Head, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
-) -> list[tuple[str, str]]:
-    """`Mcp-Param-*` against the arguments they mirror; returns the headers to send on, made anew.
+def check_parameter_headers(head: Head, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> None:
+    """`Mcp-Param-*` against the arguments they mirror.
 
     `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
     """
-    headers = []
     for name, path in declared.items():
-        value = _at(arguments, path)
         lines = head.params.get(name.lower(), ())
         if len(lines) > 1:
             raise _mismatch(f"Mcp-Param-{name} is there more than once")
         given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None
-        if not _mirrors(given, value):
+        if not _mirrors(given, _at(arguments, path)):
             raise _mismatch(f"Mcp-Param-{name} does not match the body's argument")
-        if value is not None:
-            headers.append((f"Mcp-Param-{name}", encoded_header(_text(value))))
-    return headers
+
+
+def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """`Mcp-Param-*` as they go on, made anew from the arguments; also for a caller whose era does not know them."""
+    mirrored = ((name, _at(arguments, path)) for name, path in declared.items())
+    return [(f"Mcp-Param-{name}", encoded_header(_text(value))) for name, value in mirrored if value is not None]
 
 
 def encoded_header(value: str) -> str:

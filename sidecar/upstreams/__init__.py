@@ -12,6 +12,7 @@ breaker.py      may it be asked right now, or is it given a rest
 registry.py     how each one stands: status, counts, latency, the last error
 health.py       probes: how is the one that nobody calls
 report.py       how is one, asked here and now
+bridging/       a caller of one era before a server of the other
 sessions.py     whose session is this, and which upstream session stands behind it
 catalogue.py    which tools it has: kept fresh, shared, waited for
 listing.py      asking for them, in whichever era it speaks
@@ -19,10 +20,23 @@ tools.py        one tool: its compiled schema, or why it is quarantined
 """
 
 from sidecar.upstreams.assembling import upstream_from
+from sidecar.upstreams.bridging import Bridge, Patience
 from sidecar.upstreams.catalogue import Catalogue
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.tools import Tool
-from sidecar.upstreams.transport import Answer, Outbound, Upstream
+from sidecar.upstreams.transport import Answer, Outbound, Upstream, Waiting
 from sidecar.upstreams.watched import Watched
 
-__all__ = ["Account", "Answer", "Catalogue", "Outbound", "Tool", "Upstream", "Watched", "upstream_from"]
+__all__ = [
+    "Account",
+    "Answer",
+    "Bridge",
+    "Catalogue",
+    "Outbound",
+    "Patience",
+    "Tool",
+    "Upstream",
+    "Waiting",
+    "Watched",
+    "upstream_from",
+]

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from sidecar.egress import ENDLESS, Deadline
 from sidecar.errors import Reason, Refusal
@@ -80,6 +80,14 @@ class Answer(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """An `Answer` that may end with a question: something waits at the upstream for its caller's next word."""
+
+    def withhold(self) -> None:
+        """The caller was not given the question: whatever waits need not wait."""
 
 
 class Upstream(Protocol):

@@ -100,7 +100,7 @@ async def test_an_answer_has_a_deadline_and_others_have_their_turn_meanwhile(tmp
         reason = reason_in_stream(said) if isinstance(said, bytes) else said["error"]["data"]["reason"]
         assert reason == "upstream-timeout" and status == (200 if isinstance(said, bytes) else 504)
         assert hostile.server is not None
-        await until(lambda: running.app.live.current.services["github"].upstream.inner.open_connections <= 1)
+        await until(lambda: running.upstream_connections <= 1)
         assert running.ends()[-1]["event"] == "outcome"
 
 

@@ -148,6 +148,15 @@ class World:
         routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS, **kw.pop("headers", {})}
         return await self.post(stateless(method, params or {}), headers=routing, **kw)
 
+    @property
+    def upstream_connections(self) -> int:
+        """How many connections to the upstream are open, whatever stands around the one who opens them."""
+        upstream: Any = self.app.live.current.services["github"].upstream
+        while not hasattr(upstream, "open_connections"):
+            upstream = upstream.inner
+        count: int = upstream.open_connections
+        return count
+
     def records(self) -> list[dict[str, Any]]:
         """The audit so far."""
         path = self.app.settings.audit_path

@@ -1,10 +1,10 @@
 """What can an MCP server of the official SDK do, and what of our traffic did it see?
 
 `python -m tests.peers.everything` serves on a free port of loopback, which it prints, until its standard input ends.
-`/mcp` is an ordinary server of both eras that has a little of everything; it knows nothing of us. At `/sse` it speaks
-the HTTP+SSE of 2024-11-05. Beside it:
+`/mcp` is an ordinary server of both eras that has a little of everything; it knows nothing of us. At `/sessions` it
+speaks the session era only, at `/stateless` the stateless one only, at `/sse` the HTTP+SSE of 2024-11-05. Beside it:
 
-    GET  /seen          every HTTP message that reached /mcp, and what its tools witnessed, in order
+    GET  /seen          every HTTP message that reached it, and what its tools witnessed, in order
     POST /open/{gate}   lets a tool go on that waits at `gate`
 """
 
@@ -34,7 +34,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NOTED_HEADERS = ("mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "mcp-param-region")
 RETRY_MS = 50
-SERVED = ("/mcp", "/sse", "/messages/")
+STATELESS = b"2026-07-28"
+APART = {"/sessions": False, "/stateless": True}  # whether what comes must be stateless
+SERVED = ("/mcp", "/sse", "/messages/", *APART)
 
 
 class Weather(BaseModel):
@@ -94,6 +96,9 @@ class Witness:
         if scope["type"] != "http" or scope["path"] not in SERVED:
             await self.app(scope, receive, send)
             return
+        must_be_stateless = APART.get(scope["path"])
+        if must_be_stateless is not None:
+            scope = {**scope, "path": "/mcp", "raw_path": b"/mcp"}
         body = bytearray()
         more = scope["method"] == "POST"
         while more:
@@ -101,6 +106,10 @@ class Witness:
             body += part.get("body", b"")
             more = part.get("more_body", False)
         self._note(scope, bytes(body))
+        stateless = dict(scope["headers"]).get(b"mcp-protocol-version") == STATELESS
+        if must_be_stateless not in (None, stateless):
+            await _unknown_era(stateless, bytes(body))(scope, receive, send)
+            return
         waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replayed() -> Message:
@@ -113,6 +122,18 @@ class Witness:
         message = json.loads(body) if body else {}
         noted = {name: headers[name] for name in NOTED_HEADERS if name in headers}
         self.notes.log.append({"verb": scope["method"], "headers": noted, "message": message})
+
+
+def _unknown_era(stateless: bool, body: bytes) -> Response:
+    """What a server says that has never heard of the other era: the last 1.x, and a 2.x that dropped sessions."""
+    if stateless:
+        error = {"code": -32600, "message": "Bad Request: Missing session ID"}
+        return JSONResponse({"jsonrpc": "2.0", "id": "server-error", "error": error}, 400)
+    if not body:
+        return Response(status_code=405)
+    data = {"supported": ["2026-07-28"], "requested": "2025-11-25"}
+    error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
+    return JSONResponse({"jsonrpc": "2.0", "id": json.loads(body).get("id"), "error": error}, 400)
 
 
 def ask_word(text: str) -> Elicit[Answer]:

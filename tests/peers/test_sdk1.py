@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import pytest
+from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until, world
 from tests.peers.ears import Ears, client, text_of
@@ -22,9 +24,12 @@ from tests.peers.stage import ALL, LITTLE, ROOT, SETTINGS, running, stage
 
 CLIENT, SERVER = Path(__file__).with_name("sdk1_client.py"), Path(__file__).with_name("sdk1_server.py")
 PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
+    ),
+    pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}"),
+]
 NO_ROW, DENY_ROW = {"code": 403, "reason": "no-matching-rule"}, {"code": 403, "reason": "denied-by-rule"}
 # The server passes on as the call's what it was told in the client's place; the reason stays in the audit.
 TOLD_NO = {"code": 403, "reason": None}
@@ -84,12 +89,13 @@ class Played:
         return [entry["message"] for entry in self.upstream if entry.get("message", {}).get("method") == method]
 
 
-async def _play(folder: Path, upstream: str, rules: str, part: str) -> Played:
-    async with stage(folder, upstream, rules) as on:
+async def _play(folder: Path, upstream: str, rules: str, part: str, path: str = "/mcp") -> Played:
+    async with stage(folder, upstream, rules, path=path) as on:
         command = (str(PYTHON), str(CLIENT), on.url, upstream, part)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         out, _ = await asyncio.wait_for(process.communicate(), 40)
-        await on.until_verb("DELETE")
+        if path == "/mcp":
+            await on.until_verb("DELETE")
         return Played(json.loads(out), await on.seen(), on.world.records())
 
 
@@ -153,6 +159,23 @@ async def test_a_tool_that_there_is_not_costs_no_session(tmp_path: Path, everyth
     assert played.seen["echo"] == "on we go"
 
 
+# Before a server that knows no sessions: only what was asked for is logged, and nobody can ping the client.
+BRIDGED = {step: came for step, came in ALLOWED.items() if step != "ping-back"} | {
+    "log": [["warning", "warning quiet"]],
+}
+
+
+@pytest.fixture(scope="module")
+def bridged(everything: str, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Everything is allowed, at a server that knows no sessions."""
+    return asyncio.run(_play(tmp_path_factory.mktemp("bridged"), everything, ALL, "open", "/stateless"))
+
+
+@pytest.mark.parametrize("step", BRIDGED)
+def test_a_session_works_before_a_server_that_knows_none(bridged: Played, step: str) -> None:
+    assert bridged.seen.get(step, bridged.seen.get("broken")) == BRIDGED[step]
+
+
 @pytest.fixture(scope="module")
 def old_server() -> Iterator[str]:
     """The base URL of a server that knows sessions only."""
@@ -160,18 +183,45 @@ def old_server() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_new_client_before_an_old_server_finds_its_era(tmp_path: Path, old_server: str, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "version"), [("legacy", "2025-11-25"), ("auto", "2026-07-28")])
+async def test_a_new_client_before_an_old_server_goes_on_in_its_own_era(
+    tmp_path: Path, old_server: str, mode: str, version: str
+) -> None:
     ears = Ears()
     async with (
         world(tmp_path, rules=ALL, settings=SETTINGS, upstream_url=f"{old_server}/mcp") as running_world,
-        client(f"{running_world.url}/mcp/github", mode, ears) as peer,
+        client(f"{running_world.url}/mcp/github", mode, ears, log_level="info" if mode == "auto" else None) as peer,
     ):
-        assert peer.protocol_version == "2025-11-25"
+        assert peer.protocol_version == version
         result = await peer.call_tool("greet", {"text": "you"}, progress_callback=ears.on_progress)
         assert text_of(result) == "you please"
         await until(lambda: ears.logs == [("info", "about you")])
         assert (ears.asked, ears.progress) == (["a word for you"], [(1, None)])
-        # What the server says to the question of the era, the client hears as it was said.
-        probes = [record["http_status"] for record in running_world.ends() if record["method"] == "server/discover"]
-        assert probes == ([400] if mode == "auto" else [])
+        assert text_of(await peer.call_tool("think", {"text": "you"})) == "you please"
+        assert text_of(await peer.call_tool("places", {})) == "file:///work"
+        assert ears.asked == ["a word for you", "you", "roots"]
+        assert (await peer.read_resource("note://welcome")).contents[0].text == "welcome"
+        templates = (await peer.list_resource_templates()).resource_templates
+        assert [template.uri_template for template in templates] == ["note://by/{name}"]
+        got = await peer.get_prompt("review", {"code": "x = 1"})
+        assert got.messages[0].content.text == "please review x = 1"
+        reference = types.PromptReference(type="ref/prompt", name="review")
+        assert (await peer.complete(reference, {"name": "code", "value": "py"})).completion.values == ["python"]
+        call = asyncio.create_task(peer.call_tool("slow", {"tag": mode}))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        async with asyncio.timeout(5):
+            while text_of(await peer.call_tool("stopped", {})) != mode:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_stateless_subscription_hears_an_old_server(tmp_path: Path, old_server: str) -> None:
+    async with (
+        world(tmp_path, rules=ALL, settings=SETTINGS, upstream_url=f"{old_server}/mcp") as running_world,
+        client(f"{running_world.url}/mcp/github", "auto") as peer,
+        peer.listen(tools_list_changed=True, resource_subscriptions=["note://welcome"]) as stream,
+    ):
+        assert stream.honored.tools_list_changed and stream.honored.resource_subscriptions == ["note://welcome"]
+        await peer.call_tool("touch", {"uri": "note://welcome"})
+        heard = [await anext(stream), await anext(stream)]
+        assert [type(one).__name__ for one in heard] == ["ResourceUpdated", "ToolsListChanged"]

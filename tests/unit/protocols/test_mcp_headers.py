@@ -155,7 +155,8 @@ DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")
 
 def mirrored(headers: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     try:
-        return eras.check_parameter_headers(Head(params=headers), DECLARED, arguments)
+        eras.check_parameter_headers(Head(params=headers), DECLARED, arguments)
+        return eras.parameter_headers(DECLARED, arguments)
     except Refusal as refusal:
         assert refusal.reason is Reason.HEADER_MISMATCH
         return None

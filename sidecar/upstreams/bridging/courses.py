@@ -1,0 +1,175 @@
+"""What became of one stateless caller's call at a server of sessions?
+
+A `Course` reads the server's answer in a task of its own, because it may outlive the request that began it: when the
+server asks its client something, the caller's answer ends with that question, the course is held, and the caller's
+retry goes on reading where it stopped. What arrives waits in a short queue, so that a held course costs the server's
+patience and not our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from sidecar.egress import ENDLESS, Deadline
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import Id, Message, Request, Response
+from sidecar.protocols.sse import SseParser
+from sidecar.upstreams.bridging.words import received
+from sidecar.upstreams.transport import EVENT_STREAM, Answer, Outbound, Upstream
+
+MAX_WAITING: Final = 64  # messages that were read and not yet passed on
+MAX_RESUMPTIONS: Final = 64
+MAX_PAUSE_S: Final = 5.0
+
+
+class Mark(Enum):
+    """What arrives beside messages."""
+
+    OPENED = "its answer is a stream"
+    ALIVE = "a keep-alive"
+
+
+class Body(NamedTuple):
+    """An answer that is no stream."""
+
+    status: int
+    media_type: str
+    content: bytes
+
+
+Arrival = Message | Mark | Body | Refusal
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """One call at the server. `upstream_id` is its id there, `request_id` the caller's, which is another with each
+    retry; so may be `level` and the progress token (`token_now`; the server knows `token`)."""
+
+    upstream: Upstream
+    outbound: Outbound
+    upstream_id: int
+    method: str
+    fingerprint: bytes
+    request_id: Id
+    level: str | None
+    token: Id | None
+    token_now: Id | None
+    opened: bool = False
+    held: bool = False
+    over: bool = False
+    _arrived: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+    _task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"{self.method} at {self.upstream.name}")
+
+    def offer(self, message: Message) -> bool:
+        """Something about this call came another way; False where its queue is full."""
+        try:
+            self._arrived.put_nowait(message)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def next(self, deadline: Deadline) -> Arrival:
+        """What comes next. Raises Refusal: what ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
+        loop = asyncio.get_running_loop()
+        while self._arrived.empty():
+            at = deadline.at
+            if at is not None and loop.time() >= at:
+                raise Refusal(Reason.UPSTREAM_TIMEOUT)
+            try:
+                async with asyncio.timeout_at(at):
+                    return _or_raise(await self._arrived.get())
+            except TimeoutError:
+                continue  # the deadline may have been moved meanwhile: look again
+        return _or_raise(self._arrived.get_nowait())
+
+    def stop(self) -> None:
+        """Nobody reads any more; the server's stream closes."""
+        self.over = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            with await self.upstream.exchange(self.outbound) as answer:
+                if answer.status != 200 or answer.media_type != EVENT_STREAM:
+                    content = await answer.read(self.upstream.max_response_bytes)
+                    await self._arrived.put(Body(answer.status, answer.media_type, content))
+                    return
+                await self._arrived.put(Mark.OPENED)
+                async with aclosing(self._messages(answer)) as messages:
+                    async for arrival in messages:
+                        await self._arrived.put(arrival)
+                        if isinstance(arrival, Response):
+                            return
+            raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+        except Refusal as refusal:
+            await self._arrived.put(refusal)
+
+    async def _messages(self, answer: Answer) -> AsyncGenerator[Arrival, None]:
+        """Every message of the answer, also when the server lets its client fetch the rest by GET."""
+        place = Place()
+        async with aclosing(events(answer, place, self.upstream.max_response_bytes)) as first:
+            async for arrival in first:
+                yield arrival
+        for _ in range(MAX_RESUMPTIONS):
+            if place.last_event_id is None:
+                return
+            await asyncio.sleep(place.pause_s)
+            asked = self.outbound._replace(verb="GET", message=None, last_event_id=place.last_event_id)
+            with await self.upstream.exchange(asked) as rest:
+                if rest.status != 200 or rest.media_type != EVENT_STREAM:
+                    return
+                async with aclosing(events(rest, place, self.upstream.max_response_bytes)) as more:
+                    async for arrival in more:
+                        yield arrival
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a stream was read, and how long its server wants to be left alone before it is asked for the rest."""
+
+    last_event_id: str | None = None
+    pause_s: float = 0.0
+
+
+async def events(
+    answer: Answer, place: Place, max_bytes: int, deadline: Deadline = ENDLESS
+) -> AsyncGenerator[Message | Mark, None]:
+    """The messages of a stream, as long as it lasts. Raises Refusal."""
+    parser = SseParser(max_bytes)
+    async with aclosing(answer.chunks(deadline=deadline)) as chunks:
+        async for event in _parsed(chunks, parser):
+            if event.comment:
+                yield Mark.ALIVE
+                continue
+            if event.retry_ms is not None:
+                place.pause_s = min(event.retry_ms / 1000, MAX_PAUSE_S)
+            if event.id:
+                place.last_event_id = event.id
+            if event.data:
+                yield received(event.data)
+
+
+async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGenerator[Any, None]:
+    async for chunk in chunks:
+        for event in parser.feed(chunk):
+            yield event
+
+
+def _or_raise(arrival: Arrival) -> Arrival:
+    if isinstance(arrival, Refusal):
+        raise Refusal(arrival.reason, arrival.detail)
+    return arrival
+
+
+def progress_token(request: Request) -> Id | None:
+    token = request.params.get("_meta", {}).get("progressToken")
+    return token if isinstance(token, str) or type(token) is int else None

@@ -1,0 +1,93 @@
+"""Which eras does this server speak, as far as it has shown?
+
+A server shows it by what it answers to `server/discover` and `initialize`, whoever asked: callers' own messages and our
+own enquiry teach alike, so that nothing is asked twice. What was learned may become wrong when the server is replaced
+by another version of itself; an answer that does not fit puts it in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sidecar.egress import Deadline
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.eras import SESSION_VERSIONS_SET, STATELESS_SET
+from sidecar.protocols.jsonrpc import Id, Response
+from sidecar.protocols.sse import SseParser
+from sidecar.upstreams.bridging.words import received
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer
+
+# What says "I do not know this era", rather than "not you" (401, 403) or "not now" (429, 5xx).
+REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
+# An answer that does not fit may also be an ordinary error: doubt costs one more question, and not for each of them.
+DOUBT_AFTER_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class Eras:
+    """None is not known yet. `learned_at_s` is monotonic."""
+
+    stateless: bool | None = None
+    sessions: bool | None = None
+    learned_at_s: float = 0.0
+
+    def learn_stateless(self, speaks: bool, now_s: float) -> None:
+        self.stateless, self.learned_at_s = speaks, now_s
+
+    def doubt(self, now_s: float, *, after_s: float = DOUBT_AFTER_S) -> None:
+        """Something did not fit: ask again, if what is known is not quite new."""
+        if now_s - self.learned_at_s >= after_s:
+            self.stateless = self.sessions = None
+
+
+async def whole_answer(
+    answer: Answer, request_id: Id, max_bytes: int, within_s: float
+) -> tuple[bytes, Response | None]:
+    """The one message that answers a request, out of a body or a stream, as it came and as it was read; None where
+    there is none. Raises Refusal."""
+    if answer.media_type == EVENT_STREAM:
+        return await _from_stream(answer, request_id, max_bytes, Deadline.within(within_s))
+    body = await answer.read(max_bytes)
+    if answer.media_type != JSON:
+        return body, None
+    try:
+        message = received(body)
+    except Refusal:
+        return body, None  # whoever relays it says what is wrong
+    return body, message if isinstance(message, Response) else None
+
+
+async def _from_stream(
+    answer: Answer, request_id: Id, max_bytes: int, deadline: Deadline
+) -> tuple[bytes, Response | None]:
+    parser, size = SseParser(max_bytes), 0
+    async for chunk in answer.chunks(deadline=deadline):
+        size += len(chunk)
+        if size > max_bytes:
+            raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        for event in parser.feed(chunk):
+            if event.data:
+                message = received(event.data)
+                if isinstance(message, Response) and message.id == request_id:
+                    return event.data.encode(), message
+    return b"", None
+
+
+def speaks_stateless(response: Response | None) -> bool:
+    """Whether this answer to `server/discover` offers a stateless revision that we know."""
+    offered = _result(response).get("supportedVersions")
+    return isinstance(offered, list) and any(
+        version in STATELESS_SET for version in offered if isinstance(version, str)
+    )
+
+
+def opens_session(response: Response | None) -> bool:
+    """Whether this answer to `initialize` agrees on a revision."""
+    version = _result(response).get("protocolVersion")
+    return isinstance(version, str) and version in SESSION_VERSIONS_SET
+
+
+def _result(response: Response | None) -> Mapping[str, Any]:
+    return response.result if response is not None and isinstance(response.result, dict) else {}

@@ -1,0 +1,246 @@
+"""What are servers like that know one era only, and do what their caller tells them?
+
+SessionsOnly    2025-11-25: sessions, a GET stream for each, requests to its client
+StatelessOnly   2026-07-28: no sessions, `input_required`, `subscriptions/listen`
+
+Both have a tool `act`: its argument `say` are notifications to send on the way, `ask` the methods to ask the client,
+and its result tells what the client answered. `wait` holds it until `gate` is set; `fail` is an error to end with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.flow.streams import event
+
+STATELESS, SESSION = "2026-07-28", "2025-11-25"
+META = "io.modelcontextprotocol/"
+ANY: dict[str, Any] = {"type": "object"}
+TOOLS = [{"name": "act", "inputSchema": ANY}]
+CAPABILITIES = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "logging": {},
+    "completions": {},
+}
+QUESTIONS: Mapping[str, dict[str, Any]] = {
+    "sampling/createMessage": {"messages": [], "maxTokens": 1},
+    "elicitation/create": {"message": "well?", "requestedSchema": {"type": "object", "properties": {}}},
+    "roots/list": {},
+}
+RESULTS: Mapping[str, dict[str, Any]] = {
+    "tools/list": {"tools": TOOLS},
+    "prompts/list": {"prompts": [{"name": "review"}]},
+    "prompts/get": {"messages": []},
+    "resources/list": {"resources": [{"uri": "note://a", "name": "a"}]},
+    "resources/templates/list": {"resourceTemplates": []},
+    "resources/read": {"contents": [{"uri": "note://a", "text": "a"}]},
+    "completion/complete": {"completion": {"values": []}},
+}
+
+
+@dataclass
+class Server:
+    """What both have in common. `seen` are (headers, message) of what reached it, `verbs` the verbs without one."""
+
+    seen: list[tuple[Mapping[str, str], dict[str, Any]]] = field(default_factory=list)
+    verbs: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: list[web.StreamResponse] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    left: int = 0
+    url: str = ""
+
+    def methods(self) -> list[str]:
+        return [str(message.get("method", "response")) for _, message in self.seen]
+
+    def of_method(self, method: str) -> list[dict[str, Any]]:
+        return [message for _, message in self.seen if message.get("method") == method]
+
+    async def emit(self, message: Any) -> None:
+        """Say something unasked."""
+        for stream in list(self.streams):
+            with suppress(ConnectionError):
+                await stream.write(event(message))
+
+    def hang_up(self) -> None:
+        """End every open stream."""
+        self.ended.set()
+
+    async def _open(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        return stream
+
+    async def _stay(self, stream: web.StreamResponse) -> web.StreamResponse:
+        self.streams.append(stream)
+        try:
+            await self.ended.wait()
+        finally:
+            self.streams.remove(stream)
+        return stream
+
+    async def _wait(self) -> None:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+
+
+@dataclass
+class SessionsOnly(Server):
+    """`probed` counts what it refused for its era. It asks on the call's stream, or `on_session_stream`."""
+
+    sessions: set[str] = field(default_factory=set)
+    answers: dict[str, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    born: int = 0
+    asked: int = 0
+    probed: int = 0
+    on_session_stream: bool = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        session = request.headers.get("Mcp-Session-Id", "")
+        if request.headers.get("MCP-Protocol-Version") == STATELESS:
+            self.probed += 1
+            error = {"code": -32600, "message": "Bad Request: Unsupported protocol version"}
+            return web.json_response({"jsonrpc": "2.0", "id": "server-error", "error": error}, status=400)
+        if request.method != "POST":
+            self.verbs.append((request.method, dict(request.headers)))
+            if session not in self.sessions:
+                return web.Response(status=404)
+            if request.method == "DELETE":
+                self.sessions.discard(session)
+                return web.Response(status=200)
+            return await self._stay(await self._open(request))
+        message = json.loads(await request.read())
+        self.seen.append((dict(request.headers), message))
+        if message.get("method") == "initialize":
+            return self._initialize(message)
+        if session not in self.sessions:
+            return web.Response(status=404 if session else 400)
+        if "method" not in message:
+            self.answers[str(message["id"])].set_result(message)
+            return web.Response(status=202)
+        if "id" not in message:
+            return web.Response(status=202)
+        if message["method"] == "tools/call":
+            return await self._act(request, message)
+        result = dict(RESULTS.get(message["method"], {}))
+        if message["method"] == "tools/list" and self.tools:
+            result["tools"] = self.tools
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    def _initialize(self, message: dict[str, Any]) -> web.Response:
+        self.born += 1
+        session = f"session-{self.born}"
+        self.sessions.add(session)
+        result = {
+            "protocolVersion": SESSION,
+            "capabilities": CAPABILITIES,
+            "serverInfo": {"name": "sessions", "version": "1"},
+            "instructions": "do",
+        }
+        return web.json_response(
+            {"jsonrpc": "2.0", "id": message["id"], "result": result}, headers={"Mcp-Session-Id": session}
+        )
+
+    async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        wanted = message["params"].get("arguments", {})
+        stream = await self._open(request)
+        for said in wanted.get("say", []):
+            await stream.write(event({"jsonrpc": "2.0", **said}))
+        if wanted.get("wait"):
+            await self._wait()
+        answered = [await self._ask(stream, method) for method in wanted.get("ask", [])]
+        if "fail" in wanted:
+            await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "error": wanted["fail"]}))
+        else:
+            text = json.dumps([answer.get("result", answer.get("error")) for answer in answered])
+            result = {"content": [{"type": "text", "text": text}]}
+            await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        return stream
+
+    async def _ask(self, stream: web.StreamResponse, method: str) -> dict[str, Any]:
+        self.asked += 1
+        asked_id = f"ask-{self.asked}"
+        self.answers[asked_id] = asyncio.get_running_loop().create_future()
+        question = {"jsonrpc": "2.0", "id": asked_id, "method": method, "params": QUESTIONS.get(method, {})}
+        if self.on_session_stream:
+            await self.emit(question)
+        else:
+            await stream.write(event(question))
+        try:
+            return await self.answers[asked_id]
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+
+
+@dataclass
+class StatelessOnly(Server):
+    """It ends a call with all its questions at once."""
+
+    rounds: int = 1
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            self.verbs.append((request.method, dict(request.headers)))
+            return web.Response(status=405)
+        message = json.loads(await request.read())
+        if request.headers.get("MCP-Protocol-Version") != STATELESS:
+            data = {"supported": [STATELESS], "requested": SESSION}
+            error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
+            return web.json_response({"jsonrpc": "2.0", "id": message.get("id"), "error": error}, status=400)
+        self.seen.append((dict(request.headers), message))
+        method = message["method"]
+        if method == "subscriptions/listen":
+            stream = await self._open(request)
+            meta = {f"{META}subscriptionId": message["id"]}
+            params = {"notifications": message["params"]["notifications"], "_meta": meta}
+            told = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+            await stream.write(event(told))
+            return await self._stay(stream)
+        if method == "tools/call":
+            return await self._act(request, message)
+        result: dict[str, Any] = {"resultType": "complete", **RESULTS.get(method, {})}
+        if method == "server/discover":
+            info = {f"{META}serverInfo": {"name": "stateless", "version": "1"}}
+            result |= {"supportedVersions": [STATELESS], "capabilities": CAPABILITIES, "_meta": info}
+        if method.endswith("/list") or method in ("server/discover", "resources/read"):
+            result |= {"ttlMs": 1000, "cacheScope": "public"}
+        if method == "tools/list" and self.tools:
+            result["tools"] = self.tools
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        params = message["params"]
+        wanted, responses = params.get("arguments", {}), params.get("inputResponses")
+        if wanted.get("wait"):
+            await self._wait()
+        done = int(params.get("requestState") or 0)
+        if wanted.get("ask") and done < self.rounds:
+            asked = {method: {"method": method, "params": QUESTIONS.get(method, {})} for method in wanted["ask"]}
+            result: dict[str, Any] = {"resultType": "input_required", "inputRequests": asked}
+            result["requestState"] = str(done + 1)
+        else:
+            text = json.dumps([(responses or {}).get(method) for method in wanted.get("ask", [])])
+            result = {"resultType": "complete", "content": [{"type": "text", "text": text}]}
+        if not wanted.get("say"):
+            said = {"error": wanted["fail"]} if "fail" in wanted else {"result": result}
+            status = 200 if "fail" not in wanted else 404 if wanted["fail"]["code"] == -32601 else 400
+            return web.json_response({"jsonrpc": "2.0", "id": message["id"], **said}, status=status)
+        stream = await self._open(request)
+        for one in wanted["say"]:
+            await stream.write(event({"jsonrpc": "2.0", **one}))
+        await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        return stream

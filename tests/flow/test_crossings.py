@@ -1,0 +1,536 @@
+"""Does every method and notification cross from one era to the other as the table says?
+
+Each row of `crossings.py`, in both directions, between a caller and a server that have no era in common; then what the
+table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.protocols import mcp
+from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing, Way
+from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
+from tests.flow.guests import ALICE, BOB, gateway
+from tests.flow.streams import Ear, hearing
+from tests.flow.talk import Talk, reason_of
+from tests.flow.world import SESSION, STATELESS, World, request, stateless, until, world
+
+RULES = """\
+p, {who}, tool:github/*, use, -, -, -, allow
+p, {who}, prompt:github/*, use, -, -, -, allow
+p, {who}, resource:github/*, use, -, -, -, allow
+p, {who}, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
+"""
+MANY = "sessions: {session_calls_per_minute: 10000}\n"
+ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
+REVIEW = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}}
+PARAMS: dict[str, dict[str, Any]] = {
+    "initialize": {"protocolVersion": SESSION, "capabilities": ABLE, "clientInfo": {"name": "t", "version": "1"}},
+    "tools/call": {"name": "act", "arguments": {}},
+    "prompts/get": {"name": "review"},
+    "resources/read": {"uri": "note://a"},
+    "resources/subscribe": {"uri": "note://a"},
+    "resources/unsubscribe": {"uri": "note://a"},
+    "subscriptions/listen": {"notifications": {"resourceSubscriptions": ["note://a"]}},
+    "completion/complete": REVIEW,
+    "logging/setLevel": {"level": "debug"},
+    "notifications/cancelled": {"requestId": 77},
+    "notifications/progress": {"progressToken": 7, "progress": 1},
+    "notifications/message": {"level": "error", "data": "d"},
+    "notifications/resources/updated": {"uri": "note://a"},
+}
+ON_SUBSCRIPTIONS = [row.name for row in CROSSINGS if row.of_server and row.name.endswith(("list_changed", "updated"))]
+ROUTED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+ASKED = {"action": "accept", "content": {}}
+
+
+def test_the_table_has_every_message_that_can_pass() -> None:
+    of_client = {row.name for row in CROSSINGS if not row.of_server}
+    of_server = {row.name for row in CROSSINGS if row.of_server}
+    assert {*mcp.METHODS, *mcp.NOTIFICATIONS} <= of_client
+    assert {*mcp.SERVER_REQUESTS, *mcp.SERVER_NOTIFICATIONS} <= of_server
+    assert len(CROSSINGS) == len({(row.name, row.of_server) for row in CROSSINGS})
+
+
+def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
+    for row in (row for row in CROSSINGS if not row.of_server):
+        method = {**mcp.METHODS, **mcp.NOTIFICATIONS}.get(row.name)
+        eras = {era.value for era in method.eras} if method else set()
+        assert ("stateless" in eras) is (row.down.way not in (Way.NOT_IN_ERA, Way.CANNOT)), row.name
+        assert ("session" in eras) is (row.up.way not in (Way.NOT_IN_ERA, Way.CANNOT)), row.name
+
+
+@asynccontextmanager
+async def down(folder: Path, server: SessionsOnly | None = None, **more: Any) -> AsyncIterator[World]:
+    """Stateless callers before a server of sessions."""
+    server, rules = server or SessionsOnly(), RULES.format(who="nhi:planner")
+    settings = more.pop("settings", MANY)
+    async with world(folder, rules=rules, settings=settings, upstream=server, **more) as running:  # type: ignore[arg-type]
+        yield running
+
+
+@asynccontextmanager
+async def up(folder: Path, server: StatelessOnly | None = None, **more: Any) -> AsyncIterator[tuple[World, Talk]]:
+    """A session before a stateless server."""
+    server, rules = server or StatelessOnly(), RULES.format(who="nhi:planner")
+    async with world(folder, rules=rules, settings=MANY, upstream=server, **more) as running:  # type: ignore[arg-type]
+        talk = Talk(running, "session")
+        _, body, headers = await running.post(request("initialize", PARAMS["initialize"]))
+        assert body["result"]["protocolVersion"] == SESSION
+        talk.session = headers["Mcp-Session-Id"]
+        yield running, talk
+
+
+def server_of(running: World) -> Server:
+    server: Any = running.upstream
+    assert isinstance(server, Server)
+    return server
+
+
+def stated(method: str, params: dict[str, Any], *, id: int | str = 1, **meta: Any) -> dict[str, Any]:
+    """A stateless request of a client that can be asked everything."""
+    message = stateless(method, params, id=id)
+    message["params"]["_meta"] |= {f"{META}clientCapabilities": ABLE, **meta}
+    return message
+
+
+def routing(message: dict[str, Any]) -> dict[str, str]:
+    method = message["method"]
+    named = {"Mcp-Name": message["params"][ROUTED[method]]} if method in ROUTED else {}
+    return {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **named}
+
+
+async def act(
+    running: World, arguments: dict[str, Any], *, who: dict[str, str] | None = None, id: int | str = 1, **params: Any
+) -> list[Any]:
+    """A stateless call of `act`; every message of its answer."""
+    meta = params.pop("meta", {})
+    message = stated("tools/call", {"name": "act", "arguments": arguments, **params}, id=id, **meta)
+    async with hearing(running.http, f"{running.url}/mcp/github", {**routing(message), **(who or {})}, message) as ear:
+        return await messages_of(ear)
+
+
+async def messages_of(ear: Ear) -> list[Any]:
+    if ear.response.content_type == "application/json":
+        return [json.loads(await ear.response.read())]
+    return await ear.rest()
+
+
+async def test_what_a_stateless_caller_sends_crosses_as_the_table_says(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        for row in (row for row in CROSSINGS if not row.of_server):
+            await _send_down(running, row.name, row.down)
+
+
+async def _send_down(running: World, name: str, crossing: Crossing) -> None:
+    server, message = server_of(running), stated(name, PARAMS.get(name, {}))
+    before = len(server.seen)
+    if name.startswith("notifications/"):
+        del message["id"]
+    if name == "subscriptions/listen":
+        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+            assert (await ear.message())["method"] == "notifications/subscriptions/acknowledged"
+            assert crossing.becomes in server.methods()
+        return
+    async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+        status, said = ear.status, (await messages_of(ear))[-1]
+    reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
+    match crossing.way:
+        case Way.PASSES:
+            assert (status, said["result"]["resultType"], name in reached) == (200, "complete", True), name
+            assert ("ttlMs" in said["result"]) is ("/list" in name or name == "resources/read"), name
+        case Way.BECOMES:
+            assert (status, "result" in said, crossing.becomes in server.methods()) == (200, True, True), name
+            assert name not in reached
+        case Way.NOT_IN_ERA | Way.CANNOT:
+            assert reason_of((status, said, {})) == crossing.reason, name
+            assert name not in reached
+        case _:
+            raise AssertionError(name)
+
+
+async def test_what_a_session_sends_crosses_as_the_table_says(tmp_path: Path) -> None:
+    async with up(tmp_path) as (running, talk):
+        for row in (row for row in CROSSINGS if not row.of_server):
+            await _send_up(running, talk, row.name, row.up)
+
+
+async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) -> None:
+    server = server_of(running)
+    before, message = len(server.seen), request(name, PARAMS.get(name, {}))
+    if name.startswith("notifications/"):
+        del message["id"]
+    headers = {} if name == "initialize" else talk.in_session
+    status, said, _ = await running.post(message, headers=headers)
+    reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
+    match crossing.way:
+        case Way.PASSES:
+            assert status == 200 and not {"resultType", "ttlMs", "cacheScope"} & set(said["result"]), name
+            assert name in reached
+        case Way.BECOMES:
+            assert (status, "result" in said, crossing.becomes in reached) == (200, True, True), name
+        case Way.HERE:
+            assert (status, said["result"], reached) == (200, {}, []), name
+        case Way.SWALLOWED:
+            assert (status, said, reached) == (202, None, []), name
+        case Way.NOT_IN_ERA | Way.CANNOT:
+            assert reason_of((status, said, {})) == crossing.reason, name
+            assert name not in reached
+        case _:
+            raise AssertionError(name)
+
+
+async def test_what_a_server_of_sessions_says_crosses_as_the_table_says(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
+            if row.down.way is Way.NOT_IN_ERA:
+                continue
+            if row.name.startswith("notifications/"):
+                say = {"method": row.name, "params": PARAMS.get(row.name, {})}
+                meta = {f"{META}logLevel": "debug", "progressToken": 7}
+                *between, _ = await act(running, {"say": [say]}, meta=meta)
+                heard = [message["method"] for message in between]
+                assert heard == ([row.name] if row.down.way is Way.PASSES else []), row.name
+                continue
+            (said,) = await act(running, {"ask": [row.name]})
+            if row.down.way is Way.HERE:
+                assert json.loads(said["result"]["content"][0]["text"]) == [{}]
+            else:
+                result = said["result"]
+                assert result["resultType"] == row.down.becomes == "input_required"
+                assert [asked["method"] for asked in result["inputRequests"].values()] == [row.name]
+
+
+async def test_what_a_server_of_sessions_announces_reaches_who_subscribed(tmp_path: Path) -> None:
+    flags = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+    wanted = {"notifications": {**flags, "resourceSubscriptions": ["note://a"]}}
+    message = stated("subscriptions/listen", wanted, id="mine")
+    async with down(tmp_path) as running:
+        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+            first = await ear.message()
+            assert first["params"]["notifications"] == wanted["notifications"]
+            server = server_of(running)
+            await server.emit(
+                {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "note://b"}}
+            )
+            for name in ON_SUBSCRIPTIONS:
+                await server.emit({"jsonrpc": "2.0", "method": name, "params": PARAMS.get(name, {})})
+                heard = await ear.message()
+                assert heard["method"] == name
+                assert heard["params"]["_meta"][f"{META}subscriptionId"] == "mine"
+        await until(lambda: "resources/unsubscribe" in server.methods())
+
+
+async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path: Path) -> None:
+    message = stated("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="mine")
+    async with down(tmp_path) as running:
+        server = server_of(running)
+        assert isinstance(server, SessionsOnly)
+        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+            await ear.message()
+            server.sessions.clear()
+            server.hang_up()
+            said = await ear.message()
+            assert (said["id"], said["result"]["resultType"]) == ("mine", "complete")
+
+
+async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: Path) -> None:
+    async with up(tmp_path) as (running, talk):
+        address = f"{running.url}/mcp/github"
+        for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
+            if row.up.way is Way.NOT_IN_ERA or row.name == "notifications/subscriptions/acknowledged":
+                continue
+            asks = not row.name.startswith("notifications/")
+            say = {"method": row.name, "params": PARAMS.get(row.name, {})}
+            body = request("tools/call", {"name": "act", "arguments": {"ask": [row.name]} if asks else {"say": [say]}})
+            async with hearing(running.http, address, talk.in_session, body) as ear:
+                if not asks:
+                    heard = [message.get("method") for message in await ear.rest()]
+                    assert heard == ([row.name, None] if row.up.way is Way.PASSES else [None]), row.name
+                    continue
+                asked = await ear.message()
+                assert asked["method"] == row.name and row.up.becomes == "request"
+                answer = {"jsonrpc": "2.0", "id": asked["id"], "result": ASKED}
+                assert (await running.post(answer, headers=talk.in_session))[0] == 202
+                said = await ear.message()
+                assert json.loads(said["result"]["content"][0]["text"]) == [ASKED]
+
+
+async def test_what_a_stateless_server_announces_is_on_the_sessions_stream(tmp_path: Path) -> None:
+    async with up(tmp_path) as (running, talk):
+        server = server_of(running)
+        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
+            assert (await talk.ask("resources/subscribe", {"uri": "note://a"}))[0] == 200
+            wished = server.of_method("subscriptions/listen")[-1]["params"]["notifications"]
+            assert wished["resourceSubscriptions"] == ["note://a"]
+            for number, name in enumerate(ON_SUBSCRIPTIONS):
+                await server.emit({"jsonrpc": "2.0", "method": name, "params": PARAMS.get(name, {})})
+                heard = await ear.message()
+                if number and heard["method"] == ON_SUBSCRIPTIONS[number - 1]:  # while it listens anew, some come twice
+                    heard = await ear.message()
+                assert heard["method"] == name and "_meta" not in heard["params"]
+
+
+# --- held calls -----------------------------------------------------------------------------------------------------
+
+QUESTION = {"ask": ["sampling/createMessage"]}
+
+
+async def held_by(running: World, who: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    """A call that waits for its caller: what the caller was told."""
+    result: dict[str, Any] = (await act(running, QUESTION, who=who, **more))[-1]["result"]
+    assert result["resultType"] == "input_required"
+    return result
+
+
+def again(held: dict[str, Any]) -> dict[str, Any]:
+    """What the caller sends with its retry."""
+    return {"requestState": held["requestState"], "inputResponses": dict.fromkeys(held["inputRequests"], ASKED)}
+
+
+@asynccontextmanager
+async def two(folder: Path, **more: Any) -> AsyncIterator[World]:
+    """Alice and bob before a server of sessions."""
+    rules = RULES.format(who="user:alice") + RULES.format(who="user:bob")
+    async with gateway(folder, upstream=SessionsOnly(), rules=rules, **more) as running:
+        yield running
+
+
+async def test_a_retry_goes_on_with_the_held_call_and_is_a_call_of_its_own(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        said = await act(running, QUESTION, id="b", **again(await held_by(running, id="a")))
+        assert said[-1]["id"] == "b"
+        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED]
+        server = server_of(running)
+        assert len(server.of_method("tools/call")) == 1, "the server has one call, and one answer"
+        ended = [record for record in running.ends() if record["action"] == "tools/call"]
+        assert [record["status"] for record in ended] == ["success", "success"]
+        assert [record["request_id"] for record in ended] == ["a", "b"]
+
+
+async def test_nobody_else_goes_on_with_a_held_call(tmp_path: Path) -> None:
+    async with two(tmp_path) as running:
+        held = await held_by(running, ALICE)
+        refused = await act(running, QUESTION, who=BOB, **again(held))
+        assert refused[-1]["error"]["code"] == -32602
+        assert "response" not in server_of(running).methods(), "nothing reached the server"
+        said = await act(running, QUESTION, who=ALICE, **again(held))
+        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED], "and its owner still can"
+
+
+@pytest.mark.parametrize("case", ["other arguments", "used twice", "made up", "not a string"])
+async def test_a_state_is_good_once_and_for_the_same_call(tmp_path: Path, case: str) -> None:
+    async with down(tmp_path) as running:
+        held = await held_by(running)
+        arguments, state = QUESTION, again(held)
+        if case == "used twice":
+            await act(running, QUESTION, **state)
+        elif case == "other arguments":
+            arguments = {**QUESTION, "more": 1}
+        else:
+            state["requestState"] = 7 if case == "not a string" else held["requestState"][:-1] + "-"
+        server = server_of(running)
+        before = len(server.seen)
+        assert (await act(running, arguments, **state))[-1]["error"]["code"] == -32602
+        assert len(server.seen) == before
+
+
+async def test_a_retry_without_the_answer_is_asked_again(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        held = await held_by(running)
+        assert (await act(running, QUESTION, requestState=held["requestState"]))[-1]["result"] == held
+        bad = await act(running, QUESTION, **{**again(held), "inputResponses": [1]})
+        assert bad[-1]["error"]["code"] == -32602
+        assert "result" in (await act(running, QUESTION, **again(held)))[-1]
+
+
+async def test_who_does_not_come_back_has_its_call_cancelled(tmp_path: Path) -> None:
+    settings = "sessions: {session_calls_per_minute: 10000, question_timeout_s: 0.2s}\n"
+    async with down(tmp_path, settings=settings) as running:
+        held, server = await held_by(running), server_of(running)
+        await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
+        assert (
+            server.of_method("notifications/cancelled")[0]["params"]["requestId"]
+            == (server.of_method("tools/call")[0]["id"])
+        )
+        assert (await act(running, QUESTION, **again(held)))[-1]["error"]["code"] == -32602
+
+
+async def test_one_owner_holds_a_few_calls_and_the_oldest_gives_way(tmp_path: Path) -> None:
+    async with two(tmp_path) as running:
+        kept = await held_by(running, BOB)
+        held = [await held_by(running, ALICE) for _ in range(17)]
+        server = server_of(running)
+        await until(lambda: server.left == 1)
+        assert (await act(running, QUESTION, who=ALICE, **again(held[0])))[-1]["error"]["code"] == -32602
+        assert "result" in (await act(running, QUESTION, who=ALICE, **again(held[-1])))[-1]
+        assert "result" in (await act(running, QUESTION, who=BOB, **again(kept)))[-1]
+
+
+async def test_a_question_on_the_sessions_stream_belongs_to_the_one_call_there_is(tmp_path: Path) -> None:
+    server = SessionsOnly(on_session_stream=True)
+    async with down(tmp_path, server) as running:
+        said = await act(running, QUESTION, **again(await held_by(running)))
+        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED]
+
+
+async def test_a_server_may_ask_only_for_what_its_caller_declared(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        (said,) = await act(running, QUESTION, meta={f"{META}clientCapabilities": {"roots": {}}})
+        assert json.loads(said["result"]["content"][0]["text"])[0]["code"] == -32601
+
+
+async def test_a_caller_who_leaves_takes_its_call_along(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        server = server_of(running)
+        call = asyncio.create_task(act(running, {"wait": True}))
+        await until(lambda: bool(server.of_method("tools/call")))
+        call.cancel()
+        await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
+
+
+# --- lent sessions --------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_is_one_owners_and_one_set_of_capabilities(tmp_path: Path) -> None:
+    async with two(tmp_path) as running:
+        server = server_of(running)
+        own = len(server.of_method("initialize"))
+        await asyncio.gather(*(act(running, {}, who=who) for who in (ALICE, BOB) for _ in range(3)))
+        await act(running, {}, who=ALICE, meta={f"{META}clientCapabilities": {}})
+        sessions = [
+            headers["Mcp-Session-Id"] for headers, message in server.seen if message.get("method") == "tools/call"
+        ]
+        assert len(set(sessions)) == 3
+        assert len(server.of_method("initialize")) - own <= 4, "three of theirs, and one of ours for the list"
+        assert len(server.of_method("initialize")[-1]["params"]["capabilities"]) == 0
+
+
+async def test_a_session_that_nobody_uses_ends_at_the_server(tmp_path: Path) -> None:
+    async with down(tmp_path, settings="sessions: {idle_s: 0.2s}\n") as running:
+        await act(running, {})
+        await until(lambda: any(verb == "DELETE" for verb, _ in server_of(running).verbs))
+
+
+async def test_a_session_that_the_server_forgot_is_opened_anew_and_the_call_arrives_once(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        server = server_of(running)
+        assert isinstance(server, SessionsOnly)
+        await act(running, {})
+        server.sessions.clear()
+        said = await act(running, {})
+        assert said[-1]["result"]["resultType"] == "complete"
+
+
+async def test_the_eras_are_asked_for_once(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        await act(running, {})
+        for method in ("server/discover", "tools/list", "prompts/list"):
+            assert (await running.ask(method))[0] == 200
+        server = server_of(running)
+        assert isinstance(server, SessionsOnly) and server.probed == 1
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "told"), [(-32002, -32602), (-32601, -32601), (7, 7)])
+async def test_errors_of_a_session_server_in_the_stateless_era(tmp_path: Path, code: int, told: int) -> None:
+    async with down(tmp_path) as running:
+        said = await act(running, {"fail": {"code": code, "message": "m"}})
+        assert said[-1]["error"]["code"] == told
+
+
+async def test_an_address_to_open_first_becomes_a_question_and_the_retry_a_new_call(tmp_path: Path) -> None:
+    data = {"elicitations": [{"mode": "url", "url": "https://a/", "message": "m", "elicitationId": "e"}]}
+    arguments = {"fail": {"code": -32042, "message": "m", "data": data}}
+    able = {f"{META}clientCapabilities": {"elicitation": {"url": {}}}}
+    async with down(tmp_path) as running:
+        asked = (await act(running, arguments, meta=able))[-1]["result"]
+        (one,) = asked["inputRequests"].values()
+        assert one == {"method": "elicitation/create", "params": {"mode": "url", "url": "https://a/", "message": "m"}}
+        await act(running, arguments, meta=able, **again(asked))
+        calls = server_of(running).of_method("tools/call")
+        assert len(calls) == 2 and not {"inputResponses", "requestState"} & set(calls[1]["params"])
+        unable = (await act(running, arguments))[-1]["error"]
+        assert unable["code"] == -32021 and "requiredCapabilities" in unable["data"]
+
+
+@pytest.mark.parametrize(("code", "told"), [(-32021, -32602), (-32601, -32601), (-32602, -32602)])
+async def test_errors_of_a_stateless_server_never_cost_the_session(tmp_path: Path, code: int, told: int) -> None:
+    async with up(tmp_path) as (_, talk):
+        status, said, _ = await talk.call("act", {"fail": {"code": code, "message": "m"}})
+        assert (status, said["error"]["code"]) == (200, told)
+        assert (await talk.ask("ping"))[0] == 200
+
+
+# --- played sessions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "agreed"), [("2024-11-05", "2024-11-05"), ("2025-06-18", "2025-06-18"), ("x", SESSION)]
+)
+async def test_a_played_session_is_of_the_revision_asked_for(tmp_path: Path, asked: str, agreed: str) -> None:
+    async with up(tmp_path) as (running, _):
+        _, said, headers = await running.post(request("initialize", {**PARAMS["initialize"], "protocolVersion": asked}))
+        assert said["result"]["protocolVersion"] == agreed and headers["Mcp-Session-Id"]
+        assert said["result"]["serverInfo"] == {"name": "stateless", "version": "1"}
+
+
+async def test_a_cancelled_call_of_a_session_closes_the_exchange(tmp_path: Path) -> None:
+    async with up(tmp_path) as (running, talk):
+        server = server_of(running)
+        call = asyncio.create_task(talk.call("act", {"wait": True}, id="c"))
+        await until(lambda: bool(server.of_method("tools/call")))
+        gone = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "c"}}
+        assert (await running.post(gone, headers=talk.in_session))[0] == 202
+        await until(lambda: server.left == 1)
+        await call
+        assert (await talk.ask("ping"))[0] == 200
+
+
+async def test_a_server_that_asks_without_end_is_given_up(tmp_path: Path) -> None:
+    async with up(tmp_path, StatelessOnly(rounds=99)) as (running, talk):
+        body = request("tools/call", {"name": "act", "arguments": {"ask": ["roots/list"]}})
+        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, body) as ear:
+            for _ in range(10):
+                asked = await ear.message()
+                await running.post(
+                    {"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}, headers=talk.in_session
+                )
+            assert "error" in await ear.message()
+        calls = server_of(running).of_method("tools/call")
+        assert len(calls) == 11 == len({call["id"] for call in calls}), "and each round is a request of its own"
+
+
+async def test_what_the_client_refuses_to_answer_ends_the_call_with_its_error(tmp_path: Path) -> None:
+    async with up(tmp_path) as (running, talk):
+        body = request("tools/call", {"name": "act", "arguments": {"ask": ["roots/list"]}})
+        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, body) as ear:
+            asked = await ear.message()
+            no = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -1, "message": "rejected"}}
+            await running.post(no, headers=talk.in_session)
+            assert (await ear.message())["error"]["code"] == -1
+
+
+async def test_a_played_session_that_ended_is_no_session(tmp_path: Path) -> None:
+    async with up(tmp_path) as (_, talk):
+        assert (await talk.verb("DELETE"))[0] == 204
+        assert (await talk.ask("ping"))[0] == 404
+
+
+async def test_mirrored_arguments_are_written_for_a_caller_who_does_not_know_them(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    server = StatelessOnly(tools=[{"name": "act", "inputSchema": schema}])
+    async with up(tmp_path, server) as (_, talk):
+        assert (await talk.call("act", {"region": "grün"}))[0] == 200
+        headers = [headers for headers, message in server.seen if message["method"] == "tools/call"]
+        assert headers[0]["Mcp-Param-Region"] == "=?base64?Z3LDvG4=?="
