@@ -155,7 +155,9 @@ async def test_the_command_does_it_and_says_so(tmp_path: Path) -> None:
         assert (await mcp("enable", "github", "serch_code")).output == "github/serch_code was not disabled\n"
         assert (await mcp("disable", "github")).output == "github is disabled\n"
         assert "github  disabled" in (await mcp("list")).output
-        assert (await mcp("disable", "gitlab")).exit_code == 1
+        for nobody in ("gitlab", "a b", "github/x", "é"):
+            refused = await mcp("disable", nobody)
+            assert (refused.exit_code, refused.output) == (1, "no upstream has this name\n")
     assert (await mcp("list")).exit_code == 1
 
 

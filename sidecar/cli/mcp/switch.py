@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -31,7 +32,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def disable(server: str, tool: str, reason: str, until: str | None, path: Path, as_json: bool) -> None:
     """Neither list nor call TOOL of SERVER any more; without TOOL, nothing of SERVER."""
     order = {"tool": tool, "reason": reason, "until": until}
-    answer = told(path, f"/api/upstreams/{server}/disable", as_json, order)
+    answer = told(path, f"/api/upstreams/{quote(server, safe='')}/disable", as_json, order)
     if as_json:
         return
     ends = answer["entry"]["until"]
@@ -47,7 +48,7 @@ def disable(server: str, tool: str, reason: str, until: str | None, path: Path, 
 @_json
 def enable(server: str, tool: str, path: Path, as_json: bool) -> None:
     """Take back what `disable` did, with the same words."""
-    answer = told(path, f"/api/upstreams/{server}/enable", as_json, {"tool": tool})
+    answer = told(path, f"/api/upstreams/{quote(server, safe='')}/enable", as_json, {"tool": tool})
     if not as_json:
         name = _named(server, tool)
         click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
