@@ -255,7 +255,12 @@ _QUESTIONS: Mapping[str, str] = {
     "resources/subscribe": "`resources/read` on `resource:<server>/<uri>`",
     "resources/unsubscribe": "`resources/read` on `resource:<server>/<uri>`",
     "completion/complete": "its reference, as `prompts/get` or `resources/read`",
-    "subscriptions/listen": "any grant on the server, and `resources/read` on each URI",
+    "subscriptions/listen": "any grant on the server, `resources/read` on each URI, and each task as its methods are",
+    **dict.fromkeys(
+        ("tasks/get", "tasks/cancel", "tasks/result", "tasks/update"),
+        "any grant on the server; then its owner only, and what created it",
+    ),
+    "tasks/list": "any grant on the server; shows its caller's own",
 }
 
 

@@ -9,6 +9,7 @@ A call's way, and where each question is answered:
         what?                  intents, protocols/
         anybody disabled?      disabled/
         may they?              policy/
+        whose task is it?      custody, tasks/
         well formed?           arguments
         how often?             limits/
         who remembers?         audit/

@@ -35,7 +35,7 @@ from sidecar.exchanges import Exchanges
 from sidecar.federation import Federation
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
-from sidecar.loading import first_snapshot, next_snapshot
+from sidecar.loading import first_snapshot, next_snapshot, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
 from sidecar.processes import Processes
@@ -45,6 +45,7 @@ from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.tasks import Tasks
 from sidecar.upstreams import Account
 from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
@@ -102,7 +103,9 @@ class App:
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)
-            app = cls._assemble(path, environ, settings, processes, audit, metrics, first, ledger, seen)
+            tasks = tasks_from(settings)
+            undo.push_async_callback(tasks.store.close)
+            app = cls._assemble(path, environ, settings, processes, audit, metrics, first, ledger, tasks, seen)
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
@@ -124,6 +127,7 @@ class App:
         metrics: Metrics,
         first: Snapshot,
         ledger: Ledger,
+        tasks: Tasks,
         seen: Look,
     ) -> Self:
         limiter = Limiter(open_store(settings.store.url, time.time))
@@ -135,7 +139,7 @@ class App:
         )
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
-        exchanges = Exchanges(live, sessions, switch)
+        exchanges = Exchanges(live, sessions, switch, tasks)
         pipeline = Pipeline(
             live=live,
             sessions=sessions,
@@ -146,6 +150,7 @@ class App:
             exchanges=exchanges,
             federation=Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32)),
             switch=switch,
+            tasks=tasks,
             clock=time.time,
         )
         return cls(path, environ, settings, processes, audit, metrics, limiter, sessions, pipeline, live, switch, seen)
@@ -183,6 +188,7 @@ class App:
         await self.processes.close()
         await self.live.current.identity.close()
         await self.limiter.close()
+        await self.pipeline.tasks.store.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
             self._witness("stop", "sidecar")
         self.audit.close()
@@ -196,6 +202,8 @@ class App:
         trouble = list(self.reloader.trouble)
         if not self.limiter.store.up:
             trouble.append("the store is out: calls with limits are refused")
+        if not self.pipeline.tasks.store.up:
+            trouble.append("the task store is out: nobody's tasks can be asked for")
         if not self.switch.saved:
             trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -353,6 +361,7 @@ class App:
             health.run(),
             exchanges.run_farewells(),
             exchanges.run_sweeps(),
+            self.pipeline.tasks.run_sweeps(),
             self.switch.run(),
             self.watcher.run(self.reloader.files_changed),
             self._watch(),

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     UPSTREAM_UNKNOWN = "upstream-unknown"
     TOOL_UNKNOWN = "tool-unknown"
     SESSION_UNKNOWN = "session-unknown"
+    TASK_UNKNOWN = "task-unknown"
     BAD_ARGUMENTS = "bad-arguments"
     RATE_LIMITED = "rate-limited"
     QUOTA_SPENT = "quota-spent"
@@ -127,12 +128,14 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server"),
     Reason.TOOL_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such tool"),
     Reason.SESSION_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such session"),
+    # Session era: an HTTP 404 says there that the session is gone, and who polled an old task would lose it.
+    Reason.TASK_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such task"),
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
     Reason.RATE_LIMITED: _carried(429, _LIMITED, "rate_limited", "A rate limit is reached"),
     Reason.QUOTA_SPENT: _carried(429, _LIMITED, "rate_limited", "A quota is spent"),
     Reason.TOO_MANY_CONCURRENT: _carried(429, _LIMITED, "rate_limited", "Too many calls at once"),
     Reason.TOO_MANY_REFUSALS: _carried(429, _LIMITED, "rate_limited", "Too many refused calls"),
-    Reason.STORE_UNAVAILABLE: _carried(503, _FAILED, "error", "Limits cannot be checked right now"),
+    Reason.STORE_UNAVAILABLE: _carried(503, _FAILED, "error", "The store cannot be reached right now"),
     Reason.AUDIT_UNAVAILABLE: _carried(503, _FAILED, "error", "Evidence cannot be recorded right now"),
     Reason.SCHEMA_UNAVAILABLE: _carried(503, _FAILED, "error", "The tool's schema cannot be used"),
     Reason.DRAINING: _carried(503, _FAILED, "error", "The sidecar is shutting down"),

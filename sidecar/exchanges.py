@@ -7,34 +7,38 @@ comes back passes `relay.py`. Sessions begin and end here, because they do so wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, assert_never
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, assert_never
 
 from aiohttp import web
 
+from sidecar.custody import Custody
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON, Ask, Intent, Leave, Listen, Pair, Reply, Tell
 from sidecar.outlets import Outlet
 from sidecar.paired import KEEP_ALIVE_S, Paired
 from sidecar.passage import Passage
-from sidecar.protocols import mcp
+from sidecar.protocols import mcp, mcp_tasks
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.tasks import Tasks
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import Caller, Decision, Question
 from sidecar.whole import Whole
 
 FAREWELL_DEADLINE_S = 5.0
 FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up no other's
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
+NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
 SWEEP_EVERY_S = 1.0  # how long a stream may outlive its permission (threats S7)
 # How long the server's own stream stays closed after it broke: twice as long each time, while it breaks at once.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
@@ -55,6 +59,7 @@ class Exchanges:
     live: Live
     sessions: Sessions
     switch: KillSwitch
+    tasks: Tasks
     streams: set[Exchange] = field(default_factory=set)
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
     pairs: dict[str, Paired] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Exchanges:
             case Ask():
                 return await self._ask(exchange, intent)
             case Tell():
-                sent = Notification(intent.message.method, mcp.forwarded_params(intent.message))
+                sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
                 return await self._deliver(exchange, sent)
             case Pair():
                 return await self._pair(exchange)
@@ -88,7 +93,8 @@ class Exchanges:
                 assert_never(intent)
 
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
-        message = Request(intent.message.id, intent.message.method, mcp.forwarded_params(intent.message))
+        message = Request(intent.message.id, intent.message.method, _forwarded(exchange, intent.message))
+        creator = exchange.call.question if mcp_tasks.may_become_task(message.method, message.params) else None
         if message.method == "subscriptions/listen":
             exchange.has_no_end()
         with await exchange.post(message) as answer:
@@ -96,8 +102,9 @@ class Exchanges:
                 return await self._begin(exchange, message, answer)
             if exchange.session is not None:
                 self.check_alive(exchange.session, answer)
-                exchange.session.remember(message.id, exchange.asked)
-            return await self.relay(exchange, (message.id,)).answer(answer)
+                exchange.session.remember(message.id, exchange.asked, creator)
+            creators = {message.id: creator} if creator is not None else {}
+            return await self.relay(exchange, (message.id,), creators).answer(answer)
 
     async def _begin(self, exchange: Exchange, message: Request, answer: Answer) -> web.StreamResponse:
         """A session begins with the upstream's yes, and is told with it. Whatever comes between leaves nothing: no
@@ -150,7 +157,7 @@ class Exchanges:
                 if answer.status == 405:
                     raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream", allow=("POST", "DELETE"))
                 exchange.has_no_end()
-                return await self.relay(exchange, session.sent).stream(answer)
+                return await self.relay(exchange, session.sent, session.creators).stream(answer)
         finally:
             session.close_stream(close)
 
@@ -281,9 +288,10 @@ class Exchanges:
         if exchange.until is not None and now_s >= exchange.until:
             exchange.cut_off(Reason.EXPIRED)
 
-    def relay(self, exchange: Exchange, expected: Container[Id]) -> Relay:
-        """What moves the answer of this exchange to its caller."""
-        return Relay(exchange, Passage(exchange, expected, self.live.clock, self.switch))
+    def relay(self, exchange: Exchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING) -> Relay:
+        """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
+        passage = Passage(exchange, expected, creators, self.live.clock, self.switch)
+        return Relay(exchange, passage, Custody(self.tasks, exchange.caller, exchange.call))
 
     def check_alive(self, session: Session, answer: Answer) -> None:
         """The upstream forgot the session: so do we, and the caller starts anew."""
@@ -299,6 +307,12 @@ def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
     let it pass. None: never."""
     passes_until = decision.until if decision.allowed else rules.shadow_until
     return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
+
+
+def _forwarded(exchange: Exchange, message: Request | Notification) -> dict[str, Any]:
+    # At the address of all servers an id does not say whose task it names: there are none.
+    tasks = not exchange.caller.is_anonymous and exchange.outward is None
+    return mcp.forwarded_params(message, exchange.call.protocol_version, tasks=tasks)
 
 
 def empty(turn: Turn, status: int) -> web.StreamResponse:

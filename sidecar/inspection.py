@@ -11,8 +11,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from sidecar.custody import Owned
 from sidecar.errors import Reason, Refusal
 from sidecar.passage import Passed, refused
+from sidecar.protocols import mcp_tasks
 from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.screening import Reading, Screen
 from sidecar.turn import Exchange
@@ -44,21 +46,26 @@ class Inspection:
             )
 
 
-async def inspect(exchange: Exchange, message: Message, raw: bytes | str) -> Inspection | None:
+async def inspect(exchange: Exchange, message: Message, raw: bytes | str, owned: Owned) -> Inspection | None:
     """Take out of a message, in place, what its caller may not have; None where there are no rules. `raw` is the
-    message as it came. Raises Refusal(RESPONSE_REFUSED)."""
+    message as it came, `owned` are those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
     screen = _screen_of(exchange)
     if screen is None:
         return None
-    asked = _asked(exchange, message)
+    first = _asked(exchange, message)
+    asked, result = _in_the_end(first, message, owned)
     # What is fetched later is remembered only for a while: then too, no rule of any call is got round.
-    reading = screen.reading(asked.method, asked.tool, strictly=asked != exchange.asked)
+    strictly = first != exchange.asked
+    reading = around = screen.reading(asked.method, asked.tool, strictly=strictly)
     if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
         raise refused(f"it is larger than {reading.max_bytes} bytes")
-    result = message.result if isinstance(message, Response) and isinstance(message.result, dict) else None
     if reading.checks_output and result is not None:
         await _check_output(exchange, asked.tool, result, reading)
-    replaced = await _screened(reading, message)
+    replaced = 0
+    if result is not None and not (isinstance(message, Response) and message.result is result):
+        replaced = await _screened(reading, Response(0, result))  # its places are those of a result by itself
+        around = screen.reading(first.method, first.tool, strictly=strictly)
+    replaced += await _screened(around, message)
     return Inspection(exchange, asked, replaced, result if reading.keeps else None)
 
 
@@ -77,6 +84,20 @@ def _asked(exchange: Exchange, message: Message) -> Asked:
     if asked is None:  # nobody can say what holds for it
         raise refused("it answers another request")
     return asked
+
+
+def _in_the_end(asked: Asked, message: Message, owned: Owned) -> tuple[Asked, dict[str, Any] | None]:
+    """The call whose result a message holds, and that result: of a task, those of the call that created it."""
+    if isinstance(message, Response) and not asked.method.startswith("tasks/"):
+        plain = isinstance(message.result, dict) and mcp_tasks.created_in(message.result) is None
+        return asked, message.result if plain else None
+    result = mcp_tasks.result_in(message, whole=asked.method == "tasks/result")
+    if result is None or (not owned and not isinstance(message, Response)):  # without an owner it is dropped
+        return asked, None
+    if len(owned) != 1:
+        raise refused("its result is of a task that nobody can name")
+    (record,) = owned.values()
+    return asked._replace(method=record.action, tool=record.question.name), result
 
 
 async def _screened(reading: Reading, message: Message) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sidecar.arrival import Headers, check_accept
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc, mcp, mcp_tasks
 from sidecar.protocols.eras import SESSION_VERSIONS, Era, Head
 from sidecar.protocols.jsonrpc import Notification, Request, Response, malformed
 from sidecar.upstreams.sessions import Session, Sessions
@@ -141,7 +141,8 @@ class Understanding:
         if asked is None:
             raise malformed("no open request of the server has this id")
         question = mcp.server_question(self.server, asked)
-        call = Call("mcp", session.version, self.server, asked, (question,), session=asked == "ping")
+        named = mcp_tasks.related_by_caller(message.result) if isinstance(message.result, dict) else ()
+        call = Call("mcp", session.version, self.server, asked, (question,), session=asked == "ping", tasks=named)
         return Reply(call, message, session)
 
     def _session(self) -> Session:

@@ -22,6 +22,7 @@ from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.snapshot import Service, Snapshot, snapshot_from
+from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Watched, upstream_from
 from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
@@ -34,7 +35,17 @@ def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
     settings = load_settings(path, environ)
     open_store(settings.store.url, time.time)
     Ledger.open(settings.data / LEDGER_FILE)
+    tasks_from(settings)
     return first_snapshot(settings, base_url="", processes=Processes(environ)).engine
+
+
+def tasks_from(settings: Settings) -> Tasks:
+    """Who owns which task. Raises SettingsError for a file that cannot be used; makes none yet."""
+    chosen = settings.tasks
+    if chosen.store == "file":
+        check_task_file(settings.tasks_path)
+    store: TaskStore = MemoryTaskStore() if chosen.store == "memory" else SqliteTaskStore(settings.tasks_path)
+    return Tasks(store, time.time, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
 
 
 def services_from(settings: Settings, known: Mapping[str, Service], processes: Processes) -> Mapping[str, Service]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sidecar.custody import NOTHING, Created, Owned
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc, mcp, mcp_tasks
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange, Outward
@@ -24,34 +25,39 @@ from sidecar.vocabulary import Decision, Question
 class Passed(NamedTuple):
     """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
     `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` what
-    a call came to."""
+    a call came to; a task that is `created` needs its owner on record before anything goes out."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
     final: bool = False
     version: str = ""
     result: Mapping[str, Any] | None = None
+    created: Created | None = None
 
 
 @dataclass(slots=True)
 class Passage:
-    """The judge of one answer. `expected` are the ids that may be answered here. Rules are those of the exchange's own
-    revision (`judged_by`), which for a stream without end is the newest."""
+    """The judge of one answer. `expected` are the ids that may be answered here, `creators` what those asked that may
+    be answered with a task. Rules are those of the exchange's own revision (`judged_by`), which for a stream without
+    end is the newest."""
 
     exchange: Exchange
     expected: Container[Id]
+    creators: Mapping[Id, Question]
     now_s: Callable[[], float]
     switch: KillSwitch
 
-    def judge(self, message: jsonrpc.Message) -> Passed:
-        """One message of the upstream. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks."""
+    def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> Passed:
+        """One message of the upstream; of the tasks that it is about, `owned` are its reader's. Raises Refusal:
+        RESPONSE_REFUSED, or a denial of what the server asks."""
+        foreign = any(task_id not in owned for task_id in mcp_tasks.named_by_upstream(message))
         if isinstance(message, jsonrpc.Response):
-            return self._response(message)
+            return self._response(message, owned, foreign=foreign)
         if isinstance(message, jsonrpc.Request):
-            return self._request(message)
-        return self._notification(message)
+            return self._request(message, foreign=foreign)
+        return Passed() if foreign else self._notification(message, owned)
 
-    def _response(self, response: jsonrpc.Response) -> Passed:
+    def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> Passed:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
         if response.error is not None:
@@ -60,14 +66,35 @@ class Passage:
             raise refused("its result is not an object")
         version = agreed_version(response.result) if self._beginning else ""
         result = self._result(response.result)
+        created = self._creates(response.id, result)
+        if "tasks" in result:
+            result["tasks"] = self._tasks(result["tasks"], owned)
+        elif foreign:
+            raise refused("it tells of a task that is not its caller's")
         if self._outward is not None:
             result = self._outward.result(result)
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
-        return Passed(out, final=True, version=version, result=result)
+        return Passed(out, final=True, version=version, result=result, created=created)
 
     @property
     def _outward(self) -> Outward | None:
         return self.exchange.outward
+
+    def _creates(self, request_id: Id, result: dict[str, Any]) -> Created | None:
+        task = mcp_tasks.created_in(result)
+        if task is None:
+            return None
+        question = self.creators.get(request_id)
+        if question is None:
+            raise refused("it creates a task where none may be")
+        return Created(task, question)
+
+    def _tasks(self, entries: object, owned: Owned) -> list[Any]:
+        if not isinstance(entries, list):
+            raise refused("its tasks are not a list")
+        now_s = self.now_s()
+        mine = ((entry, owned.get(mcp_tasks.listed_id(entry))) for entry in entries)
+        return [entry for entry, task in mine if task is not None and self._may_list(task.question, now_s)]
 
     @property
     def _beginning(self) -> bool:
@@ -87,7 +114,7 @@ class Passage:
             raise refused("its resultType is not one that was asked for")
         for method in mcp.asked_of_client(result):
             self._ask(method).or_refuse()
-        if isinstance(result.get("capabilities"), dict):
+        if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
             result["capabilities"] = mcp.without_tasks(result["capabilities"])
         if "cacheScope" in result:
             # It passed a policy for one caller; no shared cache may serve it to another.
@@ -136,7 +163,7 @@ class Passage:
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
-    def _request(self, request: jsonrpc.Request) -> Passed:
+    def _request(self, request: jsonrpc.Request, *, foreign: bool) -> Passed:
         session = self.exchange.session
         if self._beginning:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
@@ -145,12 +172,16 @@ class Passage:
         shown = request if self._outward is None else self._outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in mcp.SERVER_REQUESTS):
             return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
+        if foreign:
+            return Passed(reply=_no(request.id, _NOT_PERMITTED))
         if request.method != "ping":
             if not self._ask(request.method).allowed:
                 return Passed(reply=_no(request.id, _NOT_PERMITTED))
             self.exchange.wait_for_caller()
         session.expect(request.id, request.method)
-        return Passed(jsonrpc.encode_request(shown))
+        # Its client declared no tasks of its own, and answers as if none had been asked for (MCP 2025-11-25).
+        params = {key: value for key, value in shown.params.items() if key != "task"}
+        return Passed(jsonrpc.encode_request(shown._replace(params=params)))
 
     def _ask(self, method: str) -> Decision:
         """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
@@ -161,7 +192,7 @@ class Passage:
         exchange.turn.record.server_asked(question, decision, "shadow" if shadow else "enforce")
         return decision._replace(allowed=True) if shadow else decision
 
-    def _notification(self, notification: jsonrpc.Notification) -> Passed:
+    def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> Passed:
         if notification.method not in mcp.SERVER_NOTIFICATIONS:
             return Passed()  # unknown means no
         if notification.method == "notifications/tools/list_changed":
@@ -170,9 +201,23 @@ class Passage:
             "resources", notification.params, self.now_s()
         ):
             return Passed()
+        if notification.method in mcp_tasks.NOTIFICATIONS and not self._may_hear(notification.params, owned):
+            return Passed()
+        if notification.method == "notifications/subscriptions/acknowledged":
+            notification = mcp_tasks.acknowledged(notification, self.exchange.call.tasks)
         if self._outward is not None:
             notification = self._outward.notification(notification)
         return Passed(jsonrpc.encode_notification(notification))
+
+    def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
+        """Whether what created the task is still allowed, and so is whatever the task asks of its owner."""
+        now_s, record = self.now_s(), owned.get(mcp_tasks.listed_id(task))
+        if record is None or not self._may_list(record.question, now_s):
+            return False
+        try:
+            return all(self._ask(method).allowed for method in mcp.asked_of_client(task))
+        except Refusal:
+            return False
 
 
 def _stripped(entry: Any) -> Any:

@@ -8,6 +8,7 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
     intent      what                 400 404 413 415    intents.py, protocols/
     switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
+    custody     whose task is it     404                custody.py, tasks/
     arguments   as pinned            403                upstreams/pins.py
                 well formed          a tool's error     arguments.py
     limits      how often            429 503            limits/
@@ -29,7 +30,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from sidecar import arrival, intents
+from sidecar import arrival, custody, intents
 from sidecar.answers import Shape, Told, tell
 from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
@@ -46,6 +47,7 @@ from sidecar.protocols import eras, jsonrpc, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.snapshot import Live, Service
+from sidecar.tasks import Tasks
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller, Decision
@@ -71,6 +73,7 @@ class Pipeline:
     exchanges: Exchanges
     federation: Federation
     switch: KillSwitch
+    tasks: Tasks
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
@@ -154,7 +157,7 @@ class Pipeline:
 
     async def _carry(self, turn: Turn, caller: Caller, intent: Intent) -> web.StreamResponse:
         """From the decision on: what was let in has its answer before the sidecar goes."""
-        decision = self._decide(turn, caller, intent.call)
+        decision = await self._ask_again(turn, caller, intent.call, self._decide(turn, caller, intent.call))
         service = turn.now.service(turn.server)
         if turn.front == arrival.EVERY:
             self.federation.admit(turn, service, caller)
@@ -269,6 +272,14 @@ class Pipeline:
             decision.or_refuse()
         if call.session:
             self._charge_session_call(turn, caller, call)
+        return decision
+
+    async def _ask_again(self, turn: Turn, caller: Caller, call: Call, decision: Decision) -> Decision:
+        """A task is its owner's alone, and who may not do any more what created it has lost it."""
+        for again in await custody.ask_again(self.tasks, turn.now.engine, caller, call, self.clock()):
+            decision = turn.record.decision = custody.joined(decision, again)
+            if not turn.shadow:
+                decision.or_refuse()
         return decision
 
     def _charge_session_call(self, turn: Turn, caller: Caller, call: Call) -> None:

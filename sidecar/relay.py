@@ -16,6 +16,7 @@ from aiohttp import web
 
 from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
+from sidecar.custody import NOTHING, Custody
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.inspection import inspect
 from sidecar.intents import EVENT_STREAM, JSON
@@ -47,6 +48,7 @@ class Relay:
 
     exchange: Exchange
     passage: Passage | None
+    custody: Custody | None = None
     last_event_id: str | None = field(default=None, init=False)
     retry_s: float = field(default=RETRY_S, init=False)
 
@@ -81,14 +83,17 @@ class Relay:
         return passed
 
     async def _judge(self, raw: bytes | str) -> Passed:
-        """What may pass of one message."""
-        if self.passage is None:
+        """What may pass of one message; whose a task is that it creates is on record before it goes out."""
+        if self.passage is None or self.custody is None:
             return Passed(raw.encode() if isinstance(raw, str) else raw)
         message = read_answer(raw)
-        inspection = await inspect(self.exchange, message, raw)
-        passed = self.passage.judge(message)
+        owned = await self.custody.of(message)
+        inspection = await inspect(self.exchange, message, raw, owned)
+        passed = self.passage.judge(message, owned)
         if inspection is not None:
             inspection.settle(passed)
+        if passed.created is not None:
+            await self.custody.keep(passed.created)
         return passed
 
     def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
@@ -115,7 +120,7 @@ class Relay:
         # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
         # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
-        if (inspection := await inspect(self.exchange, own, raw)) is not None:
+        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             inspection.settle(Passed())
         return self._respond(jsonrpc.encode_response(own), answer.status)
 

@@ -80,6 +80,11 @@ class Caller:
         return self.chain[-1]
 
     @property
+    def is_anonymous(self) -> bool:
+        """Whether nobody said who this is."""
+        return any(principal.name == ANONYMOUS for principal in self.chain)
+
+    @property
     def binding(self) -> str:
         """What a session belongs to: issuer and name of every principal, never the bytes of a token."""
         digest = sha256()
@@ -122,7 +127,8 @@ class Call(NamedTuple):
 
     `questions` must all be answered yes; the first one names the call in audit and limits. A `session` call
     (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server opens it,
-    a deny row on `nhi:<server>` closes it.
+    a deny row on `nhi:<server>` closes it. `tasks` are those that it names: each must be the caller's own, and what
+    created it is asked again. `wants_task` asks that the answer be one.
     """
 
     protocol: str
@@ -132,6 +138,8 @@ class Call(NamedTuple):
     questions: tuple[Question, ...]
     request_id: str | int | None = None
     session: bool = False
+    tasks: tuple[str, ...] = ()
+    wants_task: bool = False
 
     @property
     def question(self) -> Question:

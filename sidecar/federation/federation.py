@@ -147,7 +147,7 @@ class Federation:
         self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]
     ) -> web.StreamResponse:
         message = _request(spread)
-        declared = mcp.forwarded_params(message)
+        declared = mcp.forwarded_params(message, "", tasks=False)
         if len(jsonrpc.encode(declared)) > MAX_DECLARED_BYTES:  # it is kept for as long as the session
             raise Refusal(Reason.TOO_LARGE, f"initialize may declare {MAX_DECLARED_BYTES} bytes here")
         asked = declared["protocolVersion"]
@@ -260,7 +260,7 @@ class Federation:
         call = spread.call._replace(upstream=service.name, protocol_version=part.version)
         exchange = opened_exchange(turn, service, caller, call, part, self.exchanges, service.timeout_s)
         with suppress(Refusal):  # a notification is not answered
-            answer = await exchange.post(Notification(message.method, mcp.forwarded_params(message)))
+            answer = await exchange.post(Notification(message.method, mcp.forwarded_params(message, "", tasks=False)))
             answer.close()
 
     async def _leave(

@@ -258,7 +258,7 @@ class Merging:
             return await exchange.listen(last_event_id)
         uris = self.spread.wanted(exchange.service.name)
         notifications = {**self._wanted, **({"resourceSubscriptions": uris} if uris else {})}
-        params = {**mcp.forwarded_params(message), "notifications": notifications}
+        params = {**mcp.forwarded_params(message, "", tasks=False), "notifications": notifications}
         return await exchange.post(message._replace(params=params))
 
     async def _pass_on(self, exchange: Exchange, answer: Answer) -> None:

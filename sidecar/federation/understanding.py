@@ -202,7 +202,7 @@ def _resumption(session: Session, event_id: str) -> tuple[str, Session, str]:
 
 def params_without(message: Request, *keys: str) -> dict[str, Any]:
     """The parameters as they go to each server, without some; a token of the caller's would be used by many."""
-    params = {key: value for key, value in mcp.forwarded_params(message).items() if key not in keys}
+    params = {key: value for key, value in mcp.forwarded_params(message, "", tasks=False).items() if key not in keys}
     if "progressToken" in params.get("_meta", {}):
         params["_meta"] = {key: value for key, value in params["_meta"].items() if key != "progressToken"}
     return params

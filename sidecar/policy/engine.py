@@ -55,6 +55,11 @@ class Engine:
         evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
         return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
 
+    def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
+        """As `may_list`, with reasons: for what was allowed once, with arguments that nobody kept."""
+        evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
+        return self._decision(evaluation, self._answers(evaluation), limited=False)
+
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Whether the chain may have a session call on an MCP server (CONTRACT 1.4): any live allow row of the last
         principal on that server opens it, whatever its actions and conditions; a deny row on it closes it. No row's

@@ -50,10 +50,13 @@ SESSION_ACTIONS = frozenset(
         "notifications/roots/list_changed",
     }
 )
+# The same, asked of an MCP server; on an agent, A2A's words of the same name need their row.
+MCP_TASK_ACTIONS = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/update", "tasks/cancel"})
 ACTIONS = frozenset(
     {
         *USED,
         *SESSION_ACTIONS,
+        *MCP_TASK_ACTIONS,
         "push/set",
         "push/get",
         "push/list",

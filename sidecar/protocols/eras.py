@@ -31,7 +31,14 @@ META_CLIENT = "io.modelcontextprotocol/clientInfo"
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMED_BY = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",  # these three by the extension for tasks
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 _DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
 _SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
 _MAX_HEADER_CHARS = 8 * 1024

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols import mcp_tasks
 from sidecar.protocols.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import (
     INVALID_PARAMS,
@@ -38,6 +39,9 @@ def call_from(message: Request | Notification, era: Era, version: str, server: s
     method = table.get(message.method)
     if method is None or era not in method.eras:
         raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is Era.STATELESS else None)
+    tasks = mcp_tasks.named_by_caller(message.method, message.params)
+    if tasks and era is Era.STATELESS:
+        mcp_tasks.check_declared(message.params)
     return Call(
         protocol="mcp",
         protocol_version=version,
@@ -46,6 +50,8 @@ def call_from(message: Request | Notification, era: Era, version: str, server: s
         questions=method.questions(server, message.method, message.params),
         request_id=message.id if isinstance(message, Request) else None,
         session=method.session,
+        tasks=tasks,
+        wants_task=_wants_task(message, version),
     )
 
 
@@ -54,18 +60,28 @@ def server_question(server: str, action: str) -> Question:
     return Question(object=f"nhi:{server}", action=action, server=server)
 
 
-def forwarded_params(message: Request | Notification) -> dict[str, Any]:
-    """The parameters as they go on. What we do not carry yet, task augmentation, is taken out before the upstream
-    can see it: a server that is not asked for tasks must answer as if there were none."""
+def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
+    """The parameters as they go on: where there are no `tasks` for this caller, the upstream never hears of any, and
+    must answer as if there were none. Nor does it hear that its client could keep tasks: what a server would ask for
+    later is nothing that a caller here can be asked for."""
     params = message.params
-    if "task" in params:
+    if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
     if message.method == "initialize" and _names_tasks(params["capabilities"]):
         params = {**params, "capabilities": without_tasks(params["capabilities"])}
     meta = params.get("_meta", {})
-    if _names_tasks(meta.get(META_CAPABILITIES)):
+    if not tasks and _names_tasks(meta.get(META_CAPABILITIES)):
         params = {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
     return params
+
+
+def _wants_task(message: Request | Notification, version: str) -> bool:
+    """Whether this is a call of MCP 2025-11-25 that is to be answered with a task. Other methods and revisions have
+    none, and a server that does not know them ignores the wish: so do we."""
+    if "task" not in message.params or message.method != "tools/call" or version not in mcp_tasks.VERSIONS:
+        return False
+    mcp_tasks.check_task_wish(message.params)
+    return True
 
 
 # --- what may come back ---------------------------------------------------------------------------------------------
@@ -82,14 +98,18 @@ SERVER_NOTIFICATIONS = frozenset(
         "notifications/resources/updated",
         "notifications/elicitation/complete",
         "notifications/subscriptions/acknowledged",
+        *mcp_tasks.NOTIFICATIONS,
     }
 )
-RESULT_TYPES = ("complete", "input_required")  # others belong to extensions that we do not carry, as tasks
+RESULT_TYPES = ("complete", "input_required", "task")  # others belong to extensions that we do not carry
 # A result is judged by what it holds, not by what was asked: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
 # What a result and an entry are judged by. Some clients read keys in any case: another spelling would be a way by.
 _JUDGED_IN_RESULT = spellings(
-    (*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions")
+    (
+        *(*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions"),
+        *("task", "tasks", "taskId"),
+    )
 )
 _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
 
@@ -133,7 +153,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
     """Capabilities without tasks, in the spelling of either era."""
     kept = {key: value for key, value in capabilities.items() if key != "tasks"}
-    if TASKS_EXTENSION in _extensions(kept):
+    if mcp_tasks.declares(kept):
         kept["extensions"] = {key: value for key, value in kept["extensions"].items() if key != TASKS_EXTENSION}
     return kept
 
@@ -198,10 +218,20 @@ def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tupl
     raise malformed("params.ref.type must be ref/prompt or ref/resource", INVALID_PARAMS)
 
 
+def _ask_task(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Whether the caller may ask the server at all. Whose task it is, and what created it, is asked beside
+    (`Call.tasks`); the id is what the evidence is about."""
+    asked = {"taskId": params.get("taskId")}
+    return (Question(f"nhi:{server}", method, server, "", asked, _meta(params)),)
+
+
+def _ask_task_update(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+    _object(params, "inputResponses")
+    return _ask_task(server, method, params)
+
+
 def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
     wanted = _object(params, "notifications")
-    if "taskIds" in wanted:
-        raise Refusal(Reason.METHOD_UNKNOWN, "task notifications are not supported")
     uris = wanted.get("resourceSubscriptions", [])
     if not isinstance(uris, list) or len(uris) > MAX_SUBSCRIBED_URIS:
         raise malformed(f"resourceSubscriptions must be a list of at most {MAX_SUBSCRIBED_URIS} URIs", INVALID_PARAMS)
@@ -228,6 +258,11 @@ METHODS: Mapping[str, Method] = {
     "prompts/list": Method(_ask_list, session=True),
     "resources/list": Method(_ask_list, session=True),
     "resources/templates/list": Method(_ask_list, session=True),
+    "tasks/get": Method(_ask_task, session=True),
+    "tasks/cancel": Method(_ask_task, session=True),
+    "tasks/result": Method(_ask_task, session=True, eras=_SESSION),
+    "tasks/list": Method(_ask_list, session=True, eras=_SESSION),
+    "tasks/update": Method(_ask_task_update, session=True, eras=_STATELESS),
 }
 # MCP 2026-07-28 defines no notification from client to server over HTTP: closing the stream is the cancellation.
 NOTIFICATIONS: Mapping[str, Method] = {
@@ -325,9 +360,4 @@ def _check_stateless_meta(params: Mapping[str, Any]) -> None:
 
 
 def _names_tasks(capabilities: object) -> bool:
-    return isinstance(capabilities, dict) and ("tasks" in capabilities or TASKS_EXTENSION in _extensions(capabilities))
-
-
-def _extensions(capabilities: object) -> Mapping[str, Any]:
-    extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
-    return extensions if isinstance(extensions, dict) else {}
+    return isinstance(capabilities, dict) and ("tasks" in capabilities or mcp_tasks.declares(capabilities))

@@ -24,6 +24,7 @@ from sidecar.settings.server import (
     SessionSettings,
 )
 from sidecar.settings.store import StoreSettings
+from sidecar.settings.tasks import TaskSettings
 from sidecar.settings.upstreams import Upstream
 
 
@@ -33,7 +34,7 @@ class Settings(Section):
     version: Literal[1]
     """The version of this format."""
     data: PathField = Field(default="data", validate_default=True)
-    """Folder of what the sidecar writes: audit, keys made at first start, the control socket."""
+    """Folder of what the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
     server: ServerSettings = Field(default_factory=ServerSettings)
     """The data listener."""
     local: Many[LocalListener] = ()
@@ -56,6 +57,8 @@ class Settings(Section):
     """The servers behind us, by name."""
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     """MCP sessions."""
+    tasks: TaskSettings = Field(default_factory=TaskSettings)
+    """Who owns which task."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     """How refusals are told."""
     agents: Annotated[dict[str, Any], not_yet("a CLI agent")] = Field(default_factory=dict)
@@ -77,6 +80,11 @@ class Settings(Section):
     def audit_key_path(self) -> Path:
         """The key of the audit's hashes; made at first start where none was configured."""
         return self.audit.key_path or self.data / "keys" / "audit.key"
+
+    @property
+    def tasks_path(self) -> Path:
+        """The file that says whose a task is."""
+        return self.data / "tasks.sqlite"
 
     @property
     def control_path(self) -> Path:

@@ -48,6 +48,7 @@ Member = Literal["tools", "prompts", "resources"]
 
 _ON_SERVERS: Mapping[str, str] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 _SESSION = frozenset(mcp.NOTIFICATIONS) | {name for name, method in mcp.METHODS.items() if method.session}
+_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A asks the same words of an agent, and those need a row
 _OF_SERVERS = _SESSION | mcp.SERVER_REQUESTS
 _OF_NHIS = grammar.ACTIONS - set(_ON_SERVERS.values())
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Id, malformed
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Question
 
 SESSION_ID_BYTES = 32
 MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
@@ -44,9 +44,10 @@ class Asked(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
-    one it was asked on. `awaited` are the server's requests that the caller may still answer (id → method). `streams`
-    are what ends each stream that is open of it, oldest first. A `paired` one is that of an HTTP+SSE stream: it begins
-    before a revision is agreed on (`version` is "" until then), and is none at another address.
+    one it was asked on; `creators` are what those asked that may be answered with a task. `awaited` are the server's
+    requests that the caller may still answer (id → method). `streams` are what ends each stream that is open of it,
+    oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is
+    "" until then), and is none at another address.
 
     A session on the address of all servers has none at an upstream itself. It has `parts`, one at each server that it
     reached, by name, each of this `whole`; what they begin with is what its client `declared`, and the `level` of
@@ -62,6 +63,7 @@ class Session:
     used_mono_s: float
     event_key: bytes
     sent: OrderedDict[Id, Asked | None] = field(default_factory=OrderedDict)
+    creators: dict[Id, Question] = field(default_factory=dict)
     awaited: OrderedDict[Id, str] = field(default_factory=OrderedDict)
     streams: OrderedDict[Callable[[], None], None] = field(default_factory=OrderedDict)
     parts: dict[str, Session] = field(default_factory=dict)
@@ -80,13 +82,18 @@ class Session:
             raise malformed("this session was initialized before")
         self.version, self.upstream_id = version, upstream_id
 
-    def remember(self, request_id: Id, asked: Asked) -> None:
-        """The caller asked: an answer with this id may come, and it is to this. Of an id that is used twice (MCP
-        forbids it) nobody can say what an answer is to: else one could be fetched under the rules of another call."""
+    def remember(self, request_id: Id, asked: Asked, creator: Question | None = None) -> None:
+        """The caller asked: an answer with this id may come, and it is to this; it may be a task, if there is a
+        `creator`. Of an id that is used twice (MCP forbids it) nobody can say what an answer is to: else one could be
+        fetched under the rules of another call."""
         twice = self.sent.pop(request_id, asked) != asked
         self.sent[request_id] = None if twice else asked
+        self.creators.pop(request_id, None)
+        if creator is not None and not twice:
+            self.creators[request_id] = creator._replace(arguments={}, meta={})
         if len(self.sent) > MAX_REMEMBERED:
-            self.sent.popitem(last=False)
+            oldest, _ = self.sent.popitem(last=False)
+            self.creators.pop(oldest, None)
 
     def expect(self, request_id: Id, method: str) -> None:
         """The server asked: the caller may answer this id, once."""

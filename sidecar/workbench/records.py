@@ -17,7 +17,7 @@ import orjson
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.record import INPUTS
 from sidecar.errors import Reason
-from sidecar.policy.grammar import SESSION_ACTIONS
+from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols import mcp
 from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
 
@@ -92,7 +92,9 @@ def question_of(
 
 def is_session(question: Question) -> bool:
     """Whether it is a call of the session itself, which any grant on the server opens (CONTRACT 1.4)."""
-    return question.object.startswith("nhi:") and question.action in SESSION_ACTIONS
+    if not question.object.startswith("nhi:"):
+        return False
+    return question.action in SESSION_ACTIONS or bool(question.server and question.action in MCP_TASK_ACTIONS)
 
 
 def asked_in(fields: Mapping[str, Any]) -> Asked | None:
@@ -112,6 +114,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
     names, links, reason = fields["chain"], fields["links"], fields["reason"] or ""
     granted, known = _granted(fields, len(names))
     question = question_of(_word(fields["object"]), _word(fields["action"]))
+    if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
+        question = question._replace(server=question.object.removeprefix("nhi:"))
     return Asked(
         seq=int(fields["seq"]),
         decision_id=_word(fields["decision_id"]),

@@ -209,7 +209,12 @@ async def principal_disabled(talk: Talk) -> Answer:
 
 @cause(Reason.METHOD_UNKNOWN)
 async def method_unknown(talk: Talk) -> Answer:
-    return await talk.ask("tasks/list")
+    return await talk.ask("tasks/resubscribe")
+
+
+@cause(Reason.TASK_UNKNOWN)
+async def task_unknown(talk: Talk) -> Answer:
+    return await talk.ask("tasks/get", {"taskId": "nobodys"})
 
 
 @cause(Reason.UPSTREAM_UNKNOWN, rules="p, nhi:planner, tool:*, use, -, -, -, allow\n")

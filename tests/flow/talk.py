@@ -9,17 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sidecar.protocols.eras import encoded_header
 from tests.flow.world import SESSION, STATELESS, World, request, stateless
 
 Era = Literal["stateless", "session"]
 Answer = tuple[int, Any, Mapping[str, str]]
 ERAS: tuple[Era, ...] = ("stateless", "session")
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMED_BY = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+DECLARED = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
 
 
 @dataclass
 class Talk:
-    """One client. `headers` go with every request, `url` is the address when it is not the world's own."""
+    """One client. `headers` go with every request, `url` is the address when it is not the world's own; with `tasks` it
+    declares MCP's extension of that name on every call of the stateless era, else on those about tasks."""
 
     world: World
     era: Era
@@ -27,6 +37,7 @@ class Talk:
     server: str = "github"
     url: str = ""
     session: str = ""
+    tasks: bool = False
 
     async def open(self) -> Answer:
         """Session era: `initialize`. The session's id is kept if there is one."""
@@ -47,8 +58,11 @@ class Talk:
         if self.era == "stateless":
             routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
             if method in _NAMED_BY and _NAMED_BY[method] in (params or {}):
-                routing["Mcp-Name"] = str((params or {})[_NAMED_BY[method]])
-            return await self._post(stateless(method, params or {}, id=id), {**routing, **(headers or {})})
+                routing["Mcp-Name"] = encoded_header(str((params or {})[_NAMED_BY[method]]))
+            message = stateless(method, params or {}, id=id)
+            if self.tasks or method.startswith("tasks/"):
+                message["params"]["_meta"].update(DECLARED)
+            return await self._post(message, {**routing, **(headers or {})})
         if not self.session and method != "initialize":
             await self.open()
         return await self._post(request(method, params, id=id), {**self.in_session, **(headers or {})})

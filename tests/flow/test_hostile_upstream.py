@@ -174,9 +174,6 @@ PASSES: dict[str, Any] = {
     "64-bit numbers": lambda m: ANSWER.replace(b"false", b"[18446744073709551615,-9223372036854775808]"),
     "a key twice": lambda m: ANSWER.replace(b'"isError"', b'"a":1,"a":2,"isError"'),
     "blanks": lambda m: b" \n\t" + ANSWER + b"\r\n ",
-    "tasks among capabilities": lambda m: done(
-        m, result={"content": [{"type": "text", "text": FINE}], "capabilities": {"tasks": {"list": {}}, "tools": {}}}
-    ),
 }
 STREAMS: dict[str, tuple[Attack, str]] = {
     "a server that asks": (events(event(ASKS), event(done({"id": 1}))), "response-refused"),
@@ -250,7 +247,6 @@ async def test_an_answer_that_is_odd_passes_as_we_write_it(tmp_path: Path, case:
     async with before(tmp_path, body(PASSES[case])) as (running, _):
         status, said, _ = await attacked(running)
         assert status == 200 and said["result"]["content"][0]["text"] == FINE
-        assert said["result"].get("capabilities", {"tools": {}}) == {"tools": {}}
         if case == "64-bit numbers":
             assert said["result"]["isError"] == [2**64 - 1, -(2**63)]
 
@@ -287,7 +283,7 @@ async def test_an_upstreams_session_id_never_reaches_a_caller(tmp_path: Path) ->
         talk = Talk(running, "session")
         _, said, headers = await talk.open()
         assert headers["Mcp-Session-Id"] == talk.session and "upstream-1" not in str(headers) + str(said)
-        assert said["result"]["capabilities"] == {"tools": {"listChanged": True}}
+        assert said["result"]["capabilities"] == {"tools": {"listChanged": True}, "tasks": {}}
         status, said, headers = await talk.call("search_code", RUDE)
         assert status == 200 and FINE in str(said) and set(headers) <= OUR_HEADERS - {"Mcp-Session-Id"}
 

@@ -70,6 +70,7 @@ def test_the_golden_answers_are_those_of_the_reasons_that_exist() -> None:
 
 # CONTRACT 6: (stateless MCP, session MCP, JSON-RPC code, the seed's word), and which reasons.
 CONTRACT: list[tuple[int, int, int, str, str]] = [
+    (404, 200, -32602, "NotFound", "task-unknown"),  # a session-era 404 would end the session
     (401, 401, 401, "Unauthorized", "unauthenticated bad-credential credential-conflict client-unknown"),
     (403, 403, 403, "Unauthorized", "insufficient-scope origin-refused"),
     (400, 400, -32600, "InvalidParameters", "malformed-call"),
@@ -81,11 +82,11 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (400, 400, -32020, "InvalidParameters", "header-mismatch"),
     (400, 400, -32022, "InvalidParameters", "version-unsupported"),
     (403, 200, 403, "Unauthorized", "denied-by-rule expired condition-false no-matching-rule"),
-    (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled"),
+    (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled pin-mismatch"),
     (404, 200, 403, "Unauthorized", "method-unknown"),
     (404, 404, -32602, "NotFound", "upstream-unknown tool-unknown"),
     (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent too-many-concurrent too-many-refusals"),
-    (503, 200, 503, "ExecutionFailed", "store-unavailable audit-unavailable schema-unavailable draining"),
+    (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
     (504, 200, 504, "Timeout", "upstream-timeout"),
     (502, 200, 502, "ExecutionFailed", "upstream-failed response-refused"),
     (499, 200, 499, "ExecutionFailed", "caller-gone"),

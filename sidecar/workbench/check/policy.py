@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from sidecar.limits.plan import Budgets
 from sidecar.policy import PolicySource
-from sidecar.policy.grammar import ACTIONS
+from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS
 from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
 from sidecar.policy.patterns import glob, meets_prefix
-from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
 from sidecar.workbench.check.written import Written
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
@@ -38,7 +38,7 @@ _OF_THINGS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resour
 _OF_AGENTS = frozenset(
     action for action in ACTIONS if action.startswith(("message/", "tasks/", "push/", "card/")) or action == "delegate"
 )
-_OF_SERVERS = ACTIONS - _OF_AGENTS - frozenset(_OF_THINGS.values())
+_OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(_OF_THINGS.values())) | MCP_TASK_ACTIONS
 
 
 class Granting(NamedTuple):
@@ -136,6 +136,8 @@ class Policy:
         key = (rule.kind, "|".join(sorted(kinds)), rule.actions)
         if key not in self._asked:
             possible = possible_actions(rule.kind, kinds)
+            if DELEGATE in rule.actions:  # `use`, which is about agents where it stands on an `nhi:`
+                possible -= MCP_TASK_ACTIONS if rule.kind is PermissionKind.AGENT_TO_TOOL else frozenset()
             meant = (action for action in possible if any(glob(action, pattern) for pattern in rule.actions))
             self._asked[key] = frozenset(meant)
         return self._asked[key]

@@ -131,7 +131,8 @@ class Evidence:
             return
         assert isinstance(chain, list)
         self._know(chain, obj)
-        if action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
+        of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
+        if of_a_task or action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
             self.counts["session"] += 1
             if event == "decision":
                 self.sessions[chain[-1], obj] += 1

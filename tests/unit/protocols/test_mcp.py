@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.policy.grammar import SESSION_ACTIONS
+from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols import mcp
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
 from sidecar.protocols.jsonrpc import META, Request
@@ -24,6 +24,8 @@ def asked(call: Call) -> list[tuple[str, str]]:
 PROMPT_REF = {"ref": {"type": "ref/prompt", "name": "hello"}, "argument": {"name": "who", "value": "a"}}
 RESOURCE_REF = {"ref": {"type": "ref/resource", "uri": "file:///{path}"}, "argument": {"name": "path", "value": "a"}}
 WATCHED = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["file:///a", "file:///b"]}}
+DECLARED = {META_CAPABILITIES: {"extensions": {TASKS_EXTENSION: {}}}}
+TASK = {"taskId": "t", "_meta": DECLARED}
 BOTH, OLD, NEW = (SESSION, STATELESS), (SESSION,), (STATELESS,)
 SERVER = "nhi:github"
 
@@ -62,6 +64,11 @@ ROWS: tuple[tuple[str, Mapping[str, Any], tuple[Era, ...], list[tuple[str, str]]
     ("prompts/list", {}, BOTH, [(SERVER, "prompts/list")], True),
     ("resources/list", {}, BOTH, [(SERVER, "resources/list")], True),
     ("resources/templates/list", {}, BOTH, [(SERVER, "resources/templates/list")], True),
+    ("tasks/get", TASK, BOTH, [(SERVER, "tasks/get")], True),
+    ("tasks/cancel", TASK, BOTH, [(SERVER, "tasks/cancel")], True),
+    ("tasks/result", TASK, OLD, [(SERVER, "tasks/result")], True),
+    ("tasks/list", {}, OLD, [(SERVER, "tasks/list")], True),
+    ("tasks/update", {**TASK, "inputResponses": {}}, NEW, [(SERVER, "tasks/update")], True),
 )
 NOTICES = (
     "notifications/initialized",
@@ -110,7 +117,7 @@ def test_no_method_is_known_that_the_contract_does_not_name() -> None:
 
 
 UNKNOWN = (
-    *("tasks/get", "tasks/list", "tasks/result", "tasks/cancel", "tasks/update", "sampling/createMessage"),
+    *("tasks/Get", "tasks/resubscribe", "tasks/", "tasks", "tasks/delete", "sampling/createMessage"),
     *("elicitation/create", "roots/list", "message/send", "SendMessage", "tools/Call", "TOOLS/CALL", "tools/call "),
     *(" tools/call", "tools//call", "tools/call/", "tools", "call", "tools/*", "*", "", "rpc.discover", "tools/call\n"),
     *(
@@ -237,12 +244,6 @@ def test_subscriptions_name_at_most_a_hundred_good_uris(value: Any) -> None:
     assert len(call_of("subscriptions/listen", hundred, STATELESS).questions) == 101
 
 
-def test_task_notifications_are_not_carried() -> None:
-    with pytest.raises(Refusal) as caught:
-        call_of("subscriptions/listen", {"notifications": {"taskIds": []}}, STATELESS)
-    assert caught.value.reason is Reason.METHOD_UNKNOWN
-
-
 NAMES = ("a", "A", "0", "_", "-", ".", "search_code", "github.commits.list", "a/b", "x" * 128)
 
 
@@ -301,4 +302,4 @@ def test_the_metadata_keys_of_both_modules_are_the_same() -> None:
 def test_the_calls_that_need_no_row_are_those_that_policy_knows_as_such() -> None:
     """Two statements of one fact: how a method is asked, and which actions need no row of their own."""
     table = {**METHODS, **NOTIFICATIONS}
-    assert {name for name in table if table[name].session} == SESSION_ACTIONS
+    assert {name for name in table if table[name].session} == SESSION_ACTIONS | MCP_TASK_ACTIONS

@@ -20,23 +20,39 @@ CAPABILITIES = {"roots": {}, "tasks": {"list": {}}, "extensions": {TASKS_EXTENSI
 KEPT = {"roots": {}, "extensions": {"acme/x": {}}}
 
 
-def forwarded(method: str, params: dict[str, Any]) -> dict[str, Any]:
+def forwarded(
+    method: str, params: dict[str, Any], version: str = "2025-11-25", *, tasks: bool = True
+) -> dict[str, Any]:
     before = json.dumps(params)
-    sent = mcp.forwarded_params(Request(1, method, params))
+    sent = mcp.forwarded_params(Request(1, method, params), version, tasks=tasks)
     assert json.dumps(params) == before, "the message itself, which audit reads, is not changed"
     return sent
 
 
-def test_tasks_are_taken_out_before_the_upstream_can_see_them() -> None:
+def test_a_wish_for_a_task_passes_where_mcp_has_it_and_only_there() -> None:
     params = {"name": "a", "arguments": {"task": {"ttl": 1}}, "task": {"ttl": 1}}
-    assert forwarded("tools/call", params) == {"name": "a", "arguments": {"task": {"ttl": 1}}}
+    plain = {"name": "a", "arguments": {"task": {"ttl": 1}}}
+    assert forwarded("tools/call", params) is params
+    assert forwarded("tools/call", params, tasks=False) == plain
+    for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2026-07-28", ""):
+        assert forwarded("tools/call", params, version) == plain
     assert forwarded("prompts/get", {"name": "a", "task": {}}) == {"name": "a"}
+
+
+def test_a_server_never_hears_of_a_client_that_keeps_tasks() -> None:
     opening = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "x"}, "capabilities": CAPABILITIES}
     assert forwarded("initialize", opening) == {**opening, "capabilities": KEPT}
+
+
+def test_the_extension_is_declared_for_who_can_own_tasks_and_for_nobody_else() -> None:
     meta = {META_VERSION: "2026-07-28", META_CAPABILITIES: CAPABILITIES, "progressToken": 1}
-    sent = forwarded("tools/call", {"name": "a", "task": {}, "_meta": meta})
-    assert sent == {"name": "a", "_meta": {**meta, META_CAPABILITIES: KEPT}}
-    sent = forwarded("tools/list", {"_meta": {META_CAPABILITIES: {"tasks": {}}}})
+    params = {"name": "a", "_meta": meta}
+    assert forwarded("tools/call", params, "2026-07-28") is params
+    assert forwarded("tools/call", params, "2026-07-28", tasks=False) == {
+        "name": "a",
+        "_meta": {**meta, META_CAPABILITIES: KEPT},
+    }
+    sent = forwarded("tools/list", {"_meta": {META_CAPABILITIES: {"tasks": {}}}}, "2026-07-28", tasks=False)
     assert sent == {"_meta": {META_CAPABILITIES: {}}}
 
 
@@ -59,7 +75,8 @@ def test_nothing_else_is_ever_changed(method: str, params: dict[str, Any], meta:
         "capabilities": {"roots": {}},
         "_meta": {**meta, META_CAPABILITIES: {"extensions": {"acme/x": {}}}},
     }
-    assert mcp.forwarded_params(Request(1, method, message)) is message
+    for tasks in (True, False):
+        assert mcp.forwarded_params(Request(1, method, message), "2025-11-25", tasks=tasks) is message
 
 
 @pytest.mark.parametrize("extensions", [None, [], "tasks", {}, {"acme/x": {}}], ids=repr)

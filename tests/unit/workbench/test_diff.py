@@ -20,6 +20,8 @@ Files = Mapping[str, str]
 BASE = "#: id=base\np, nhi:base, tool:base/base, use, -, -, -, allow\n"
 UNTIL_30, UNTIL_40 = "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"
 
+TASK_WORDS = ("get", "list", "cancel", "resubscribe", "result", "update")
+
 
 def compared(folder: Path, old: Files | str, new: Files | str) -> Difference:
     """The difference of two policies; a text is rows of agent_to_tool beside one that both have."""
@@ -72,7 +74,7 @@ def row(text: str, rule_id: str = "r") -> str:
         (
             row("nhi:a, tool:s/t, tools/call, -, -, -, allow"),
             row("nhi:a, tool:s/t, tools/call|tasks/*, -, -, -, allow"),
-            ["wider | nhi:a × tool:s/t × tasks/get|tasks/list|tasks/cancel|tasks/resubscribe"],
+            ["wider | nhi:a × tool:s/t × tasks/" + "|tasks/".join(TASK_WORDS)],
         ),
         (  # the same, said in two rows
             row("nhi:a, tool:s/t, tools/call|delegate, -, -, -, allow"),

@@ -1,0 +1,48 @@
+"""What does a store of task records do?
+
+Five verbs, each one atomic step: fit for a dictionary, a file, or a server that several replicas share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sidecar.tasks.record import TaskRecord
+
+
+class TaskStoreOut(Exception):
+    """The store did not answer, or not in time."""
+
+
+class Bounds(NamedTuple):
+    """How many records there may be: of one owner, whose oldest give way, those that ended first; and in all."""
+
+    per_owner: int = 1_000
+    total: int = 100_000
+
+
+class TaskStore(Protocol):
+    """Where records live. Everything raises TaskStoreOut. `up` says whether it answered last."""
+
+    @property
+    def up(self) -> bool: ...
+
+    async def claim(self, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
+        """Keep the record, unless one that is not over has its id: the one that stands. None where there is no room.
+        When this returns, no crash loses it."""
+
+    async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[TaskRecord]:
+        """The records with these ids that are not over, whoever owns them, in any order."""
+
+    async def amend(self, record: TaskRecord) -> None:
+        """Its `expires_at` as given; its `state` too, unless it has one: an end is final."""
+
+    async def has_room(self, bounds: Bounds) -> bool:
+        """Whether one more record fits."""
+
+    async def sweep(self, now_s: float) -> int:
+        """Forget what is over; how many that were."""
+
+    async def close(self) -> None:
+        """Let go of it. Twice is no fault."""
