@@ -35,7 +35,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_SET
 from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
-from sidecar.upstreams.transport import EVENT_STREAM, SESSION_ID, Made, Outbound, Pipe
+from sidecar.upstreams.transport import EVENT_STREAM, SESSION_ID, Made, OfOneCaller, Outbound, Pipe
 
 MAX_IN_FLIGHT: Final = 1024
 MAX_SESSIONS: Final = 10_000
@@ -43,9 +43,7 @@ MAX_STREAMS: Final = 4  # of one session: as many as it may have open with us
 MAX_ASKED: Final = 64  # questions to one client that it has not answered yet
 MAX_BACKLOG: Final = 256  # what waits for a session's stream to open; what came first is the first to go
 MAX_BACKLOG_BYTES: Final = 256 * 1024
-MAX_NOISE: Final = (
-    1_000  # things on the line that are no message: a banner is forgiven, a program that only logs is not
-)
+MAX_NOISE: Final = 1_000  # in a row: a banner is forgiven, a program that only logs there is not
 _SLICE_BYTES: Final = 64 * 1024  # how much is taken off the line before others have their turn
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _METHOD_NOT_FOUND: Final = -32601
@@ -172,7 +170,8 @@ class _Call:
 
 
 class Channel:
-    """One line. `lost` is called once, when nothing more can go over it; `failure` then says why."""
+    """One line. `lost` is called once, when nothing more can go over it; `failure` then says why. What fails on one
+    that leads to a caller's `own` server says nothing about any other (`transport.OfOneCaller`)."""
 
     def __init__(
         self,
@@ -180,11 +179,13 @@ class Channel:
         lost: Callable[[Channel], None],
         *,
         shared: bool = False,
+        own: bool = False,
         new_id: Callable[[], str] = secrets.token_urlsafe,
     ) -> None:
         self.failure: Refusal | None = None
         self.proven = False  # whether it ever answered anything but with an error
-        self.noise = 0
+        self.noise = 0  # what came since the last message, and is none
+        self._own = own
         self._wire = wire
         self._lost = lost
         self._shared = shared
@@ -209,7 +210,7 @@ class Channel:
     async def exchange(self, outbound: Outbound) -> Made:
         """As `Upstream.exchange`."""
         if self.failure is not None:
-            raise Refusal(self.failure.reason, self.failure.detail)
+            raise Refusal(self.failure.reason, self.failure.detail) from self.failure.__cause__
         message = outbound.message
         session = None
         if outbound.session_id is not None:
@@ -271,7 +272,7 @@ class Channel:
                 return await call.head
         except TimeoutError:
             self._give_up(number)
-            raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
         except BaseException:
             self._give_up(number)
             if call.opens:
@@ -310,7 +311,10 @@ class Channel:
             async with asyncio.timeout(outbound.deadline_s):
                 await self._wire.send(jsonrpc.encode_message(message))
         except TimeoutError:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
+
+    def _whose(self) -> OfOneCaller | None:
+        return OfOneCaller() if self._own else None
 
     def _tell(self, message: Notification | Response) -> None:
         """Send what nobody waits for."""
@@ -402,6 +406,7 @@ class Channel:
             if self.noise > MAX_NOISE:
                 raise Refusal(Reason.RESPONSE_REFUSED, "what it writes is not JSON-RPC")
             return
+        self.noise = 0
         if not isinstance(message.get("method"), str):
             self._answered(message)
         elif "id" in message:
@@ -497,6 +502,7 @@ class Channel:
         """Nothing goes over this line any more."""
         if self.failure is not None:
             return
+        failure.__cause__ = self._whose()
         self.failure = failure
         calls, self._calls = self._calls, {}
         for call in calls.values():

@@ -23,6 +23,7 @@ from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.processes import Process, Processes, Program, StartFailed
 from sidecar.settings import upstreams as settings
 from sidecar.settings.programs import environment_of, executable_of
+from sidecar.upstreams.transport import OfOneCaller
 from sidecar.upstreams.wired import Bounds, WiredUpstream
 
 # A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
@@ -184,7 +185,7 @@ class Launcher:
                 Reason.UPSTREAM_FAILED,
                 f"its program keeps ending: {streak.how}; it is not started again for {left_s:.0f} s",
                 retry_after_s=left_s,
-            )
+            ) from (OfOneCaller() if owner else None)
         try:
             process = await self._processes.start(self._program)
         except StartFailed as failure:
@@ -234,6 +235,7 @@ def stdio_upstream_from(
         timeout_s=mcp.timeout_s,
         max_response_bytes=max_response_bytes,
         shared=mcp.shared,
+        apart=True,
         bounds=Bounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
         last_words=launcher.tail.lines,
     )

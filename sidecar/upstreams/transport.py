@@ -53,6 +53,11 @@ class Outbound(NamedTuple):
         return "" if self.caller is None else self.caller.binding
 
 
+class OfOneCaller(Exception):
+    """The cause of a Refusal that says nothing about the server as others meet it: it is about a program that only this
+    caller has, and may have broken."""
+
+
 class Answer(Protocol):
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
 

@@ -21,7 +21,8 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
-from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Outbound, Upstream
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, OfOneCaller, Outbound, Upstream
+from sidecar.upstreams.wired import WiredUpstream
 
 # Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
 FULL_PATIENCE: Final = 0.9
@@ -65,7 +66,7 @@ class Watched:
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`; not told to one that is given a rest, so that it holds up no other's."""
-        if not self.account.breaker.rest_s:
+        if not self.account.breaker.rest_s or isinstance(self.inner, WiredUpstream):  # there it is ours to hang up
             await self.inner.end_session(session_id, version, deadline_s)
 
     def shows_the_same_as(self, other: Upstream) -> bool:
@@ -124,7 +125,7 @@ class Visit:
         """The exchange, or reading its answer, came to nothing."""
         if self._done:
             return
-        ours = isinstance(refusal.__cause__, Crowded | NoPlace)
+        ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller)
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and not self._patient
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:

@@ -74,12 +74,14 @@ class WiredUpstream:
         max_response_bytes: int,
         shared: bool = False,
         stateless: bool = True,
+        apart: bool = False,
         bounds: Bounds | None = None,
         last_words: Callable[[], Sequence[str]] = tuple,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all.
-        `last_words` gives what it wrote beside its lines, for operators."""
+        `apart`: each line leads to a server of its own. `last_words` gives what it wrote beside its lines, for
+        operators."""
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
@@ -87,6 +89,7 @@ class WiredUpstream:
         self._open_wire = open_wire
         self._shared = shared
         self._stateless = stateless
+        self._apart = apart
         self._bounds = bounds or Bounds()
         self._clock = clock_mono
         self._lines: dict[_Line, None] = {}
@@ -220,7 +223,8 @@ class WiredUpstream:
             wire = await self._open_wire(owner)
         finally:
             self._begun.remove(owner)
-        line = _Line(Channel(wire, self._lost, shared=self._shared), owner, key, self._clock())
+        own = self._apart and owner != ""  # our own enquiry's program speaks for all of them
+        line = _Line(Channel(wire, self._lost, shared=self._shared, own=own), owner, key, self._clock())
         self._lines[line] = None
         if key is not None:
             self._kept[key] = line

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.flow.process import served
-from tests.flow.talk import ERAS, Era, Talk
+from tests.flow.talk import Era, Talk
 from tests.flow.world import ACCEPT, SESSION, World, request, until, world
 
 ROOT = Path(__file__).parents[2]
@@ -74,21 +74,19 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("era", ERAS)
-async def test_the_official_server_is_listed_called_and_denied(tmp_path: Path, era: Era) -> None:
+async def test_the_official_server_is_listed_called_and_denied(tmp_path: Path) -> None:
     async with before(tmp_path, OFFICIAL) as running:
-        talk = Talk(running, era)
+        talk = Talk(running, "session")
         listed = (await talk.ask("tools/list"))[1]["result"]["tools"]
         assert {tool["name"] for tool in listed} == {"count", "crash", "slow"}
         assert [text(await talk.call("count")).split()[0] for _ in range(3)] == ["1", "2", "3"]
         assert text(await talk.call("slow", {"steps": 0})) == "done"
         message = {"name": "slow", "arguments": {}, "_meta": {"progressToken": "mine"}}
-        if era == "session":
-            status, raw, headers = await talk.ask("tools/call", message)
-            assert (status, headers["Content-Type"]) == (200, "text/event-stream")
-            events = [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
-            assert [event["params"]["progressToken"] for event in events[:-1]] == ["mine"] * 2
-            assert events[-1]["result"]["content"][0]["text"] == "done"
+        status, raw, headers = await talk.ask("tools/call", message)
+        assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+        events = [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
+        assert [event["params"]["progressToken"] for event in events[:-1]] == ["mine"] * 2
+        assert events[-1]["result"]["content"][0]["text"] == "done"
         denied = (await talk.call("hang"))[1]["error"]
         assert denied["code"] == 403
         bad = (await talk.call("slow", {"steps": "many"}))[1]["result"]
@@ -170,6 +168,15 @@ async def test_a_program_that_misbehaves_fails_its_own_call_at_once(tmp_path: Pa
         assert text(await two.call("count")).split()[0] == "2"  # nobody else noticed
         one.session = ""
         assert text(await one.call("count")).split()[0] == "1"
+
+
+async def test_who_breaks_his_own_program_again_and_again_takes_it_from_nobody_else(tmp_path: Path) -> None:
+    async with before(tmp_path) as running:
+        other = Talk(running, "session")
+        await other.call("count")
+        for _ in range(8):
+            await Talk(running, "session").call("misbehave", {"how": "exit"})
+        assert text(await other.call("count")).split()[0] == "2"
 
 
 async def test_a_flood_of_errors_and_some_noise_hold_up_nothing(tmp_path: Path) -> None:

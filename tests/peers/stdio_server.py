@@ -1,14 +1,19 @@
 """An MCP server of the official SDK, on standard input and output.
 
-`python -m tests.peers.stdio_server` keeps one counter for whoever it serves; it knows nothing of us.
+`python -m tests.peers.stdio_server` keeps one counter for whoever it serves; with `everything` it is the server of
+`everything.py`. Neither knows of us.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import warnings
 
 from mcp.server.mcpserver import Context, MCPServer
+
+from tests.peers.everything import Notes, build
 
 server = MCPServer("counter")
 _counts: list[str] = []
@@ -45,4 +50,5 @@ async def hang() -> str:
 
 
 if __name__ == "__main__":
-    server.run("stdio")
+    warnings.simplefilter("ignore")
+    (build(Notes()) if sys.argv[1:] == ["everything"] else server).run("stdio")
