@@ -21,8 +21,8 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 MAX_CURSOR_CHARS: Final = 4096  # of one server's own; a longer one is no answer
 _MAC_BYTES: Final = 16
 
-Cursors = Mapping[str, str | None]
-"""Where each server goes on, by name; None is from its beginning."""
+Cursors = Mapping[str, str]
+"""Where each server that has more goes on, by name."""
 
 
 class Seal:

@@ -202,16 +202,13 @@ class Federation:
 
     async def _list(self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]) -> web.StreamResponse:
         message = _request(spread)
-        cursors = dict.fromkeys((service.name for service in servers), None)
-        cursor = message.params.get("cursor")
-        if cursor is not None:
-            cursors = dict(self._seal.open(caller.binding, message.method, cursor))
-        asked = [service for service in servers if service.name in cursors]
-        params = params_without(message, "cursor")
+        params, cursors, asked = params_without(message, "cursor"), dict[str, str](), servers
+        if "cursor" in message.params:
+            cursors = dict(self._seal.open(caller.binding, message.method, message.params["cursor"]))
+            asked = [service for service in servers if service.name in cursors]
 
         async def page(service: Service) -> Page:
-            goes_on = cursors[service.name]
-            own = params if goes_on is None else {**params, "cursor": goes_on}
+            own = {**params, "cursor": cursors[service.name]} if service.name in cursors else params
             return await self.gathering.page(turn, service, caller, spread, own)
 
         pages, missing = await self.gathering.each(turn, asked, page)
@@ -232,7 +229,7 @@ class Federation:
     ) -> web.StreamResponse:
         message, session = _request(spread), _session(spread)
         level = message.params.get("level")
-        if level not in LEVELS:
+        if not isinstance(level, str) or level not in LEVELS:
             raise malformed("params.level is not one of MCP's", INVALID_PARAMS)
         session.level = level
         reached = [service for service in servers if service.name in session.parts]
@@ -362,7 +359,10 @@ def _meta(pages: Sequence[Page], missing: Sequence[Unavailable]) -> dict[str, An
 def _concerns(message: Notification, part: Session | None) -> bool:
     if part is None or message.method == "notifications/initialized":
         return False
-    return message.method != "notifications/cancelled" or message.params.get("requestId") in part.sent
+    if message.method != "notifications/cancelled":
+        return True
+    request_id = message.params.get("requestId")
+    return isinstance(request_id, str | int) and request_id in part.sent
 
 
 def _request(spread: Spread) -> Request:

@@ -11,7 +11,7 @@ server, and one acknowledgement of ours for all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,7 +31,7 @@ from sidecar.vocabulary import Caller
 
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
-LOOK_EVERY_S: Final = 1.0  # how long a server that was added stays unheard
+LOOK_EVERY_S: Final = 5.0  # how long a server that was added stays unheard; one that went is cut off elsewhere
 MAX_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0  # a stream that lasted so long may be opened anew at once
 _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
@@ -65,7 +65,7 @@ class Merging:
     see: See
     pipe: Pipe = field(default_factory=Pipe)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _accepted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _accepted: dict[str, list[Any]] = field(default_factory=dict)
     _failed: dict[str, Unavailable] = field(default_factory=dict)
     _settled: asyncio.Condition = field(default_factory=asyncio.Condition)
     _acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -117,9 +117,15 @@ class Merging:
                 continue
             seen, found = now, [service.name for service in self.see(self.live.current)]
             if found != names:
+                self._stop(set(names).difference(found))
                 names = found
                 self._start(names)
                 self._tell_of_change()
+
+    def _stop(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (task := self._tasks.pop(name, None)) is not None:
+                task.cancel()
 
     def _rules(self) -> tuple[object, ...]:
         """All that says who sees which server: each is another object when it says something else."""
@@ -181,12 +187,12 @@ class Merging:
         uris = [
             wrapped(name, uri)
             for name in sorted(self._accepted)
-            for uri in self._accepted[name].get("resourceSubscriptions") or ()
-            if uri in self.spread.wanted(name)
+            for uri in self.spread.wanted(name)
+            if uri in self._accepted[name]
         ]
         return {**honored, "resourceSubscriptions": uris} if self.spread.also else honored
 
-    async def _settle(self, name: str, accepted: dict[str, Any] | None, failure: Refusal | None) -> None:
+    async def _settle(self, name: str, accepted: list[Any] | None, failure: Refusal | None) -> None:
         async with self._settled:
             if accepted is not None:
                 self._accepted.setdefault(name, accepted)
@@ -277,8 +283,8 @@ class Merging:
                 await relay.event(event, sent, until_answer=False)
 
 
-def _accepted(data: str) -> dict[str, Any] | None:
-    """What an acknowledgement accepts; None for any other message."""
+def _accepted(data: str) -> list[Any] | None:
+    """The URIs that an acknowledgement accepts; None for any other message."""
     try:
         message = jsonrpc.message_from(jsonrpc.parse_answer(data.encode()))
     except Refusal:
@@ -286,7 +292,8 @@ def _accepted(data: str) -> dict[str, Any] | None:
     if not isinstance(message, Notification) or message.method != ACKNOWLEDGED:
         return None
     accepted = message.params.get("notifications")
-    return accepted if isinstance(accepted, dict) else {}
+    uris = accepted.get("resourceSubscriptions") if isinstance(accepted, dict) else None
+    return uris if isinstance(uris, list) else []
 
 
 def _is_final(failure: Refusal) -> bool:

@@ -323,7 +323,10 @@ async def test_a_subscription_names_only_what_may_be_read(tmp_path: Path) -> Non
         assert len(one.streams) == len(other.streams) == 1
 
 
-async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(tmp_path: Path) -> None:
+async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.federation.merging.LOOK_EVERY_S", 0.05)
     one, added = Subscribed(), Subscribed()
     async with federation(tmp_path, {"github": one.upstream, "wiki": added.upstream}) as running:
         config = tmp_path / "sidecar.yaml"
@@ -340,7 +343,10 @@ async def test_a_server_added_under_an_open_subscription_is_heard_and_told_of(tm
             assert (await ear.message())["method"] == "notifications/tools/list_changed"
 
 
-async def test_a_server_that_is_disabled_leaves_the_stream_and_comes_back(tmp_path: Path) -> None:
+async def test_a_server_that_is_disabled_leaves_the_stream_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.federation.merging.LOOK_EVERY_S", 0.05)
     one, other = Subscribed(), Subscribed()
     async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
         async with subscribed(running, [], toolsListChanged=True) as ear:
@@ -361,3 +367,57 @@ async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> No
         hello = {"protocolVersion": "2025-11-25", "capabilities": {"x": "y" * 20_000}, "clientInfo": {"name": "c"}}
         assert reason_of(await At(running, "session").ask("initialize", hello)) == "too-large"
         assert len(running.app.sessions) == 0
+
+
+ODD = (
+    b"",
+    b"[]",
+    b"\xff",
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":["github__x"]}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":{}}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":[]}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":{"type":"x"}}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":5}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{"level":["x"]}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{}}',
+    b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":{}}}',
+    b'{"jsonrpc":"2.0","id":{},"result":{}}',
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":""}}',
+)
+
+
+async def test_what_is_out_of_shape_is_malformed_and_reaches_nobody(tmp_path: Path) -> None:
+    async with federation(tmp_path, {"github": Upstream(tools=LOOK)}) as running:
+        at = At(running, "session")
+        await at.call("github__look")
+        before = len(running.upstream.seen)
+        for body in ODD:
+            answer = await running.post(body, headers=at.in_session, url=f"{running.url}/mcp")
+            assert reason_of(answer) == "malformed-call", body
+        for odd in ({"requestId": [1]}, {}, {"requestId": 77}):
+            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": odd}
+            assert (await tell(at, message))[0] == 202
+        assert len(running.upstream.seen) == before
+
+
+class Lying(Subscribed):
+    """Acknowledges what nobody could."""
+
+    async def say(self, stream: web.StreamResponse, message: dict[str, Any], what: str, params: dict[str, Any]) -> None:
+        odd = {"notifications": {"resourceSubscriptions": 5, "toolsListChanged": []}}
+        await super().say(stream, message, what, odd if "notifications" in params else params)
+
+
+async def test_streams_end_with_the_sidecar_whatever_their_servers_said(tmp_path: Path) -> None:
+    emitter, lying = Emitter(), Lying()
+    lying.upstream.script["GET"] = emitter.listen
+    async with federation(tmp_path, {"github": lying.upstream, "wiki": Upstream(tools=LOOK)}) as running:
+        at = At(running, "session")
+        await at.call("github__look")
+        async with listening_at(at) as own, subscribed(running, ["sidecar://github/note%3A%2F%2Fa"]) as ear:
+            assert (await ear.message())["params"]["notifications"] == {"resourceSubscriptions": []}
+            await until(lambda: emitter.count == 1)
+            await running.app.pipeline.drain(3)
+            assert await own.block() == b": closed, draining\n\n"
+            assert (await ear.message())["error"]["data"]["reason"] == "draining"
