@@ -66,22 +66,21 @@ class Paired:
         self._stream = stream
         await stream.write(sse.encode_endpoint(endpoint))
         async with asyncio.TaskGroup() as self._group:
+            keeping_alive = self._group.create_task(self._keep_alive(stream))
             try:
-                await self._keep_alive(stream)
+                await self._closed.wait()
             finally:
                 self._group = None
-                for task in (*self._under_way, *([self._heard] if self._heard else [])):
-                    task.cancel()
+                for task in (keeping_alive, self._heard, *self._under_way):
+                    if task is not None:
+                        task.cancel()
         raise self._failure or Refusal(Reason.UPSTREAM_FAILED, "the stream was closed")
 
     async def _keep_alive(self, stream: Outlet) -> None:
-        while not self._closed.is_set():
-            try:
-                async with asyncio.timeout(self._keep_alive_s):
-                    await self._closed.wait()
-            except TimeoutError:
-                with suppress(Refusal):  # whoever is gone has ended this already
-                    await stream.write(sse.KEEP_ALIVE)
+        while True:
+            await asyncio.sleep(self._keep_alive_s)
+            with suppress(Refusal):  # who is gone ends this otherwise
+                await stream.write(sse.KEEP_ALIVE)
 
     def take(self, message: Message, answer: Work) -> asyncio.Task[None]:
         """Have a message answered on the stream. Raises Refusal: SESSION_UNKNOWN, TOO_MANY_CONCURRENT."""

@@ -306,6 +306,41 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
         assert running.app.pipeline.inside == 0 and not running.app.live._readers
 
 
+async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = paired.Paired.take
+
+    def takes_and_drops(self: paired.Paired, message: Any, answer: Any) -> asyncio.Task[None]:
+        task = take(self, message, answer)
+        if getattr(message, "method", "") == "tools/call":
+            task.cancel()
+        return task
+
+    monkeypatch.setattr(paired.Paired, "take", takes_and_drops)
+    async with gateway(tmp_path) as running, pair(running, ALICE) as mine:
+        await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}))
+        await mine.ask("ping", id=2)
+        assert [record["reason"] for record in running.ends() if record["reason"]] == ["caller-gone"]
+        assert len(running.app.live._readers) == 1 and running.app.pipeline.inside == 1  # the stream itself
+
+
+async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(tmp_path: Path) -> None:
+    async def large(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(result_of(message, {"content": [{"type": "text", "text": "x" * 4_000_000}]}))
+
+    async with gateway(tmp_path, upstream=Upstream(script={"tools/call": large})) as running:
+        running.app.pipeline.exchanges.keep_alive_s = 0.02
+        async with pair(running, ALICE) as mine:
+            for each in range(8):
+                await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}, id=each))
+            await asyncio.sleep(0.3)  # the first answer fills what lies between us, and the rest waits
+            await running.app.disable("user:alice", reason="", until=None, by="test")
+            running.app.pipeline.exchanges.review()
+            await until(lambda: not any(each.busy for each in running.app.pipeline.exchanges.pairs.values()))
+        await until(lambda: running.app.pipeline.inside == 0)
+
+
 async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
     async with gateway(tmp_path) as running:
         token = bearer(IDP.token("user:alice", f"{running.url}/mcp/github", ttl_s=600))
