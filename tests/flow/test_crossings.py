@@ -20,7 +20,7 @@ from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing, Way
 from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
-from tests.flow.talk import Talk, reason_of
+from tests.flow.talk import DECLARED, Talk, reason_of
 from tests.flow.world import SESSION, STATELESS, World, request, stateless, until, world
 
 RULES = """\
@@ -42,6 +42,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "subscriptions/listen": {"notifications": {"resourceSubscriptions": ["note://a"]}},
     "completion/complete": REVIEW,
     "logging/setLevel": {"level": "debug"},
+    **{method: {"taskId": "t"} for method in ("tasks/get", "tasks/result", "tasks/cancel")},
+    "tasks/update": {"taskId": "t", "inputResponses": {}},
     "notifications/cancelled": {"requestId": 77},
     "notifications/progress": {"progressToken": 7, "progress": 1},
     "notifications/message": {"level": "error", "data": "d"},
@@ -49,6 +51,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 ON_SUBSCRIPTIONS = [row.name for row in CROSSINGS if row.of_server and row.name.endswith(("list_changed", "updated"))]
 ROUTED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+ROUTED |= dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 ASKED = {"action": "accept", "content": {}}
 
 
@@ -64,8 +67,8 @@ def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
     for row in (row for row in CROSSINGS if not row.of_server):
         method = {**mcp.METHODS, **mcp.NOTIFICATIONS}.get(row.name)
         eras = {era.value for era in method.eras} if method else set()
-        assert ("stateless" in eras) is (row.down.way not in (Way.NOT_IN_ERA, Way.CANNOT)), row.name
-        assert ("session" in eras) is (row.up.way not in (Way.NOT_IN_ERA, Way.CANNOT)), row.name
+        assert ("stateless" in eras) is (row.down.way is not Way.NOT_IN_ERA), row.name
+        assert ("session" in eras) is (row.up.way is not Way.NOT_IN_ERA), row.name
 
 
 @asynccontextmanager
@@ -132,6 +135,8 @@ async def test_what_a_stateless_caller_sends_crosses_as_the_table_says(tmp_path:
 
 async def _send_down(running: World, name: str, crossing: Crossing) -> None:
     server, message = server_of(running), stated(name, PARAMS.get(name, {}))
+    if name.startswith("tasks/"):
+        message["params"]["_meta"] |= DECLARED
     before = len(server.seen)
     if name.startswith("notifications/"):
         del message["id"]

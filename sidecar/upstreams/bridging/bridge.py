@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from sidecar import __version__
+from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, STATELESS_SET, STATELESS_VERSIONS
 from sidecar.protocols.jsonrpc import Request, encode
 from sidecar.upstreams.bridging.eras import REFUSALS, Eras, opens_session, speaks_stateless, whole_answer
@@ -71,6 +72,7 @@ class Bridge:
         if outbound.version in STATELESS_SET:
             return await self._stateless(outbound)
         if outbound.caller is not None and outbound.session_id in self._player:
+            _refuse_tasks(outbound)
             return await self._player.exchange(outbound)
         message = outbound.message
         if isinstance(message, Request) and message.method == "initialize":
@@ -105,6 +107,7 @@ class Bridge:
         elif self.eras.stateless is None and outbound.caller is not None:
             await self._find_out(outbound)
         if outbound.caller is not None and self.eras.stateless is False:
+            _refuse_tasks(outbound)
             return await self._lender.exchange(outbound)
         answer = await self.inner.exchange(outbound)
         if answer.status in (400, 404, 405):
@@ -184,6 +187,13 @@ def _again(answer: Answer, body: bytes) -> Made:
     media_type = "application/json" if answer.media_type == EVENT_STREAM and body else answer.media_type
     headers = {name: answer.headers[name] for name in (SESSION_ID,) if name in answer.headers}
     return Made(answer.status, body, media_type=media_type, headers=headers)
+
+
+def _refuse_tasks(outbound: Outbound) -> None:
+    """The two eras' tasks are different things, and one that was created in the other is not to be had here."""
+    message = outbound.message
+    if isinstance(message, Request) and message.method.startswith("tasks/"):
+        raise Refusal(Reason.METHOD_UNKNOWN, "tasks do not cross from one era to the other")
 
 
 def _without_parameters(outbound: Outbound) -> Outbound:

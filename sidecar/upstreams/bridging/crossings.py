@@ -46,7 +46,8 @@ _PASSES: Final = Crossing(Way.PASSES)
 _UNKNOWN: Final = Crossing(Way.NOT_IN_ERA, reason=Reason.METHOD_UNKNOWN)
 _LISTED: Final = Crossing(Way.PASSES, note="`ttlMs: 0`, `cacheScope: private` are added")
 _UNLISTED: Final = Crossing(Way.PASSES, note="`ttlMs` and `cacheScope` are taken out")
-_TASKS: Final = Crossing(Way.CANNOT, note="the two eras' tasks are different things", reason=Reason.METHOD_UNKNOWN)
+_TASK: Final = Crossing(Way.CANNOT, note="the two eras' tasks are different things", reason=Reason.TASK_UNKNOWN)
+_TASKS: Final = _TASK._replace(reason=Reason.METHOD_UNKNOWN)
 _CALL_DOWN: Final = Crossing(Way.PASSES, note="a retry goes on with the held call, and is not sent again")
 _CALL_UP: Final = Crossing(Way.PASSES, note="sent again with the answers, at most ten times")
 _HELD: Final = Crossing(Way.BECOMES, "input_required", "the call is held until its retry or `question_timeout_s`")
@@ -83,11 +84,11 @@ CROSSINGS: Final = (
     Row("prompts/get", _CALL_DOWN, _CALL_UP),
     Row("completion/complete", _PASSES, _PASSES),
     Row("logging/setLevel", _UNKNOWN, Crossing(Way.HERE, note="goes as `logLevel` with each later request")),
-    Row("tasks/get", _TASKS, _TASKS),
-    Row("tasks/result", _TASKS, _TASKS),
-    Row("tasks/list", _TASKS, _TASKS),
-    Row("tasks/cancel", _TASKS, _TASKS),
-    Row("tasks/update", _TASKS, _TASKS),
+    Row("tasks/get", _TASK, _TASK),
+    Row("tasks/result", _UNKNOWN, _TASK),
+    Row("tasks/list", _UNKNOWN, _TASKS),
+    Row("tasks/cancel", _TASK, _TASK),
+    Row("tasks/update", _TASK, _UNKNOWN),
     Row("notifications/initialized", _UNKNOWN, Crossing(Way.SWALLOWED)),
     Row(
         "notifications/cancelled",
