@@ -93,15 +93,17 @@ class Process:
         await asyncio.shield(self.followed)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault."""
-        self.stdin.close()
-        if self.exit is None:
-            await asyncio.wait({self._exit}, timeout=patience_s)
-        if not self.followed.done():
-            with suppress(OSError):
+        """Close its input, then ask it to end, then end it, with everything that it started. Twice is no fault; who
+        does not wait for it has it end sooner."""
+        try:
+            self.stdin.close()
+            if self.exit is None:
+                await asyncio.wait({self._exit}, timeout=patience_s)
+            if not self.followed.done():
                 self._tell.write(json.dumps({"end": grace_s}).encode() + b"\n")
-            await asyncio.wait({self.followed}, timeout=grace_s + _LAST_S)
-        self.abandon()
+                await asyncio.wait({self.followed}, timeout=grace_s + _LAST_S)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Let go of it at once: its keeper sees to the rest."""
@@ -191,9 +193,11 @@ class Processes:
             raise
 
     async def close(self) -> None:
-        """Break the line to the warden, and see it go: whatever still runs ends."""
+        """Break every line, and see the warden go: whatever still runs ends."""
         self._closed = True
         await asyncio.gather(*self._starting, return_exceptions=True)
+        for process in list(self._running):
+            process.abandon()
         self._forget_warden()
         if self._warden is not None:
             with suppress(TimeoutError):

@@ -150,7 +150,8 @@ class WiredUpstream:
         await asyncio.gather(*tasks, return_exceptions=True)
         for line in list(self._lines):
             self._drop(line)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        if self._closing:
+            await asyncio.wait(self._closing)  # whoever gives up waiting does not take them along
 
     async def _in_session(self, outbound: Outbound, session_id: str) -> Made:
         line = self._by_session.get(session_id)

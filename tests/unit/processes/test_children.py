@@ -154,6 +154,19 @@ async def test_a_start_that_is_given_up_leaves_nothing(processes: Processes) -> 
     assert list(children._below(processes)) == []
 
 
+async def test_an_end_that_nobody_waits_for_is_an_end_all_the_same() -> None:
+    processes = Processes({})
+    process = await processes.start(shell("trap '' TERM; echo; sleep 600"))
+    await process.stdout.readline()
+    ending = asyncio.create_task(process.end())
+    await asyncio.sleep(0.01)
+    ending.cancel()
+    left = await processes.start(shell("exec cat"))
+    async with asyncio.timeout(2):
+        await processes.close()
+    assert not alive(process.pid) and not alive(left.pid)
+
+
 async def test_after_the_end_nothing_is_started(processes: Processes) -> None:
     await processes.close()
     with pytest.raises(StartFailed):
