@@ -99,13 +99,16 @@ class Server:
 
 @dataclass
 class SessionsOnly(Server):
-    """`probed` counts what it refused for its era. It asks on the call's stream, or `on_session_stream`."""
+    """`probed` counts what it refused for its era. It asks on the call's stream, or `on_session_stream`, and then
+    `talks_on` until it is answered."""
 
     sessions: set[str] = field(default_factory=set)
     answers: dict[str, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     born: int = 0
     asked: int = 0
     probed: int = 0
+    talks_on: bool = False
+    talked: int = 0
     on_session_stream: bool = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -180,6 +183,10 @@ class SessionsOnly(Server):
         else:
             await stream.write(event(question))
         try:
+            while self.talks_on and not self.answers[asked_id].done():
+                await stream.write(event({"jsonrpc": "2.0", "method": "x", "params": {"more": "x" * 65536}}))
+                self.talked += 1
+                await asyncio.sleep(0)
             return await self.answers[asked_id]
         except asyncio.CancelledError:
             self.left += 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.errors import Reason
 from sidecar.protocols import mcp
 from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing, Way
 from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
@@ -400,6 +401,29 @@ async def test_a_caller_who_leaves_takes_its_call_along(tmp_path: Path) -> None:
         await until(lambda: bool(server.of_method("tools/call")))
         call.cancel()
         await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
+
+
+async def test_a_call_that_is_cut_off_ends_at_once_on_both_sides(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        server, streams = server_of(running), running.app.pipeline.exchanges.streams
+        call = asyncio.create_task(act(running, {"wait": True}))
+        await until(lambda: len(streams) == 1)
+        for exchange in list(streams):
+            exchange.cut_off(Reason.PRINCIPAL_DISABLED)
+        async with asyncio.timeout(2):
+            assert (await call)[-1]["error"]["data"]["reason"] == "principal-disabled"
+        await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
+
+
+async def test_what_a_server_says_to_a_call_that_waits_is_bounded(tmp_path: Path) -> None:
+    """It goes on talking while its caller thinks: its stream fills up, and our memory does not."""
+    server = SessionsOnly(talks_on=True)
+    async with down(tmp_path, server) as running:
+        held = await held_by(running)
+        await asyncio.sleep(0.3)
+        assert server.talked < 400, "of 64 KiB each"
+        server.talks_on = False
+        assert "result" in (await act(running, QUESTION, **again(held)))[-1]
 
 
 # --- lent sessions --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from sidecar.upstreams.bridging.words import received
 from sidecar.upstreams.transport import EVENT_STREAM, Answer, Outbound, Upstream
 
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
+MAX_WAITING_BYTES: Final = 2**20  # of them together, but for the last: one message may be larger
 MAX_RESUMPTIONS: Final = 64
 MAX_PAUSE_S: Final = 5.0
 
@@ -62,7 +63,9 @@ class Course:
     opened: bool = False
     held: bool = False
     over: bool = False
-    _arrived: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+    _arrived: asyncio.Queue[tuple[Arrival, int]] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
+    _waiting_bytes: int = 0
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -70,29 +73,28 @@ class Course:
 
     def offer(self, message: Message) -> bool:
         """Something about this call came another way; False where its queue is full."""
-        try:
-            self._arrived.put_nowait(message)
-        except asyncio.QueueFull:
-            return False
-        return True
+        return self._put_now(message)
 
     async def next(self, deadline: Deadline) -> Arrival:
         """What comes next. Raises Refusal: what ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
         loop = asyncio.get_running_loop()
         while self._arrived.empty():
+            if self.over:
+                raise Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up")
             at = deadline.at
             if at is not None and loop.time() >= at:
                 raise Refusal(Reason.UPSTREAM_TIMEOUT)
             try:
                 async with asyncio.timeout_at(at):
-                    return _or_raise(await self._arrived.get())
+                    return self._taken(await self._arrived.get())
             except TimeoutError:
                 continue  # the deadline may have been moved meanwhile: look again
-        return _or_raise(self._arrived.get_nowait())
+        return self._taken(self._arrived.get_nowait())
 
     def stop(self) -> None:
-        """Nobody reads any more; the server's stream closes."""
+        """The call is over; the server's stream closes, and who waits for more hears that there is none."""
         self.over = True
+        self._put_now(Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up"))
         if self._task is not None:
             self._task.cancel()
 
@@ -101,21 +103,43 @@ class Course:
             with await self.upstream.exchange(self.outbound) as answer:
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     content = await answer.read(self.upstream.max_response_bytes)
-                    await self._arrived.put(Body(answer.status, answer.media_type, content))
+                    await self._put(Body(answer.status, answer.media_type, content))
                     return
-                await self._arrived.put(Mark.OPENED)
-                async with aclosing(self._messages(answer)) as messages:
+                await self._put(Mark.OPENED)
+                place = Place()
+                async with aclosing(self._messages(answer, place)) as messages:
                     async for arrival in messages:
-                        await self._arrived.put(arrival)
+                        await self._put(arrival, place.event_bytes)
                         if isinstance(arrival, Response):
                             return
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         except Refusal as refusal:
-            await self._arrived.put(refusal)
+            await self._put(refusal)
 
-    async def _messages(self, answer: Answer) -> AsyncGenerator[Arrival, None]:
+    async def _put(self, arrival: Arrival, size: int = 0) -> None:
+        while self._waiting_bytes > MAX_WAITING_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        self._waiting_bytes += size
+        await self._arrived.put((arrival, size))
+
+    def _put_now(self, arrival: Arrival) -> bool:
+        try:
+            self._arrived.put_nowait((arrival, 0))
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    def _taken(self, entry: tuple[Arrival, int]) -> Arrival:
+        arrival, size = entry
+        self._waiting_bytes -= size
+        self._room.set()
+        if isinstance(arrival, Refusal):
+            raise Refusal(arrival.reason, arrival.detail)
+        return arrival
+
+    async def _messages(self, answer: Answer, place: Place) -> AsyncGenerator[Arrival, None]:
         """Every message of the answer, also when the server lets its client fetch the rest by GET."""
-        place = Place()
         async with aclosing(events(answer, place, self.upstream.max_response_bytes)) as first:
             async for arrival in first:
                 yield arrival
@@ -134,10 +158,12 @@ class Course:
 
 @dataclass(slots=True)
 class Place:
-    """How far a stream was read, and how long its server wants to be left alone before it is asked for the rest."""
+    """How far a stream was read, and how long its server wants to be left alone before it is asked for the rest.
+    `event_bytes` is how large the newest event was."""
 
     last_event_id: str | None = None
     pause_s: float = 0.0
+    event_bytes: int = 0
 
 
 async def events(
@@ -147,6 +173,7 @@ async def events(
     parser = SseParser(max_bytes)
     async with aclosing(answer.chunks(deadline=deadline)) as chunks:
         async for event in _parsed(chunks, parser):
+            place.event_bytes = len(event.data or "")
             if event.comment:
                 yield Mark.ALIVE
                 continue
@@ -162,12 +189,6 @@ async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGener
     async for chunk in chunks:
         for event in parser.feed(chunk):
             yield event
-
-
-def _or_raise(arrival: Arrival) -> Arrival:
-    if isinstance(arrival, Refusal):
-        raise Refusal(arrival.reason, arrival.detail)
-    return arrival
 
 
 def progress_token(request: Request) -> Id | None:

@@ -281,8 +281,8 @@ class Lender:
         for state in [state for state, held in self._held.items() if held.lent is lent]:
             self.drop(state)
         for course in list(lent.courses.values()):
-            course.stop()
             course.offer(Response(course.upstream_id, error={"code": -32603, "message": "The session is over"}))
+            course.stop()
         lent.courses.clear()
 
     async def _tell(self, lent: Lent, message: Notification | Response) -> None:
@@ -539,8 +539,10 @@ class Lender:
                 belongs_to.offer(notification)
 
     def _publish(self, lent: Lent, notification: Notification) -> None:
-        for subscription in lent.subscriptions:
+        for subscription in list(lent.subscriptions):
             subscription.hear(notification)
+            if subscription.pipe.closed:  # its caller did not read
+                self._unsubscribe(lent, subscription, sorted(subscription.uris))
 
     async def _subscribe(self, lent: Lent, outbound: Outbound, request: Request) -> Answer:
         wanted = request.params.get("notifications", {})
@@ -554,10 +556,13 @@ class Lender:
                 uris = set(wanted.get("resourceSubscriptions", []))
         subscription = Subscription(request.id, frozenset(flags), frozenset(uris))
         lent.subscriptions.add(subscription)
+        honoured: list[str] = []
         try:
-            honoured = [uri for uri in sorted(uris) if await self._subscribe_to(lent, uri)]
+            for uri in sorted(uris):
+                taken = await self._subscribe_to(lent, uri)
+                honoured += [uri] if taken else []
         except BaseException:
-            self._unsubscribe(lent, subscription, sorted(uris))
+            self._unsubscribe(lent, subscription, honoured)
             raise
         subscription.uris = frozenset(honoured)
         if lent.lost:
@@ -572,10 +577,13 @@ class Lender:
 
     async def _subscribe_to(self, lent: Lent, uri: str) -> bool:
         lent.uris[uri] = lent.uris.get(uri, 0) + 1
-        if lent.uris[uri] > 1 or await self._ask(lent, "resources/subscribe", {"uri": uri}):
-            return True
-        self._release(lent, uri)
-        return False
+        done = lent.uris[uri] > 1
+        try:
+            done = done or await self._ask(lent, "resources/subscribe", {"uri": uri})
+        finally:
+            if not done:
+                self._release(lent, uri)
+        return done
 
     def _release(self, lent: Lent, uri: str) -> bool:
         """One subscriber less; whether it was the last."""

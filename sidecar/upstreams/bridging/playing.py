@@ -67,7 +67,7 @@ class Played:
         meta = {**params.get("_meta", {}), **self.meta}
         if self.level is not None:
             meta[words.META_LEVEL] = self.level
-        return {**params, "_meta": meta}
+        return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
 
     def next_question(self) -> str:
         self._last_question += 1
@@ -335,6 +335,8 @@ class Ear:
                     ready.set_result(True)
                 if message.method in LIST_FLAGS or message.method == UPDATED:
                     self.pipe.write(sse.encode_event(encode_notification(_unmarked(message))))
+            if self.pipe.closed:  # its caller did not read
+                self.close()
 
 
 def _unmarked(notification: Notification) -> Notification:

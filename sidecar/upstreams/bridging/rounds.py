@@ -143,6 +143,8 @@ class Rounds:
         if self._closed:
             return
         self._closed = True
+        if self._post is not None:
+            self._post.cancel()
         if self._answer is not None:
             self._answer.close()
         for asked_id, waiting in self._waiting.items():
@@ -162,14 +164,14 @@ class Rounds:
 
     async def _send(self, outbound: Outbound) -> Answer:
         """In a task, so that it can be cancelled before the server has said a word: many say none before the last."""
-        if self._cancelled:
-            raise self._gone("")
+        if self._cancelled or self._closed:
+            raise self._gone("the exchange was given up")
         self._post = asyncio.create_task(_exchange(self._inner, outbound))
         try:
             self._answer = await self._post
         except asyncio.CancelledError:
-            if self._cancelled:
-                raise self._gone("") from None
+            if self._cancelled or self._closed:
+                raise self._gone("the exchange was given up") from None
             raise
         finally:
             self._post = None

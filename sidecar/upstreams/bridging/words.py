@@ -40,6 +40,7 @@ CAPABILITY_OF: Final[Mapping[str, str]] = {
     "elicitation/create": "elicitation",
     "roots/list": "roots",
 }
+_LEFT_OUT: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental")
 
 
@@ -68,7 +69,7 @@ def at_least(level: object, threshold: str | None) -> bool:
 
 def lent_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters without what belongs to the stateless era; `progressToken` and what is the caller's own are kept."""
-    kept = {key: value for key, value in params.items() if key not in ("_meta", "inputResponses", "requestState")}
+    kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
     if meta:
         kept["_meta"] = meta
