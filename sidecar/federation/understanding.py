@@ -13,7 +13,7 @@ from sidecar.arrival import EVERY, Headers, check_accept
 from sidecar.errors import Reason, Refusal
 from sidecar.federation.names import split, untagged, unwrapped
 from sidecar.intents import END, EVENT_STREAM, JSON, STREAM, Ask, Intent, Listen, Reply, Tell, session_of
-from sidecar.protocols import eras, jsonrpc, mcp
+from sidecar.protocols import eras, jsonrpc, mcp, mcp_tasks
 from sidecar.protocols.eras import Era, Head
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
 from sidecar.upstreams.sessions import Session, Sessions
@@ -21,6 +21,8 @@ from sidecar.vocabulary import Call, Caller, Question
 
 _NAMED = frozenset({"tools/call", "prompts/get"})
 _EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
+# Of the rest, a task's id does not say whose it is: there are none at this address.
+_ASKED = _EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "completion/complete"}
 _LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
@@ -104,11 +106,11 @@ class FederatedUnderstanding:
         return stream._replace(resumed=(server, own))
 
     def _tell(self, message: Notification, era: Era, version: str, session: Session | None) -> Tell | Spread:
-        call = mcp.call_from(message, era, version, EVERY)
+        call = _named_nobody(message, era, version)
         if session is None:  # METHODS_UNKNOWN was raised above: the stateless era has none
             raise malformed("initialize is a request")
         if message.method != "notifications/progress":
-            return Spread(call._replace(questions=_all(message.method)), era, message, session)
+            return Spread(call, era, message, session)
         found = untagged(message.params.get("progressToken"))
         part = session.parts.get(found[0]) if found else None
         if found is None or part is None:
@@ -124,7 +126,8 @@ class FederatedUnderstanding:
         if found is None or part is None or asked is None:
             raise malformed("no open request of a server has this id")
         question = mcp.server_question(part.server, asked)
-        call = Call("mcp", part.version, part.server, asked, (question,), session=asked == "ping")
+        named = mcp_tasks.related_by_caller(message.result) if isinstance(message.result, dict) else ()
+        call = Call("mcp", part.version, part.server, asked, (question,), session=asked == "ping", tasks=named)
         return Reply(call, message._replace(id=found[1]), part)
 
     def _session(self) -> Session:
@@ -149,10 +152,19 @@ def _inward(message: Request) -> tuple[str, Request]:
 
 def _spread(message: Request, era: Era, version: str, session: Session | None) -> Spread:
     also: tuple[Question, ...] = ()
+    if message.method not in _ASKED:
+        raise Refusal(Reason.METHOD_UNKNOWN)
     if message.method == "subscriptions/listen":
         message, also = _subscription(message)
-    call = mcp.call_from(message, era, version, EVERY)._replace(questions=_all(message.method))
-    return Spread(call, era, message, session, also)
+    return Spread(_named_nobody(message, era, version), era, message, session, also)
+
+
+def _named_nobody(message: Request | Notification, era: Era, version: str) -> Call:
+    """The call of a message that names no server, nor a task of any. Raises Refusal."""
+    call = mcp.call_from(message, era, version, EVERY)
+    if call.tasks:  # nobody asks whose they are on this way
+        raise Refusal(Reason.TASK_UNKNOWN)
+    return call._replace(questions=_all(message.method))
 
 
 def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
@@ -161,6 +173,8 @@ def _subscription(message: Request) -> tuple[Request, tuple[Question, ...]]:
     uris = wanted.get("resourceSubscriptions", []) if isinstance(wanted, dict) else []
     if not isinstance(wanted, dict) or not isinstance(uris, list):
         return message, ()  # `call_from` says what is wrong
+    if "taskIds" in wanted:
+        raise Refusal(Reason.METHOD_UNKNOWN, "an id does not say which server's task it names")
     if len(uris) > mcp.MAX_SUBSCRIBED_URIS:
         raise malformed(f"at most {mcp.MAX_SUBSCRIBED_URIS} resourceSubscriptions", INVALID_PARAMS)
     where, meta = "notifications.resourceSubscriptions", message.params.get("_meta", {})

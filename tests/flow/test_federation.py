@@ -466,7 +466,14 @@ async def test_a_server_added_at_run_time_is_there_at_once(tmp_path: Path) -> No
 async def test_what_no_server_is_asked_is_refused(tmp_path: Path, era: Era) -> None:
     async with federation(tmp_path, {"github": Upstream()}) as running:
         at = At(running, era)
-        for method in ("tasks/list", "x/y", "sampling/createMessage"):
-            assert reason_of(await at.ask(method)) == "method-unknown"
+        for method in ("tasks/list", "tasks/get", "x/y", "sampling/createMessage"):
+            assert reason_of(await at.ask(method, {"taskId": "t"})) == "method-unknown"
+        if era == "stateless":
+            wanted = {"notifications": {"toolsListChanged": True, "taskIds": ["t"]}}
+            assert reason_of(await at.ask("subscriptions/listen", wanted)) == "method-unknown"
+        related = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
+        if era == "session":
+            assert reason_of(await at.ask("tools/list", related)) == "task-unknown"
+        assert running.records()[-1]["event"] == "refusal"
         assert reason_of(await at.verb("PUT")) == ""
         assert running.upstream.calls("x/y") == []
