@@ -229,6 +229,7 @@ class Exchange:
             yield
         finally:
             self.streams.discard(self)
+            self.answer = None  # it may lead back here, and what goes round in circles is freed late
 
     def cut_off(self, reason: Reason) -> None:
         """End the stream: its session is over, or its permission, or the sidecar is."""
