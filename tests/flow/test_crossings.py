@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +424,23 @@ async def test_what_a_server_says_to_a_call_that_waits_is_bounded(tmp_path: Path
         assert server.talked < 400, "of 64 KiB each"
         server.talks_on = False
         assert "result" in (await act(running, QUESTION, **again(held)))[-1]
+
+
+async def test_calls_that_end_in_every_way_leave_nothing(tmp_path: Path) -> None:
+    settings = "sessions: {session_calls_per_minute: 10000, question_timeout_s: 0.3s}\n"
+    async with down(tmp_path, settings=settings) as running:
+        ways: tuple[dict[str, Any], ...] = ({}, QUESTION, {"fail": {"code": 1, "message": "m"}}, {"wait": True})
+
+        async def call(number: int) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):  # who waits leaves, and who is asked does not come back
+                    await act(running, ways[number % 4])
+
+        await asyncio.gather(*map(call, range(60)))
+        bridge: Any = running.app.live.current.services["github"].upstream
+        (lent,) = bridge._lender._lent.values()
+        await until(lambda: bridge._lender.held == 0 and not lent.courses)
+        await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().endswith(" at github")])
 
 
 # --- lent sessions --------------------------------------------------------------------------------------------------
