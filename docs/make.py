@@ -1,7 +1,7 @@
 """What of the documentation is told by the code itself?
 
-    python docs/make.py            writes every generated block anew
-    python docs/make.py --check    exits 1 and names the pages whose blocks are not current
+    python docs/make.py            writes every generated block, and docs/openapi.json, anew
+    python docs/make.py --check    exits 1 and names what is not current
 
 A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by people. The
 benchmark's block in the README is `bench/readme.py`'s.
@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from sidecar.audit.record import FIELDS
 from sidecar.errors import ANSWERS, Reason
 from sidecar.metrics import Metrics
+from sidecar.plain.openapi import document
 from sidecar.protocols import mcp
 from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
@@ -27,6 +30,7 @@ from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OPENAPI = ROOT / "docs" / "openapi.json"
 RESERVED = frozenset({Reason.TOO_MANY_REFUSALS})
 """Reasons that no part of this version gives."""
 
@@ -173,7 +177,7 @@ MEANINGS: Mapping[str, str] = {
     "granted": "the roles and scopes that credentials granted, by place in the chain; null if not known",
     "agent_id": "the last principal",
     "agent_role": "the roles through which the deciding rules matched",
-    "protocol": "`mcp`; `http` for bytes that were no request",
+    "protocol": "`mcp`; `http` for plain calls, and for bytes that were no request",
     "protocol_version": "the MCP revision",
     "upstream": "the server that the call went to; null for one to all servers",
     "federation": "at the address of all servers: which were asked, and which did not answer and why; elsewhere null",
@@ -284,6 +288,14 @@ def _crossing(crossing: Crossing) -> str:
     return f"{how}; {crossing.note}" if crossing.note else how
 
 
+# --- openapi.json -----------------------------------------------------------------------------------------------------
+
+
+def openapi() -> str:
+    """The document of plain calls, as `sidecar schema openapi` prints it."""
+    return orjson.dumps(document(), option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "answers": answers,
@@ -298,10 +310,11 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 def main(words: Sequence[str]) -> int:
     check = "--check" in words
     old = {page: page.read_text("utf-8") for page in PAGES}
-    stale = [page for page, text in old.items() if written_anew(text) != text]
+    new = {**{page: written_anew(text) for page, text in old.items()}, OPENAPI: openapi()}
+    stale = [page for page, text in new.items() if not page.exists() or page.read_text("utf-8") != text]
     for page in stale:
         if not check:
-            page.write_text(written_anew(old[page]), "utf-8")
+            page.write_text(new[page], "utf-8")
         sys.stderr.write(f"{page.relative_to(ROOT)}: {'is not current' if check else 'written anew'}\n")
     return 1 if check and stale else 0
 

@@ -22,6 +22,7 @@ A call's way, and where each question is answered:
     turn       what is known of one request while it is on its way
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found
     federation/ how many servers look like one, at the address of all
+    plain/     calls of tools for curl and scripts, and the document that describes them
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
     paired     the stream that all answers of an HTTP+SSE session share

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 
-from sidecar.errors import Answer, Reason, Refusal
+from sidecar.errors import Answer, ErrorCode, Reason, Refusal
 from sidecar.protocols.jsonrpc import Id
 
 JSON = "application/json"
@@ -25,6 +25,8 @@ PROBLEM_JSON = "application/problem+json"
 UNEXPLAINED = "This call is not permitted"
 _EXPLANATION = re.compile(r', error_description="[^"]*"')
 RETRY_WITHOUT_HINT_S = 1  # a 503 always names a time; ours when nobody knows better
+
+REFUSAL_URN = "urn:sidecar:refusal:"
 
 DenyStyle = Literal["auto", "http", "jsonrpc", "tool_result"]
 Disclosure = Literal["reason", "kind", "hide"]
@@ -46,6 +48,30 @@ class Told:
     body: bytes
     content_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class McpError:
+    """The seed's error, and at the same time a problem document (RFC 9457). What is None is left out."""
+
+    type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is kept back"]
+    title: Annotated[str, "the same for people, from a closed set"]
+    status: Annotated[int, "the HTTP status"]
+    message: Annotated[str, "title and detail in one"]
+    decision_id: Annotated[str, "the request's id in the audit"]
+    error_code: Annotated[ErrorCode | None, "the coarse word; missing only with `answers.disclosure: hide`"] = None
+    reason: Annotated[str | None, "why it was refused, from a closed set"] = None
+    detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
+    details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
+    retry_after_s: Annotated[int | None, "when to come again, in seconds"] = None
+    limit: Annotated[int | None, "of the limit that refused"] = None
+    remaining: Annotated[int | None, "what is left of it"] = None
+    reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
+
+    def encoded(self) -> bytes:
+        """As JSON."""
+        members = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return orjson.dumps({name: value for name, value in members if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +198,21 @@ def _tool_result(refusal: Refusal, shape: Shape, request_id: Id | None, facts: M
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
 
 
+def plain_status(answer: Answer) -> int:
+    """The HTTP status outside of any protocol. What one carries in a success (a tool's own error) is the caller's
+    mistake there."""
+    return answer.http if answer.http >= 400 else 400
+
+
 def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers: Mapping[str, str]) -> Told:
-    # What a protocol carries in a success (a tool's own error) is outside of it the caller's mistake.
-    status = answer.http if answer.http >= 400 else 400
     told = _reason_told(refusal, facts)
-    problem = {
-        "type": f"urn:sidecar:refusal:{refusal.reason.value}" if told else "about:blank",
-        "title": answer.message if told else UNEXPLAINED,
-        "status": status,
-        **({"detail": refusal.detail} if refusal.detail and told else {}),
-        **_data(refusal, facts),
-    }
-    return Told(status, orjson.dumps(problem), PROBLEM_JSON, headers)
+    problem = McpError(
+        type=f"{REFUSAL_URN}{refusal.reason.value}" if told else "about:blank",
+        title=answer.message if told else UNEXPLAINED,
+        status=plain_status(answer),
+        message=_message(refusal, facts),
+        detail=(refusal.detail or None) if told else None,
+        details=(refusal.data or None) if told else None,
+        **facts,
+    )
+    return Told(problem.status, problem.encoded(), PROBLEM_JSON, headers)

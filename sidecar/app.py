@@ -38,6 +38,7 @@ from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls
 from sidecar.loading import first_snapshot, next_snapshot, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.pipeline import Pipeline
+from sidecar.plain import Plain
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
 from sidecar.settings import Settings, load_settings
@@ -149,6 +150,7 @@ class App:
             metrics=metrics,
             exchanges=exchanges,
             federation=Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32)),
+            plain=Plain(exchanges),
             switch=switch,
             tasks=tasks,
             clock=time.time,

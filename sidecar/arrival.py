@@ -30,18 +30,25 @@ PARAMETER = "mcp-param-"
 MCP, METADATA = "mcp", "metadata"
 EVERY = ""  # where a server's name would stand: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
+TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
+_STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a dot at its beginning has two readings in a path
+_NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
-# an empty one is the address of all of them.
+# an empty one is the address of all of them. A second names a tool.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
     (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
+    (TOOLS, re.compile(rf"/mcp/{_SERVER}/tools\Z"), ("GET",)),
+    (TOOL, re.compile(rf"/mcp/{_SERVER}/tools/{_NAME}\Z"), ("POST",)),
     (MCP, re.compile(r"/mcp()\Z"), ("POST", "GET", "DELETE")),
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
     (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
 )
 
+_TOOL = re.compile(rf"{_NAME}\Z")
+_PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
@@ -70,10 +77,11 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """An address of ours. `server` is the upstream's name in it, EVERY the address of all."""
+    """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `tool` a tool's, or ""."""
 
     kind: str
     server: str
+    tool: str = ""
 
 
 def headers_of(request: web.BaseRequest) -> Headers:
@@ -113,10 +121,26 @@ def route_of(raw_path: str, verb: str) -> Route:
         if match := pattern.match(path):
             if verb not in verbs:
                 raise Refusal(Reason.VERB_NOT_ALLOWED, allow=verbs)
-            return Route(kind, match[1])
+            return Route(kind, *match.groups())
     if not _PATH.match(path):
         raise malformed("the path is not plain")
     raise Refusal(Reason.ROUTE_UNKNOWN)
+
+
+def protocol_of(raw_path: str) -> str:
+    """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls, else `mcp`."""
+    return "http" if _PLAIN.match(raw_path) else "mcp"
+
+
+def is_tool(name: str) -> bool:
+    """Whether a tool of this name can be called by its path."""
+    return _TOOL.match(name) is not None
+
+
+def check_no_query(raw_path: str) -> None:
+    """Raises Refusal(MALFORMED_CALL) for a query where none is read: whoever wrote it meant something by it."""
+    if "?" in raw_path:
+        raise malformed("this address takes no query")
 
 
 def session_in(raw_path: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 
 class Reason(StrEnum):
@@ -62,6 +62,17 @@ class Reason(StrEnum):
     INTERNAL = "internal"
 
 
+ErrorCode = Literal[
+    "InvalidParameters",
+    "Unauthorized",
+    "NotFound",
+    "RateLimitExceeded",
+    "ExecutionFailed",
+    "Timeout",
+    "InternalError",
+]
+"""The seed's McpErrorCode."""
+
 AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 
 
@@ -74,21 +85,24 @@ class Answer:
     http: int
     session_http: int
     code: int
-    seed: str
+    seed: ErrorCode
     status: AuditStatus
     message: str
 
 
-def _same(http: int, code: int, seed: str, status: AuditStatus, message: str) -> Answer:
+def _same(http: int, code: int, seed: ErrorCode, status: AuditStatus, message: str) -> Answer:
     return Answer(http, http, code, seed, status, message)
 
 
-def _carried(http: int, seed: str, status: AuditStatus, message: str) -> Answer:
+def _carried(http: int, seed: ErrorCode, status: AuditStatus, message: str) -> Answer:
     return Answer(http, 200, http, seed, status, message)
 
 
-_UNAUTHORIZED, _INVALID, _NOT_FOUND = "Unauthorized", "InvalidParameters", "NotFound"
-_LIMITED, _FAILED = "RateLimitExceeded", "ExecutionFailed"
+_UNAUTHORIZED: Final = "Unauthorized"
+_INVALID: Final = "InvalidParameters"
+_NOT_FOUND: Final = "NotFound"
+_LIMITED: Final = "RateLimitExceeded"
+_FAILED: Final = "ExecutionFailed"
 
 ANSWERS: Mapping[Reason, Answer] = {
     Reason.UNAUTHENTICATED: _same(401, 401, _UNAUTHORIZED, "permission_denied", "A credential is needed"),

@@ -70,11 +70,7 @@ class Exchanges:
     ) -> web.StreamResponse:
         """The answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and denials
         of what the upstream asked in return. The outcome is on record before the answer is complete."""
-        session = intent.session
-        limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        until = end_of(caller, decision, turn.now)
-        exchange = Exchange(turn, service, caller, intent.call, session, limit_s, self.streams, turn.now, until)
-        exchange.outward = turn.outward
+        exchange = self.opened(turn, service, caller, decision, intent, timeout_s)
         match intent:
             case Ask():
                 return await self._ask(exchange, intent)
@@ -91,6 +87,16 @@ class Exchanges:
                 return self.leave(turn, intent.session)
             case _:
                 assert_never(intent)
+
+    def opened(
+        self, turn: Turn, service: Service, caller: Caller, decision: Decision, intent: Intent, timeout_s: float | None
+    ) -> Exchange:
+        """The exchange that carries a decided call out."""
+        limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
+        until = end_of(caller, decision, turn.now)
+        exchange = Exchange(turn, service, caller, intent.call, intent.session, limit_s, self.streams, turn.now, until)
+        exchange.outward = turn.outward
+        return exchange
 
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
         message = Request(intent.message.id, intent.message.method, _forwarded(exchange, intent.message))

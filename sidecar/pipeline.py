@@ -43,6 +43,7 @@ from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
+from sidecar.plain import Plain
 from sidecar.protocols import eras, jsonrpc, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Request
@@ -72,6 +73,7 @@ class Pipeline:
     metrics: Metrics
     exchanges: Exchanges
     federation: Federation
+    plain: Plain
     switch: KillSwitch
     tasks: Tasks
     clock: Callable[[], float]
@@ -176,7 +178,8 @@ class Pipeline:
                 intent = await self.federation.attach(turn, service, caller, intent)
             lease.forwarded = True
             try:
-                return await self.exchanges.carry_out(turn, service, caller, decision, intent, plan.timeout_s)
+                carry_out = self.plain.carry_out if turn.plain else self.exchanges.carry_out
+                return await carry_out(turn, service, caller, decision, intent, plan.timeout_s)
             except Refusal as refusal:
                 lease.forwarded = refusal.reason is not Reason.UPSTREAM_OPEN  # it opened just now: nothing was sent
                 raise
@@ -229,6 +232,8 @@ class Pipeline:
         """Era, session, method and parameters; the message itself goes on only as what was understood of it."""
         if turn.front == arrival.EVERY:
             return self._understood(turn, await self._understand_any(turn, caller))
+        if turn.plain:
+            return self._understood(turn, await self._understand_plain(turn, route))
         understanding = self._understanding(turn, caller)
         if turn.verb == "POST":
             return self._understood(turn, understanding.of_message(await self._read(turn)))
@@ -244,15 +249,25 @@ class Pipeline:
         turn.shape = Shape.PLAIN
         return understanding.of_verb(turn.verb)
 
+    async def _understand_plain(self, turn: Turn, route: Route) -> Intent:
+        turn.asks("tools/list" if route.kind == arrival.TOOLS else "tools/call")
+        arrival.check_no_query(turn.raw_path)
+        if route.kind == arrival.TOOLS:
+            return self.plain.listing(route.server)
+        return self.plain.calling(route.server, route.tool, await self._body(turn))
+
     def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
         return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
 
     async def _read(self, turn: Turn) -> Message:
-        raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
-        turn.record.bytes_in = len(raw)
-        message = jsonrpc.parse_message(raw)
+        message = jsonrpc.parse_message(await self._body(turn))
         turn.address(message, arrival.head_of(turn.headers))
         return message
+
+    async def _body(self, turn: Turn) -> bytes:
+        raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
+        turn.record.bytes_in = len(raw)
+        return raw
 
     def _understood(self, turn: Turn, intent: Wanted) -> Wanted:
         turn.goes_to(intent.call.upstream)
@@ -311,7 +326,7 @@ class Pipeline:
             data = {"pointer": pointer, "keyword": violation.keyword}
             raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
         if tool.param_headers:
-            if intent.era is Era.STATELESS:
+            if intent.era is Era.STATELESS and not turn.plain:
                 eras.check_parameter_headers(arrival.head_of(turn.headers), tool.param_headers, question.arguments)
             turn.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
         turn.record.mark("arguments")
@@ -319,13 +334,13 @@ class Pipeline:
     def _turn(self, request: web.BaseRequest) -> Turn:
         headers = arrival.headers_of(request)
         record = self.audit.recording(
-            protocol="mcp",
+            protocol=arrival.protocol_of(request.raw_path),
             peer=request.remote or "local",
             trace_id=arrival.trace_id_of(headers),
             run_id=arrival.correlation_of(headers, "x-run-id"),
             thread_id=arrival.correlation_of(headers, "x-thread-id"),
         )
-        turn = Turn(request, self.live.take(), headers, record)
+        turn = Turn(request, self.live.take(), headers, record, record.protocol)
         if turn.now.shadows(self.clock()):
             turn.shadow, record.enforcement = True, "shadow"
         return turn

@@ -55,13 +55,13 @@ class Relay:
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """The answer to a request: one JSON object, or a stream that ends with it."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-            return await self._protocol_error(answer)
+            return self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
         try:
             return self.respond(await self.whole(answer))
         except Refusal:
-            _withhold(answer)
+            withhold(answer)
             raise
 
     async def whole(self, answer: Answer) -> Passed:
@@ -81,6 +81,16 @@ class Relay:
         if not passed.final:
             raise refused("its body is not an answer")
         return passed
+
+    async def told(self, answer: Answer) -> Passed:
+        """As `whole`, and also an error that a server says with a status of its own."""
+        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
+            return Passed(jsonrpc.encode_response(await self._error(answer)), final=True)
+        try:
+            return await self.whole(answer)
+        except Refusal:
+            withhold(answer)
+            raise
 
     async def _judge(self, raw: bytes | str) -> Passed:
         """What may pass of one message; whose a task is that it creates is on record before it goes out."""
@@ -112,7 +122,7 @@ class Relay:
         """The stream that all answers of a session share, for as long as it lasts."""
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
-    async def _protocol_error(self, answer: Answer) -> web.StreamResponse:
+    async def _error(self, answer: Answer) -> jsonrpc.Response:
         raw = await answer.read(MAX_ERROR_BYTES)
         message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
@@ -122,7 +132,7 @@ class Relay:
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             inspection.settle(Passed())
-        return self._respond(jsonrpc.encode_response(own), answer.status)
+        return own
 
     def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         self.exchange.turn.ended(status, len(body))
@@ -144,7 +154,7 @@ class Relay:
         except Refusal as refusal:
             if refusal.reason is Reason.CALLER_GONE:
                 self._caller_left(sent)
-            _withhold(source)
+            withhold(source)
             await self._break_off(refusal, sent, until_answer)
         return sent.response
 
@@ -271,7 +281,7 @@ class Relay:
             pass
 
 
-def _withhold(answer: object) -> None:
+def withhold(answer: object) -> None:
     """What the upstream asked in its answer does not reach the caller, who will not come back with a word on it."""
     if isinstance(answer, Waiting):
         answer.withhold()

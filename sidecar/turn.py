@@ -76,6 +76,11 @@ class Turn:
     started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     @property
+    def plain(self) -> bool:
+        """Whether this is HTTP for people and scripts, without MCP's envelope."""
+        return self.protocol == "http"
+
+    @property
     def raw_path(self) -> str:
         return self.request.raw_path
 
@@ -91,12 +96,16 @@ class Turn:
 
     def enter(self, server: str) -> None:
         """The address is an MCP server's: from here on refusals are told in its protocol."""
-        self.front, self.shape = server, Shape.STATELESS
+        self.front, self.shape = server, Shape.PLAIN if self.plain else Shape.STATELESS
         self.goes_to(server)
 
     def goes_to(self, server: str) -> None:
         """Whom the call is for, as far as it is known."""
         self.server = self.record.upstream = server
+
+    def asks(self, method: str) -> None:
+        """What it will be a call of, before its body is read."""
+        self.method = self.record.method = method
 
     def address(self, message: jsonrpc.Message, head: Head) -> None:
         """There is a message: refusals are told to its id, in its era."""
@@ -105,7 +114,7 @@ class Turn:
         if isinstance(message, jsonrpc.Response):
             self.shape = Shape.SESSION
             return
-        self.method = self.record.method = message.method
+        self.asks(message.method)
         if not eras.names_stateless(head, message):
             self.shape = Shape.SESSION
 

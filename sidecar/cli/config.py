@@ -45,14 +45,14 @@ def show(path: Path, origin: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["config", "policy", "test", "budgets"]))
+@click.argument("kind", type=click.Choice(["config", "policy", "test", "budgets", "openapi"]))
 def schema(kind: str) -> None:
-    """Print the JSON Schema of one of our YAML files, for editors."""
+    """Print the JSON Schema of one of our YAML files, for editors; or the OpenAPI document of plain calls."""
     click.echo(orjson.dumps(schema_of(kind), option=orjson.OPT_INDENT_2))
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema of `config` or `budgets`; the other kinds come with the files they describe."""
+    """The JSON Schema of a file of ours, or the OpenAPI document."""
     if kind == "config":
         from sidecar.settings.root import Settings
 
@@ -69,6 +69,10 @@ def schema_of(kind: str) -> dict[str, Any]:
         from sidecar.limits.budgets import BudgetsFile
 
         return json_schema(BudgetsFile, "budgets.yaml")
+    if kind == "openapi":
+        from sidecar.plain.openapi import document
+
+        return document()
     raise click.UsageError(f"this version reads no YAML file of kind {kind}, and so has no schema for it")
 
 

@@ -47,7 +47,7 @@ CAUSES: dict[str, Cause] = {}
 
 def cause(reason: Reason, *eras: Era, **options: Any) -> Callable[[Run], Run]:
     def add(run: Run) -> Run:
-        CAUSES[run.__name__.replace("_", "-")] = Cause(reason, run, eras or ERAS, options)
+        CAUSES[run.__name__.replace("_", "-")] = Cause(reason, run, eras or (*ERAS, "plain"), options)
         return run
 
     return add
@@ -69,7 +69,7 @@ WITH_IDP: dict[str, Any] = {"principal": "", "settings": SETTINGS, "files": IDP.
 async def knock(talk: Talk, headers: dict[str, str]) -> Answer:
     """The first message of an era, with these credentials."""
     talk.headers = headers
-    return await talk.call("search_code", GOOD) if talk.era == "stateless" else await talk.open()
+    return await talk.call("search_code", GOOD) if talk.era != "session" else await talk.open()
 
 
 def route(talk: Talk) -> str:
@@ -147,7 +147,7 @@ async def media_type(talk: Talk) -> Answer:
     return await talk.send(b"{}", {"Content-Type": "text/plain"})
 
 
-@cause(Reason.NOT_ACCEPTABLE)
+@cause(Reason.NOT_ACCEPTABLE, *ERAS)
 async def not_acceptable(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD, headers={"Accept": "application/json"})
 
@@ -157,7 +157,7 @@ async def header_mismatch(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD, headers={"Mcp-Name": "get_file"})
 
 
-@cause(Reason.VERSION_UNSUPPORTED)
+@cause(Reason.VERSION_UNSUPPORTED, *ERAS)
 async def version_unsupported(talk: Talk) -> Answer:
     version = "2031-01-01"
     if talk.era == "session":
@@ -207,12 +207,12 @@ async def principal_disabled(talk: Talk) -> Answer:
     return await knock(talk, {})
 
 
-@cause(Reason.METHOD_UNKNOWN)
+@cause(Reason.METHOD_UNKNOWN, *ERAS)
 async def method_unknown(talk: Talk) -> Answer:
     return await talk.ask("tasks/resubscribe")
 
 
-@cause(Reason.TASK_UNKNOWN)
+@cause(Reason.TASK_UNKNOWN, *ERAS)
 async def task_unknown(talk: Talk) -> Answer:
     return await talk.ask("tasks/get", {"taskId": "nobodys"})
 
@@ -263,7 +263,7 @@ async def rate_limited(talk: Talk) -> Answer:
 
 @cause(Reason.RATE_LIMITED, settings="sessions: {session_calls_per_minute: 1}\n")
 async def session_calls(talk: Talk) -> Answer:
-    await talk.ask("tools/list") if talk.era == "stateless" else await talk.open()
+    await talk.ask("tools/list") if talk.era != "session" else await talk.open()
     return await talk.ask("tools/list")
 
 
@@ -429,9 +429,9 @@ async def route_unknown(talk: Talk) -> Answer:
     return await talk.world.post({}, url=f"{talk.world.url}/nowhere")
 
 
-@cause(Reason.VERB_NOT_ALLOWED, "stateless")
+@cause(Reason.VERB_NOT_ALLOWED, "stateless", "plain")
 async def verb_not_allowed(talk: Talk) -> Answer:
-    return await _plain(await talk.verb("PUT"))
+    return await _plain(await talk.verb("PUT", under="/tools" if talk.era == "plain" else ""))
 
 
 @cause(Reason.ORIGIN_REFUSED, "stateless")

@@ -1,6 +1,7 @@
 """How does one client speak, whatever the era?
 
-`Talk` is a client of one era at one server: a session is opened when the first call needs one.
+`Talk` is a client of one era at one server: a session is opened when the first call needs one. `plain` is no era: it is
+HTTP without MCP.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from sidecar.protocols.eras import encoded_header
 from tests.flow.world import SESSION, STATELESS, World, request, stateless
 
-Era = Literal["stateless", "session"]
+Era = Literal["stateless", "session", "plain"]
 Answer = tuple[int, Any, Mapping[str, str]]
 ERAS: tuple[Era, ...] = ("stateless", "session")
 _NAMED_BY = {
@@ -55,6 +56,8 @@ class Talk:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """One request and its answer."""
+        if self.era == "plain":
+            return await self._plain(method, params or {}, {**self.headers, **(headers or {})})
         if self.era == "stateless":
             routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
             if method in _NAMED_BY and _NAMED_BY[method] in (params or {}):
@@ -73,6 +76,9 @@ class Talk:
 
     async def send(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
         """These very bytes, with the headers that the era wants around a `tools/call`."""
+        if self.era == "plain":
+            url = f"{self._url}/tools/search_code"
+            return await self.world.post(body, headers={**self.headers, **(headers or {})}, url=url)
         if self.era == "stateless":
             around = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
         else:
@@ -81,10 +87,10 @@ class Talk:
             around = self.in_session
         return await self._post(body, {**around, **(headers or {})})
 
-    async def verb(self, verb: str, headers: Mapping[str, str] | None = None) -> Answer:
+    async def verb(self, verb: str, headers: Mapping[str, str] | None = None, under: str = "") -> Answer:
         """A request without a body."""
         sent = {**self.headers, **(self.in_session if self.session else {}), **(headers or {})}
-        async with self.world.http.request(verb, self._url, headers=sent) as response:
+        async with self.world.http.request(verb, self._url + under, headers=sent) as response:
             return response.status, await response.read(), dict(response.headers)
 
     @property
@@ -95,6 +101,14 @@ class Talk:
     @property
     def _url(self) -> str:
         return f"{self.url or self.world.url}/mcp/{self.server}"
+
+    async def _plain(self, method: str, params: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+        if method == "tools/call":
+            body = {"arguments": params.get("arguments", {})}
+            return await self.world.post(body, headers=headers, url=f"{self._url}/tools/{params['name']}")
+        assert method == "tools/list", "there is nothing else"
+        async with self.world.http.get(f"{self._url}/tools", headers=headers) as response:
+            return response.status, await response.json(content_type=None), dict(response.headers)
 
     async def _post(self, message: Any, headers: Mapping[str, str]) -> Answer:
         return await self.world.post(message, headers={**self.headers, **headers}, url=self._url)

@@ -19,9 +19,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.answers import plain_status
 from sidecar.errors import ANSWERS, Reason
+from sidecar.errors import Answer as Expected
 from sidecar.passage import Passage, Passed
 from tests.flow.causes import CAUSES, Cause
+from tests.flow.described import CALL, LIST, check_described
 from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series_moved
 from tests.flow.world import Upstream, World, world
 
@@ -64,6 +67,8 @@ async def report(running: World, cause: Cause, talk: Talk) -> dict[str, Any]:
     answer = await cause.run(talk)
     ends = [record for record in running.ends() if record["decision_id"] == decision_id_of(answer)]
     assert reason_of(answer) == cause.reason
+    if talk.era == "plain" and cause.reason is not Reason.VERB_NOT_ALLOWED:
+        check_described(LIST if cause.run is CAUSES["session-calls"].run else CALL, answer)
     if cause.reason is Reason.AUDIT_UNAVAILABLE:
         assert ends == []  # there was no room for it
     else:
@@ -114,8 +119,8 @@ def test_the_golden_answers_keep_the_contract(name: str) -> None:
     expected = ANSWERS[cause.reason]
     for era, reported in golden.items():
         answer = reported["answer"]
-        as_tool_result = cause.reason is Reason.BAD_ARGUMENTS
-        assert answer["status"] == (expected.session_http if era == "session" else expected.http)
+        as_tool_result = cause.reason is Reason.BAD_ARGUMENTS and era != "plain"
+        assert answer["status"] == status_in(era, expected)
         assert ("WWW-Authenticate" in answer["headers"]) == (
             expected.http == 401 or cause.reason is Reason.INSUFFICIENT_SCOPE
         )
@@ -124,6 +129,12 @@ def test_the_golden_answers_keep_the_contract(name: str) -> None:
         assert reported["audit"] if cause.reason is not Reason.AUDIT_UNAVAILABLE else True
         requests = [line for line in reported["metrics"] if line.startswith("sidecar_requests_total{")]
         assert any(f'status="{expected.status}"' in line for line in requests)
+
+
+def status_in(era: str, expected: Expected) -> int:
+    if era == "plain":
+        return plain_status(expected)
+    return expected.session_http if era == "session" else expected.http
 
 
 # --- how the operator wants it told ---------------------------------------------------------------------------------

@@ -16,16 +16,21 @@ from sidecar.arrival import (
     EVERY,
     MCP,
     METADATA,
+    TOOL,
+    TOOLS,
     Bounds,
     Entrance,
     Headers,
+    Route,
     check_accept,
     check_entrance,
     correlation_of,
     head_of,
     headers_of,
     hosts_for,
+    is_tool,
     presented_by,
+    protocol_of,
     read_body,
     route_of,
     trace_headers,
@@ -89,8 +94,8 @@ def test_a_query_changes_no_address(query: str) -> None:
 
 def test_the_address_of_all_servers_names_none() -> None:
     for path in ("/mcp", "/mcp?", "/mcp?/github"):
-        assert route_of(path, "POST") == (MCP, EVERY)
-    assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == (METADATA, EVERY)
+        assert route_of(path, "POST") == Route(MCP, EVERY)
+    assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == Route(METADATA, EVERY)
     assert reason_of(route_of, "/mcp/", "POST") is Reason.MALFORMED_CALL
 
 
@@ -99,6 +104,31 @@ def test_the_name_of_an_upstream_is_taken_whole(server: str) -> None:
     assert route_of(f"/mcp/{server}", "POST").server == server
     metadata = route_of(f"/.well-known/oauth-protected-resource/mcp/{server}", "GET")
     assert (metadata.kind, metadata.server) == (METADATA, server)
+
+
+@pytest.mark.parametrize("tool", ["a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128])
+def test_a_tool_is_named_in_the_path_as_it_stands(tool: str) -> None:
+    assert route_of(f"/mcp/github/tools/{tool}", "POST") == Route(TOOL, "github", tool)
+    assert is_tool(tool) and protocol_of(f"/mcp/github/tools/{tool}") == "http"
+
+
+@pytest.mark.parametrize(
+    "tool", ["", ".", "..", ".hidden", "a/../b", "a/.b", "a//b", "/a", "a/", "a%2Fb", "a b", "é", "a\\b"]
+)
+def test_a_tool_that_a_path_could_be_read_in_two_ways_with_is_none(tool: str) -> None:
+    assert reason_of(route_of, f"/mcp/github/tools/{tool}", "POST") is Reason.MALFORMED_CALL
+    assert not is_tool(tool)
+
+
+def test_plain_calls_have_addresses_and_verbs_of_their_own() -> None:
+    assert route_of("/mcp/github/tools", "GET") == Route(TOOLS, "github")
+    assert reason_of(route_of, "/mcp/github/tools", "POST") is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/mcp/github/tools/a", "GET") is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/mcp/github/tools/" + "x" * 129, "POST") is Reason.ROUTE_UNKNOWN
+    assert [protocol_of(path) for path in ("/mcp/github", "/mcp/tools", "/mcp/github/toolset", "/mcp", "/")] == [
+        "mcp"
+    ] * 5
+    assert {protocol_of(f"/mcp/github/tools{rest}") for rest in ("", "?a", "/a", "/%")} == {"http"}
 
 
 VERBS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "CONNECT", "post", "Get", "PROPFIND", "")

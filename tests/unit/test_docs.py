@@ -59,6 +59,10 @@ def test_every_generated_block_is_current(name: str, make: ModuleType) -> None:
     assert make.written_anew(TEXTS[name]) == TEXTS[name], "run: python docs/make.py"
 
 
+def test_the_openapi_document_is_current(make: ModuleType) -> None:
+    assert make.OPENAPI.read_text("utf-8") == make.openapi(), "run: python docs/make.py"
+
+
 def test_every_block_that_can_be_generated_stands_somewhere(make: ModuleType) -> None:
     there = [found for text in TEXTS.values() for found in re.findall(r"<!-- generated: ([a-z-]+) -->", text)]
     assert sorted(there) == sorted(make.BLOCKS)
@@ -89,7 +93,7 @@ def test_every_figure_stands_with_its_unit_and_its_command() -> None:
 
 
 def test_a_reason_is_called_reserved_only_while_nothing_gives_it(make: ModuleType) -> None:
-    listing = {"errors.py", "metrics.py", "measures.py"}  # they name every reason, and give none
+    listing = {"errors.py", "metrics.py", "measures.py", "openapi.py"}  # they name every reason, and give none
     sources = [path for path in (ROOT / "sidecar").rglob("*.py") if path.name not in listing]
     told = {match for path in sources for match in re.findall(r"Reason\.([A-Z_]+)", path.read_text("utf-8"))}
     assert {reason for reason in ANSWERS if reason.name not in told} == make.RESERVED

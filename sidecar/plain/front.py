@@ -1,0 +1,183 @@
+"""How does a plain HTTP request become an MCP call, and its answer an answer for people?
+
+Inside it is a stateless `tools/list` or `tools/call` of ours: nobody on this side can be asked anything, so it declares
+no capabilities, and only the whole answer goes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from sidecar.answers import PROBLEM_JSON, McpError
+from sidecar.arrival import is_tool
+from sidecar.errors import Refusal
+from sidecar.exchanges import Exchanges
+from sidecar.intents import EVENT_STREAM, JSON, Ask, Intent
+from sidecar.passage import Passed, refused
+from sidecar.plain.models import McpCallResult, McpTool, McpTools
+from sidecar.protocols import jsonrpc, mcp
+from sidecar.protocols.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
+from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spellings
+from sidecar.relay import withhold
+from sidecar.snapshot import Service
+from sidecar.turn import Exchange, Turn
+from sidecar.upstreams.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS, OURSELVES
+from sidecar.vocabulary import Caller, Decision
+from sidecar.whole import Whole
+
+VERSION: Final = STATELESS_VERSIONS[-1]
+ID: Final = 1  # each request is alone in its exchange
+TOOL_ERROR: Final = "urn:sidecar:tool-error"
+SERVER_ERROR: Final = "urn:sidecar:server-error"
+ERROR_STATUS: Final = 502  # of what the other side failed at: `curl --fail` must see it
+_META: Final[Mapping[str, Any]] = {META_VERSION: VERSION, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}
+_BODY = spellings(("arguments",))
+# The list is one caller's: nobody in between may keep it for another.
+_LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The front for plain calls."""
+
+    exchanges: Exchanges
+
+    def listing(self, server: str) -> Ask:
+        """The intent of a GET of the list."""
+        return _ask(server, "tools/list", {})
+
+    def calling(self, server: str, tool: str, raw: bytes) -> Ask:
+        """The intent of a POST to a tool. Raises Refusal(MALFORMED_CALL)."""
+        return _ask(server, "tools/call", {"name": tool, "arguments": arguments_in(raw)})
+
+    async def carry_out(
+        self, turn: Turn, service: Service, caller: Caller, decision: Decision, intent: Intent, timeout_s: float | None
+    ) -> web.StreamResponse:
+        """The answer to the caller, on record. Raises Refusal as `Exchanges.carry_out` does."""
+        assert isinstance(intent, Ask)
+        exchange = self.exchanges.opened(turn, service, caller, decision, intent, timeout_s)
+        if intent.message.method == "tools/list":
+            return await self._list(exchange, intent.message)
+        return await self._call(exchange, intent.message)
+
+    async def _call(self, exchange: Exchange, message: Request) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        passed = await self._ask(exchange, message)
+        latency_ms = round((loop.time() - begun_s) * 1000, 3)
+        call_id = exchange.turn.record.decision_id
+        if passed.result is None:
+            return _respond(exchange, _server_error(passed, call_id))
+        result = {name: value for name, value in passed.result.items() if name != "resultType"}
+        if result.get("isError") is True:
+            return _respond(exchange, _error(TOOL_ERROR, "The tool reported an error", call_id, result))
+        return _respond(exchange, McpCallResult(call_id, result, latency_ms))
+
+    async def _list(self, exchange: Exchange, message: Request) -> web.StreamResponse:
+        tools: list[McpTool] = []
+        cursor, room_bytes = None, exchange.turn.now.bounds.max_response_bytes
+        for _ in range(MAX_PAGES):
+            more: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
+            passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
+            if passed.result is None:
+                return _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
+            tools += _tools_in(passed.result)
+            room_bytes -= len(passed.out or b"")
+            cursor = _cursor_in(passed.result)
+            if len(tools) > MAX_TOOLS or room_bytes < 0:
+                break
+            if cursor is None:
+                return _respond(exchange, McpTools(tools), _LIST_HEADERS)
+        raise refused("its list is longer than a plain answer may be")
+
+    async def _ask(self, exchange: Exchange, message: Request) -> Passed:
+        """One request, and what may pass of the whole answer to it."""
+        with await exchange.post(message) as answer:
+            relay = self.exchanges.relay(exchange, (message.id,))
+            if answer.media_type != EVENT_STREAM:
+                passed = await relay.told(answer)
+            else:
+                try:
+                    with exchange.streaming(answer):  # it may last: who is disabled meanwhile is cut off from it
+                        passed = await relay.told(answer)
+                except Refusal:
+                    if exchange.cut is None:
+                        raise
+                    raise Refusal(exchange.cut) from None
+            if passed.result is not None and passed.result.get("resultType", "complete") != "complete":
+                withhold(answer)
+                raise refused("it asks its caller for something, and a plain call cannot answer: call it over MCP")
+            return passed
+
+
+def arguments_in(raw: bytes) -> dict[str, Any]:
+    """The arguments in the body of a call. Raises Refusal(MALFORMED_CALL)."""
+    body = jsonrpc.parse_json(raw)
+    if not isinstance(body, dict):
+        raise malformed('the body must be an object: {"arguments": {…}}')
+    if not body.keys() <= {"arguments"}:
+        refuse_variants(body, _BODY, "the body")
+        raise malformed('the body has a member besides "arguments"')
+    arguments = body.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise malformed("arguments must be an object")
+    return arguments
+
+
+def _ask(server: str, method: str, params: dict[str, Any]) -> Ask:
+    message = Request(ID, method, {**params, "_meta": dict(_META)})
+    return Ask(mcp.call_from(message, Era.STATELESS, VERSION, server), message, Era.STATELESS, None)
+
+
+def _tools_in(result: Mapping[str, Any]) -> list[McpTool]:
+    """What is left of a list after it was filtered. A name that no path can hold could not be called here."""
+    return [_tool_from(entry) for entry in result.get("tools", ()) if is_tool(entry["name"])]
+
+
+def _tool_from(entry: Mapping[str, Any]) -> McpTool:
+    description, schema, hints = entry.get("description"), entry.get("inputSchema"), entry.get("annotations")
+    schema, hints = (value if isinstance(value, dict) else {} for value in (schema, hints))
+    return McpTool(
+        name=entry["name"],
+        description=description if isinstance(description, str) else None,
+        input_schema=schema,
+        status="active",
+        deprecated=hints.get("deprecated") is True or schema.get("deprecated") is True,
+    )
+
+
+def _cursor_in(result: Mapping[str, Any]) -> str | None:
+    cursor = result.get("nextCursor")
+    if cursor is None or cursor == "":
+        return None
+    if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARS:
+        raise refused("its cursor is no string, or too long")
+    return cursor
+
+
+def _server_error(passed: Passed, call_id: str) -> McpError:
+    error = orjson.loads(passed.out or b"{}")["error"]
+    return _error(SERVER_ERROR, "The server answered with an error", call_id, error)
+
+
+def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> McpError:
+    """What the other side says went wrong there: it was delivered, and is no refusal of ours."""
+    return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
+
+
+def _respond(
+    exchange: Exchange, said: McpTools | McpCallResult | McpError, headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    status, media, body = 200, JSON, b""
+    if isinstance(said, McpError):
+        status, media, body = said.status, PROBLEM_JSON, said.encoded()
+    else:
+        body = orjson.dumps(said)
+    exchange.turn.ended(status, len(body))
+    return Whole(status, body, media, headers or {})

@@ -1,0 +1,45 @@
+"""What is said at the plain addresses?
+
+The seed's models, in its words. McpError is `answers.McpError`, because every refusal outside of a protocol is one. The
+text beside a field stands in the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool that the caller may use."""
+
+    name: Annotated[str, "what it is called by, in the path as it stands"]
+    description: Annotated[str | None, "what the server says of it"]
+    input_schema: Annotated[Mapping[str, Any], "the JSON Schema of its arguments"]
+    status: Annotated[Literal["active"], "what is disabled, quarantined or not as pinned is not listed"]
+    deprecated: Annotated[bool, "whether the server says so, in the tool's annotations or in its schema"]
+
+
+@dataclass(frozen=True, slots=True)
+class McpTools:
+    """All tools of a server that the caller may use."""
+
+    tools: Annotated[Sequence[McpTool], "in the server's order"]
+
+
+@dataclass(frozen=True, slots=True)
+class McpCall:
+    """What a tool is called with."""
+
+    arguments: Annotated[Mapping[str, Any], "as its schema wants them; nothing is as good as {}"]
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallResult:
+    """What a call came to."""
+
+    call_id: Annotated[str, "the call's id in the audit, where it is called decision_id"]
+    result: Annotated[Mapping[str, Any], "the tool's result as MCP has it: content, structuredContent"]
+    latency_ms: Annotated[float, "how long the server took"]

@@ -1,0 +1,388 @@
+"""Can a script list and call tools without MCP, under the very rules that MCP callers are under?
+
+What it hears for each reason stands in `test_answers_per_era.py`, and whether its document is true in
+`test_openapi.py`; here is what is good, what the other side says went wrong, and what must not get by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from sidecar.plain import front
+from tests.flow.apart import SessionsOnly, StatelessOnly
+from tests.flow.described import CALL, LIST, check_described
+from tests.flow.talk import Answer, Talk, reason_of
+from tests.flow.test_crossings import RULES as ALL
+from tests.flow.world import TOOLS, Upstream, World, until, world
+
+MAY_ALL = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
+GOOD = {"repo": "acme/site"}
+
+
+def plain(running: World) -> Talk:
+    return Talk(running, "plain")
+
+
+async def post(running: World, path: str, body: Any, **headers: str) -> Answer:
+    return await running.post(body, headers=headers, url=f"{running.url}/mcp/github/tools{path}")
+
+
+def results(*said: Mapping[str, Any], status: int = 200) -> Any:
+    """A responder whose answers are these members, one after another, the last again and again."""
+    left = list(said)
+
+    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        one = left.pop(0) if len(left) > 1 else left[0]
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], **one}, status=status)
+
+    return respond
+
+
+def page(*names: str, cursor: str | None = None) -> dict[str, Any]:
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+    return {"result": {"tools": tools, "ttlMs": 60000, **({"nextCursor": cursor} if cursor else {})}}
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_list_is_what_the_caller_may_use_in_the_words_of_the_seed(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        answer = await plain(running).ask("tools/list")
+        check_described(LIST, answer)
+        assert answer[0] == 200 and answer[2]["Cache-Control"] == "no-store"
+        assert answer[1] == {
+            "tools": [
+                {
+                    "name": "search_code",
+                    "description": "Search.",
+                    "input_schema": TOOLS[0]["inputSchema"],
+                    "status": "active",
+                    "deprecated": False,
+                },
+                {
+                    "name": "get_file",
+                    "description": None,
+                    "input_schema": TOOLS[2]["inputSchema"],
+                    "status": "active",
+                    "deprecated": False,
+                },
+            ]
+        }
+        (end,) = running.ends()
+        assert (end["protocol"], end["method"], end["object"]) == ("http", "tools/list", "nhi:github")
+        moved = 'sidecar_requests_total{method="tools/list",protocol="http",status="success",upstream="github"} 1.0'
+        assert moved in await running.metrics()
+
+
+async def test_what_is_off_or_cannot_be_named_in_a_path_is_not_listed(tmp_path: Path) -> None:
+    remote = {"type": "object", "properties": {"a": {"$ref": "https://schemas.example/a.json"}}}
+    odd = [
+        {"name": name, "inputSchema": {"type": "object"}} for name in (".hidden", "a//b", "files/read.v2", "no/../w")
+    ]
+    old = {"name": "old", "inputSchema": {"type": "object", "deprecated": True}}
+    older = {"name": "older", "inputSchema": {"type": "object"}, "annotations": {"deprecated": True}}
+    upstream = Upstream(tools=[*TOOLS, *odd, {"name": "broken", "inputSchema": remote}, old, older])
+    async with world(tmp_path, rules=MAY_ALL, upstream=upstream) as running:
+        await running.app.switch_off("github", "delete_repo", reason="", until=None, by="test")
+        _, body, _ = await plain(running).ask("tools/list")
+        listed = {tool["name"]: tool["deprecated"] for tool in body["tools"]}
+        assert listed == {
+            "search_code": False,
+            "get_file": False,
+            "files/read.v2": False,
+            "old": True,
+            "older": True,
+        }
+        for name in listed:
+            arguments = GOOD if name == "search_code" else {}
+            assert (await plain(running).call(name, arguments))[0] == 200, name
+        assert [message["params"]["name"] for message in upstream.calls()] == list(listed)
+
+
+async def test_all_pages_are_one_answer(tmp_path: Path) -> None:
+    whole = page("a", "b", "c")
+    pages = results(whole, page("a", cursor="1"), page("hidden", "b", cursor="2"), page("c"))
+    async with world(tmp_path, rules=MAY_ALL, upstream=Upstream(script={"tools/list": pages})) as running:
+        _, body, _ = await plain(running).ask("tools/list")
+        assert [tool["name"] for tool in body["tools"]] == ["a", "b", "c"]
+        assert [call["params"].get("cursor") for call in running.upstream.calls("tools/list")[1:4]] == [None, "1", "2"]
+        assert len(running.ends()) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        page("a", cursor="again"),
+        page("a", cursor="x" * 5000),
+        {"result": {"tools": [], "nextCursor": 7}},
+        {"result": {"resultType": "input_required", "inputRequests": {}}},
+    ],
+    ids=["without end", "a long cursor", "a number", "a question"],
+)
+async def test_a_list_that_is_out_of_shape_is_refused(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "MAX_PAGES", 5)
+    upstream = Upstream(script={"tools/list": results(page("a"), said)})
+    async with world(tmp_path, rules=MAY_ALL, upstream=upstream) as running:
+        answer = await plain(running).ask("tools/list")
+        check_described(LIST, answer)
+        assert (answer[0], reason_of(answer)) == (502, "response-refused")
+        assert len(upstream.calls("tools/list")) <= 6
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        headers = {"X-Run-Id": "run-7", "X-Thread-Id": "thread-7", "Cookie": "a=b", "X-Custom": "secret"}
+        answer = await plain(running).call("search_code", GOOD, headers=headers)
+        check_described(CALL, answer)
+        status, body, _ = answer
+        assert status == 200 and set(body) == {"call_id", "result", "latency_ms"}
+        assert body["result"] == {"content": [{"type": "text", "text": "done"}], "isError": False}
+        decision, outcome = running.records()[-2:]
+        assert decision["decision_id"] == outcome["decision_id"] == body["call_id"]
+        assert (outcome["protocol"], outcome["run_id"], outcome["thread_id"]) == ("http", "run-7", "thread-7")
+        assert (outcome["object"], outcome["status"], outcome["http_status"]) == (
+            "tool:github/search_code",
+            "success",
+            200,
+        )
+        assert 0 <= body["latency_ms"] <= outcome["duration_ms"]
+        sent, message = next(entry for entry in running.upstream.seen if entry[1]["method"] == "tools/call")
+        assert message["params"]["arguments"] == GOOD
+        assert (sent["Mcp-Method"], sent["Mcp-Name"]) == ("tools/call", "search_code")
+        assert not {"Cookie", "X-Custom", "X-Run-Id", "Authorization"} & set(sent)
+
+
+async def test_the_evidence_of_a_plain_call_is_that_of_an_mcp_call(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await plain(running).call("search_code", GOOD)
+        await running.call("search_code", GOOD)
+        one, other = running.ends()
+        same = ("args_hash", "chain", "links", "facts", "object", "action", "policy_revision", "limits", "status")
+        assert [one[name] for name in same] == [other[name] for name in same]
+
+
+async def test_a_limit_is_one_for_all_ways_to_call(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        for way in (plain(running).call, running.call, plain(running).call):
+            assert (await way("get_file", {"path": "a"}))[0] == 200
+        for way in (plain(running).call, running.call):
+            assert (await way("get_file", {"path": "a"}))[0] == 429
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "kind"),
+    [
+        ({"result": {"content": [{"type": "text", "text": "no"}], "isError": True}}, 200, "tool-error"),
+        ({"error": {"code": -32602, "message": "no", "data": {"a": 1}}}, 200, "server-error"),
+        ({"error": {"code": -32602, "message": "no", "data": {"a": 1}}}, 400, "server-error"),
+    ],
+)
+async def test_what_fails_at_the_other_side_is_an_error_that_was_delivered(
+    said: dict[str, Any], status: int, kind: str, tmp_path: Path
+) -> None:
+    upstream = Upstream(script={"tools/call": results(said, status=status)})
+    async with world(tmp_path, upstream=upstream) as running:
+        answer = await plain(running).call("search_code", GOOD)
+        check_described(CALL, answer)
+        assert answer[0] == answer[1]["status"] == 502 and answer[2]["Content-Type"] == "application/problem+json"
+        assert (answer[1]["error_code"], answer[1]["type"]) == ("ExecutionFailed", f"urn:sidecar:{kind}")
+        assert answer[1]["details"] == next(iter(said.values()))
+        (end,) = running.ends()
+        assert (end["status"], end["reason"], end["http_status"]) == ("success", None, 502)
+        assert end["decision_id"] == answer[1]["decision_id"]
+
+
+@pytest.mark.parametrize("server", [SessionsOnly, StatelessOnly])
+@pytest.mark.parametrize("say", [0, 3])
+async def test_a_server_of_either_era_is_called_and_only_its_result_goes_out(
+    server: type[SessionsOnly] | type[StatelessOnly], say: int, tmp_path: Path
+) -> None:
+    behind = server()
+    told = [{"method": "notifications/message", "params": {"level": "error", "data": n}} for n in range(say)]
+    rules = ALL.format(who="nhi:planner")
+    async with world(tmp_path, rules=rules, upstream=behind) as running:  # type: ignore[arg-type]
+        _, listed, _ = await plain(running).ask("tools/list")
+        assert [tool["name"] for tool in listed["tools"]] == ["act"]
+        answer = await plain(running).call("act", {"say": told})
+        check_described(CALL, answer)
+        assert (answer[0], answer[1]["result"]["content"]) == (200, [{"type": "text", "text": "[]"}])
+        failed = await plain(running).call("act", {"fail": {"code": -32000, "message": "no"}})
+        assert (failed[0], failed[1]["details"]["message"]) == (502, "no")
+
+
+@pytest.mark.parametrize(("may", "reason"), [(True, "response-refused"), (False, "no-matching-rule")])
+async def test_a_question_cannot_be_answered_here(may: bool, reason: str, tmp_path: Path) -> None:
+    rules = ALL.format(who="nhi:planner") if may else MAY_ALL
+    async with world(tmp_path, rules=rules, upstream=StatelessOnly()) as running:  # type: ignore[arg-type]
+        answer = await plain(running).call("act", {"ask": ["elicitation/create"]})
+        check_described(CALL, answer)
+        assert reason_of(answer) == reason
+        assert ("a plain call cannot answer" in answer[1].get("detail", "")) is may
+
+
+async def test_a_server_of_sessions_hears_that_nobody_can_be_asked(tmp_path: Path) -> None:
+    rules = ALL.format(who="nhi:planner")
+    async with world(tmp_path, rules=rules, upstream=SessionsOnly()) as running:  # type: ignore[arg-type]
+        answer = await plain(running).call("act", {"ask": ["elicitation/create"]})
+        (heard,) = json.loads(answer[1]["result"]["content"][0]["text"])
+        assert answer[0] == 200 and "code" in heard
+
+
+async def test_a_caller_who_leaves_takes_the_call_along(tmp_path: Path) -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def never(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            left.set()
+        return web.Response()
+
+    async with world(tmp_path, upstream=Upstream(script={"tools/call": never})) as running:
+        call = asyncio.create_task(plain(running).call("search_code", GOOD))
+        await begun.wait()
+        call.cancel()
+        async with asyncio.timeout(2):
+            await left.wait()
+        await until(lambda: len(running.ends()) == 1)
+        assert (running.ends()[0]["reason"], running.ends()[0]["http_status"]) == ("caller-gone", 499)
+
+
+async def test_a_stream_behind_a_plain_call_ends_when_its_caller_is_disabled(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def talk(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await stream.write(b": still here\n\n")
+        begun.set()
+        await asyncio.sleep(60)
+        return stream
+
+    async with world(tmp_path, upstream=Upstream(script={"tools/call": talk})) as running:
+        call = asyncio.create_task(plain(running).call("search_code", GOOD))
+        await begun.wait()
+        await running.app.disable("nhi:planner", reason="", until=None, by="test")
+        async with asyncio.timeout(5):
+            answer = await call
+        check_described(CALL, answer)
+        assert (answer[0], reason_of(answer)) == (403, "principal-disabled")
+
+
+async def test_headers_that_a_schema_asks_for_are_made_from_the_arguments(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    upstream = Upstream(tools=[{"name": "near", "inputSchema": schema}])
+    async with world(tmp_path, rules=MAY_ALL, upstream=upstream) as running:
+        answer = await plain(running).call("near", {"region": "eu"}, headers={"Mcp-Param-Region": "us"})
+        assert answer[0] == 200
+        (sent,) = [headers for headers, message in upstream.seen if message["method"] == "tools/call"]
+        assert sent["Mcp-Param-Region"] == "eu"
+
+
+async def test_what_an_answer_may_hold_holds_here(tmp_path: Path) -> None:
+    said = {"result": {"content": [{"type": "text", "text": "write to ada@example.org"}], "isError": True}}
+    redacting = "responses: {redact: [{classes: [email]}]}"
+    upstream = Upstream(script={"tools/call": results(said)})
+    async with world(tmp_path, upstream=upstream, upstream_settings=redacting) as running:
+        _, body, _ = await plain(running).call("search_code", GOOD)
+        assert "ada@" not in json.dumps(body) and "write to" in json.dumps(body)
+        assert running.ends()[0]["redactions"] == 1
+
+
+# --- what is not taken ----------------------------------------------------------------------------------------------
+
+NOT_TAKEN = {
+    "nothing": b"",
+    "no object": b"[]",
+    "a text": b'"a"',
+    "two values": b"{}{}",
+    "a key twice": b'{"arguments": {}, "arguments": {}}',
+    "a key twice inside": b'{"arguments": {"repo": "acme/a", "repo": "evil/a"}}',
+    "another spelling": b'{"Arguments": {}}',
+    "the bare arguments": b'{"repo": "acme/site"}',
+    "an envelope": b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "delete_repo"}}',
+    "metadata": b'{"arguments": {}, "_meta": {}}',
+    "no arguments": b'{"arguments": null}',
+    "a list of arguments": b'{"arguments": []}',
+    "a mark": b'\xef\xbb\xbf{"arguments": {}}',
+    "no UTF-8": b'{"arguments": {"repo": "\xff"}}',
+    "no number": b'{"arguments": {"limit": NaN}}',
+    "a large number": b'{"arguments": {"limit": 99999999999999999999999}}',
+    "a surrogate": b'{"arguments": {"repo": "\\ud800"}}',
+    "a tower": b'{"arguments": ' + b'{"a":' * 40 + b"1" + b"}" * 40 + b"}",
+}
+
+
+async def test_a_body_that_is_not_one_object_with_arguments_is_malformed(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        for name, body in NOT_TAKEN.items():
+            answer = await post(running, "/search_code", body)
+            check_described(CALL, answer)
+            assert (answer[0], reason_of(answer)) == (400, "malformed-call"), name
+            assert answer[1]["error_code"] == "InvalidParameters"
+        assert len(running.ends()) == len(NOT_TAKEN) and not running.upstream.seen
+
+
+async def test_a_body_may_leave_the_arguments_out(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        assert (await post(running, "/get_file", {}))[0] == 200
+        assert running.upstream.calls()[0]["params"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("path", ["/search%5Fcode", "/.hidden", "/a//b", "/a/../search_code", "/"])
+async def test_a_path_that_can_be_read_in_two_ways_is_no_address(path: str, tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        url = f"{running.url}/mcp/github/tools{path}"
+        async with running.http.post(URL(url, encoded=True), json={"arguments": GOOD}) as response:
+            answer = (response.status, await response.json(content_type=None), dict(response.headers))
+        check_described(CALL, answer)
+        assert (answer[0], reason_of(answer)) == (400, "malformed-call")
+        assert not running.upstream.seen
+
+
+async def test_a_query_is_not_overlooked(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        answer = await post(running, "/search_code?repo=acme", {"arguments": GOOD})
+        assert (answer[0], reason_of(answer)) == (400, "malformed-call") and not running.upstream.seen
+
+
+async def test_a_page_of_another_origin_gets_no_further_here(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        answer = await post(running, "/search_code", {"arguments": GOOD}, Origin="https://evil.example")
+        check_described(CALL, answer)
+        assert (answer[0], reason_of(answer)) == (403, "origin-refused")
+
+
+@pytest.mark.parametrize("style", ["jsonrpc", "tool_result"])
+async def test_a_style_of_denial_is_for_protocols_and_not_for_statuses_here(style: str, tmp_path: Path) -> None:
+    async with world(tmp_path, settings=f"answers: {{deny_style: {style}}}\n") as running:
+        answer = await plain(running).call("delete_repo", GOOD)
+        check_described(CALL, answer)
+        assert (answer[0], reason_of(answer)) == (403, "no-matching-rule")
+
+
+@pytest.mark.parametrize("disclosure", ["kind", "hide"])
+async def test_what_the_operator_keeps_back_is_kept_back_here(disclosure: str, tmp_path: Path) -> None:
+    async with world(tmp_path, settings=f"answers: {{disclosure: {disclosure}}}\n") as running:
+        denied = [
+            await plain(running).call(*call) for call in (("delete_repo", {}), ("search_code", {"repo": "evil/a"}))
+        ]
+        for answer in denied:
+            check_described(CALL, answer)
+            answer[1].pop("decision_id")
+        assert denied[0][:2] == denied[1][:2]
