@@ -95,6 +95,7 @@ def _inside(root: Schema, value: Schema) -> Iterator[tuple[str, Schema]]:
 def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[str, ...] | None:
     """One row; None for a name that is known and refused."""
     told = value.get("description") or next((inner["description"] for _, inner in _inside(root, value)), "")
+    told = " ".join(told.split())
     meaning = _REFUSED.sub("", told).strip()
     if meaning != told and told.endswith("Not supported by this version."):
         return None

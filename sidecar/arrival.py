@@ -27,7 +27,7 @@ Headers = Mapping[str, Sequence[str]]
 """Every header line, by lower-case name, in the order they came."""
 
 PARAMETER = "mcp-param-"
-MCP, METADATA = "mcp", "metadata"
+MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 EVERY = ""  # where a server's name would stand: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
@@ -45,6 +45,7 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(r"/mcp()\Z"), ("POST", "GET", "DELETE")),
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
     (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
+    (KEYS, re.compile(r"/\.well-known/jwks\.json()\Z"), ("GET",)),
 )
 
 _TOOL = re.compile(rf"{_NAME}\Z")

@@ -209,6 +209,10 @@ class Refusal(Exception):
         return ANSWERS[self.reason]
 
 
+class Unsent(Refusal):
+    """There was nothing to show to the upstream, so nothing was sent to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing wrong in a file. `line` and `column` count from 1 (0 = the file as a whole); `width` in characters."""

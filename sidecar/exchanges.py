@@ -228,6 +228,13 @@ class Exchanges:
         turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
 
+    def key_set(self, turn: Turn) -> web.StreamResponse:
+        """RFC 7517: with which keys do we sign? Open to all."""
+        body = turn.now.key_set
+        turn.method = "jwks"
+        turn.record.outcome(http_status=200, bytes_out=len(body))
+        return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
+
     def drain(self) -> None:
         """End the streams that would never end by themselves; calls in flight go on to their answers."""
         for exchange in list(self.streams):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
+from sidecar.errors import Fault
 from sidecar.identity import Identity
 from sidecar.limits import open_store
 from sidecar.policy import Engine, PolicySource
@@ -21,22 +22,26 @@ from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import doubts, load
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
-from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Watched, upstream_from
+from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
 from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
 
 
-def check_files(path: Path, environ: Mapping[str, str]) -> Engine:
-    """Everything that a start would check, without taking an address or writing a file. Raises ConfigError."""
-    settings = load_settings(path, environ)
+def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
+    """Everything that a start would check, without taking an address or writing a file; and what of the settings is
+    valid and dangerous. Raises ConfigError."""
+    loaded = load(path, environ)
+    settings = loaded.settings
     open_store(settings.store.url, time.time)
     Ledger.open(settings.data / LEDGER_FILE)
     tasks_from(settings)
-    return first_snapshot(settings, base_url="", processes=Processes(environ)).engine
+    engine = first_snapshot(settings, base_url="", processes=Processes(environ), make_keys=False).engine
+    return engine, tuple(doubts(loaded))
 
 
 def tasks_from(settings: Settings) -> Tasks:
@@ -48,20 +53,23 @@ def tasks_from(settings: Settings) -> Tasks:
     return Tasks(store, time.time, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
 
 
-def services_from(settings: Settings, known: Mapping[str, Service], processes: Processes) -> Mapping[str, Service]:
+def services_from(
+    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: Signer
+) -> Mapping[str, Service]:
     """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
-        old, new = known.get(name), _service(settings, name, processes)
+        old, new = known.get(name), _service(settings, name, processes, signer)
         same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
         services[name] = old if old is not None and same else new
     return services
 
 
-def _service(settings: Settings, name: str, processes: Processes) -> Service:
+def _service(settings: Settings, name: str, processes: Processes, signer: Signer) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
-    bare = upstream_from(name, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes)
+    max_bytes = settings.server.max_response_bytes
+    bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
     account = Account(name, definition.breaker)
     patience = Patience(settings.sessions.question_timeout_s, settings.sessions.idle_s)
     upstream = Bridge(Watched(bare, account), patience)  # what is watched is the server, not what we make of it
@@ -84,9 +92,9 @@ def _service(settings: Settings, name: str, processes: Processes) -> Service:
     )
 
 
-def first_snapshot(settings: Settings, base_url: str, processes: Processes) -> Snapshot:
+def first_snapshot(settings: Settings, base_url: str, processes: Processes, *, make_keys: bool = True) -> Snapshot:
     """What serves from the start. Raises ConfigError."""
-    return _snapshot(settings, {}, base_url, processes)
+    return _snapshot(settings, {}, base_url, processes, make_keys=make_keys)
 
 
 async def next_snapshot(
@@ -124,16 +132,19 @@ def _snapshot(
     processes: Processes,
     reading: Reading | None = None,
     known_pins: Pins = NO_PINS,
+    make_keys: bool = True,
 ) -> Snapshot:
+    signer = signer_from(settings, base_url, make=make_keys)
     keys_digest = digest_of_keys(settings)  # before the keys are read: what changes in between counts as a change
     return snapshot_from(
         settings,
         read_policy(settings, reading),
         identity=Identity.from_settings(settings, time.time, fetch),
-        services=services_from(settings, known, processes),
+        services=services_from(settings, known, processes, signer),
         base_url=base_url,
         keys_digest=keys_digest,
         known_pins=known_pins,
+        key_set=signer.key_set,
     )
 
 

@@ -35,7 +35,7 @@ from sidecar.answers import Shape, Told, tell
 from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Federation, Spread
 from sidecar.intents import Ask, Intent, Leave, Understanding
@@ -115,6 +115,8 @@ class Pipeline:
         route = arrival.route_of(turn.raw_path, turn.verb)
         if route.kind == arrival.METADATA:
             return self.exchanges.metadata(turn, route.server)
+        if route.kind == arrival.KEYS:
+            return self.exchanges.key_set(turn)
         caller = await self._identify(turn, route.server, entrance)
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
@@ -181,7 +183,8 @@ class Pipeline:
                 carry_out = self.plain.carry_out if turn.plain else self.exchanges.carry_out
                 return await carry_out(turn, service, caller, decision, intent, plan.timeout_s)
             except Refusal as refusal:
-                lease.forwarded = refusal.reason is not Reason.UPSTREAM_OPEN  # it opened just now: nothing was sent
+                # The breaker opened just now, or there was no credential to show: nothing was sent.
+                lease.forwarded = refusal.reason is not Reason.UPSTREAM_OPEN and not isinstance(refusal, Unsent)
                 raise
             finally:
                 turn.record.mark("upstream")

@@ -33,6 +33,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Question
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
 
+NO_KEYS = b'{"keys":[]}'
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
@@ -59,6 +60,11 @@ class Service:
         """How it is asked whether it is well."""
         return self.definition.probe
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether it is shown the caller's own token, or what that is exchanged for."""
+        return self.definition.credential is not None and self.definition.credential.needs_token
+
     async def close(self) -> None:
         """Let go of its connections."""
         await self.catalogue.close()
@@ -71,7 +77,7 @@ class Snapshot:
 
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
-    for each server whose tools must be as pinned, the digest of each tool.
+    for each server whose tools must be as pinned, the digest of each tool. `key_set` are our public keys (RFC 7517).
     """
 
     settings: Settings
@@ -89,6 +95,7 @@ class Snapshot:
     keys_digest: str = ""
     pins: Pins = NO_PINS
     required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    key_set: bytes = NO_KEYS
 
     def shadows(self, now_s: float) -> bool:
         """Whether what policy or a limit refuses is let pass, and only put on record."""
@@ -205,6 +212,7 @@ def snapshot_from(
     base_url: str,
     keys_digest: str,
     known_pins: Pins = NO_PINS,
+    key_set: bytes = NO_KEYS,
 ) -> Snapshot:
     """Everything that `source` needs beside it, read and checked; `known_pins` are those of the snapshot before. Raises
     PolicyError with every fault."""
@@ -227,9 +235,13 @@ def snapshot_from(
             settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
         ),
         audiences={
-            EVERY: Audience(resource_at(base_url, EVERY), any(service.anonymous for service in services.values())),
+            EVERY: Audience(
+                resource_at(base_url, EVERY),
+                any(service.anonymous for service in services.values()),
+                keeps_token=any(service.needs_token for service in services.values()),
+            ),
             **{
-                name: Audience(resource_at(base_url, name), service.anonymous, service.scopes)
+                name: Audience(resource_at(base_url, name), service.anonymous, service.scopes, service.needs_token)
                 for name, service in services.items()
             },
         },
@@ -243,6 +255,7 @@ def snapshot_from(
         keys_digest=keys_digest,
         pins=pins,
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
+        key_set=key_set,
     )
 
 

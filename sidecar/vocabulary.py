@@ -14,7 +14,7 @@ that every call makes anew are named tuples, at a third of the price of a frozen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
@@ -65,11 +65,16 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A chain that was proven on this request. `expires_at` is in seconds since the epoch; None never ends."""
+    """A chain that was proven on this request. `expires_at` is in seconds since the epoch; None never ends.
+
+    `token` is the bearer token that was proven, only at addresses whose upstream is to be shown it or what it is
+    exchanged for, else "". It is part of no comparison and of nothing that is printed.
+    """
 
     chain: Chain
     credentials: tuple[Credential, ...]
     expires_at: float | None = None
+    token: str = field(default="", repr=False, compare=False)
 
     @property
     def first(self) -> Principal:

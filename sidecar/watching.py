@@ -39,7 +39,8 @@ Look = Mapping[str, tuple[int, ...]]
 
 def key_files(settings: Settings) -> tuple[Path, ...]:
     """Every file of keys and credentials that a reload reads anew."""
-    return (*_paths_in(settings.identity), *_paths_in(settings.upstreams), pepper_path(settings))
+    signing = (settings.signing_key_path, *settings.previous_key_paths)
+    return (*_paths_in(settings.identity), *_paths_in(settings.upstreams), pepper_path(settings), *signing)
 
 
 def look_at(config: Path, settings: Settings) -> Look:

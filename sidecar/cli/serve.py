@@ -151,6 +151,10 @@ def _announce(app: App) -> None:
         f"  audit     {now.settings.audit_path}",
     ):
         click.echo(line, err=True)
+    for name, service in sorted(now.services.items()):
+        credential = service.definition.credential
+        if credential is not None and credential.passthrough:
+            click.echo(f"  WARNING   the tokens of callers are shown to {name}: credential.passthrough", err=True)
     if app.limiter.store.kind == "memory" and not now.settings.server.listen.is_loopback:
         click.echo("  WARNING   limits count in this process only and start empty: set store.url", err=True)
 
@@ -158,8 +162,8 @@ def _announce(app: App) -> None:
 def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...], str, dict[str, int]]:
     from sidecar.loading import check_files
 
-    engine = check_files(path, environ)
-    return engine.warnings, engine.revision, dict(engine.rule_counts)
+    engine, doubts = check_files(path, environ)
+    return (*doubts, *engine.warnings), engine.revision, dict(engine.rule_counts)
 
 
 def _plain(fault: Fault) -> dict[str, object]:

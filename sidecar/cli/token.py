@@ -19,8 +19,8 @@ import click
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.configured import pepper_path
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, write_secret
-from sidecar.identity.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 from sidecar.settings import load_settings
+from sidecar.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 
 KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")

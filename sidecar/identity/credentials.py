@@ -38,11 +38,13 @@ class Presented(NamedTuple):
 
 
 class Audience(NamedTuple):
-    """What the route is: its own URL, whether the upstream names `anonymous`, and the scopes it asks for."""
+    """What the route is: its own URL, whether the upstream names `anonymous`, the scopes it asks for, and whether the
+    token must go on with its caller, because of what the upstream is shown."""
 
     resource: str
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
+    keeps_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -136,7 +137,7 @@ class Identity:
             caller = _caller_of(remembered.proven, self._workload(shown))
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
-        return caller
+        return replace(caller, token=shown.token) if audience.keeps_token else caller
 
     def _without_token(self, shown: Shown, audience: Audience) -> Caller:
         workload = self._workload(shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,16 @@ def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) ->
     if faults:
         document.refuse(faults)
     return Loaded(settings, document)
+
+
+def doubts(loaded: Loaded) -> Iterator[Fault]:
+    """What is valid, and had better be meant."""
+    for name, upstream in loaded.settings.upstreams.items():
+        if upstream.credential is not None and upstream.credential.passthrough:
+            message = f"the tokens of callers are shown to {name}, which can use them as if it were they"
+            hint = "use token_exchange or signed, unless these tokens are meant for this server too"
+            fault = loaded.document.fault(("upstreams", name, "credential", "passthrough"), message, "S118", hint)
+            yield replace(fault, severity="warning")
 
 
 def shown_settings(loaded: Loaded) -> list[Shown]:
@@ -160,7 +170,10 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for index, issuer in enumerate(settings.identity.issuers):
         named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
     for name, upstream in settings.upstreams.items():
-        if credential := upstream.credential:
-            named.append((("upstreams", name, "credential", "bearer_path"), credential.bearer_path))
-            named.append((("upstreams", name, "credential", "value_path"), credential.value_path))
+        if upstream.credential is not None:
+            named += [(("upstreams", name, "credential", *loc), path) for loc, path in upstream.credential.files()]
+    named.append((("signing", "key_path"), settings.signing.key_path))
+    named += [
+        (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
+    ]
     yield from ((loc, path) for loc, path in named if path is not None)

@@ -23,6 +23,7 @@ from sidecar.settings.server import (
     ServerSettings,
     SessionSettings,
 )
+from sidecar.settings.signing import SigningSettings
 from sidecar.settings.store import StoreSettings
 from sidecar.settings.tasks import TaskSettings
 from sidecar.settings.upstreams import Upstream
@@ -51,6 +52,8 @@ class Settings(Section):
     """Where limits are counted."""
     audit: AuditSettings = Field(default_factory=AuditSettings)
     """The evidence."""
+    signing: SigningSettings = Field(default_factory=SigningSettings)
+    """The key of what we sign."""
     upstreams: Annotated[
         Mapping[Slug, Upstream], Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
     ] = {}
@@ -85,6 +88,27 @@ class Settings(Section):
     def tasks_path(self) -> Path:
         """The file that says whose a task is."""
         return self.data / "tasks.sqlite"
+
+    @property
+    def base_url(self) -> str:
+        """Our address as callers write it, as far as the settings tell: a port 0 is not known before it is taken."""
+        scheme = "http" if self.server.tls is None else "https"
+        return self.server.public_url or f"{scheme}://{self.server.listen}"
+
+    @property
+    def signing_key_path(self) -> Path:
+        """The key of what we sign; made when it is first needed where none was configured."""
+        return self.signing.key_path or self.data / "keys" / "signing.pem"
+
+    @property
+    def previous_key_paths(self) -> tuple[Path, ...]:
+        """Keys that signed before; the one in the data folder need not be there."""
+        return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
+
+    @property
+    def signs(self) -> bool:
+        """Whether anything here is signed by us."""
+        return any(one.credential is not None and one.credential.signed is not None for one in self.upstreams.values())
 
     @property
     def control_path(self) -> Path:

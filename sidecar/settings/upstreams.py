@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from sidecar.settings.credentials import UpstreamCredential
 from sidecar.settings.fields import (
     Argument,
     Command,
     Count,
-    HeaderName,
     HttpUrl,
     Many,
     PathField,
@@ -24,13 +24,6 @@ from sidecar.settings.fields import (
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.health import Breaker, Probe
 from sidecar.settings.responses import Responses
-
-# Headers that frame the message, route it or speak for the protocol: those are ours to write.
-RESERVED_HEADERS = frozenset(
-    {"accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "cookie"}
-    | {"expect", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
-    | {"mcp-session-id", "origin", "te", "trailer", "transfer-encoding", "upgrade", "via"}
-)
 
 
 class McpUpstream(Section):
@@ -86,35 +79,6 @@ _OF_PROGRAMS = frozenset({"args", "env", "cwd", "shared", "idle_s", "max_program
 _OF_ADDRESSES = frozenset({"transport", "connect_timeout_s", "max_connections"})
 
 
-class UpstreamCredential(Section):
-    """What we show to the upstream in place of the caller's credential, which never leaves us."""
-
-    bearer_path: PathField | None = None
-    """File with a token, sent as `Authorization: Bearer`."""
-    header: HeaderName | None = None
-    """The header to send instead."""
-    value_path: PathField | None = None
-    """File with that header's value."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> UpstreamCredential:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[Finding]:
-        has_header = self.header is not None or self.value_path is not None
-        if (self.bearer_path is not None) == has_header:
-            hint = "bearer_path: ..., or header: X-Api-Key with value_path: ..."
-            yield Finding("a credential is either a bearer token or a header", "S113", hint, on_key=True)
-        elif has_header and (self.header is None or self.value_path is None):
-            missing = "header" if self.header is None else "value_path"
-            yield Finding(f'the key "{missing}" is missing', "Y102", on_key=True)
-        if self.header and self.header.lower() in RESERVED_HEADERS:
-            yield Finding(
-                f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
-            )
-
-
 class Upstream(Section):
     """One server; its name is its key."""
 
@@ -149,4 +113,7 @@ class Upstream(Section):
         elif self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}"
             reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
+        if self.anonymous and self.credential is not None and self.credential.needs_token:
+            hint = "remove anonymous, or use another kind of credential"
+            reject_any([Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))])
         return self

@@ -6,6 +6,7 @@ wired.py        whose line is it, and for how long is it kept
 stdio.py        a program on pipes: started, bounded, started again
 http.py         one message out over HTTP, its answer back; failures become refusals
 legacy_sse.py   a server of the HTTP+SSE transport of 2024-11-05; detecting.py: which of the two it is
+credentials/    what is shown to it, so that it knows who calls
 assembling.py   which parts make up one upstream
 watched.py      does it do its part: an upstream around an upstream, which a breaker may close
 breaker.py      may it be asked right now, or is it given a rest
@@ -22,6 +23,7 @@ tools.py        one tool: its compiled schema, or why it is quarantined
 from sidecar.upstreams.assembling import upstream_from
 from sidecar.upstreams.bridging import Bridge, Patience
 from sidecar.upstreams.catalogue import Catalogue
+from sidecar.upstreams.credentials import Signer, signer_from
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.tools import Tool
 from sidecar.upstreams.transport import Answer, Outbound, Upstream, Waiting
@@ -34,9 +36,11 @@ __all__ = [
     "Catalogue",
     "Outbound",
     "Patience",
+    "Signer",
     "Tool",
     "Upstream",
     "Waiting",
     "Watched",
+    "signer_from",
     "upstream_from",
 ]

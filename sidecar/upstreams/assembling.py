@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sidecar.processes import Processes
 from sidecar.settings import upstreams as settings
+from sidecar.upstreams.credentials import NO_SIGNER, Signer, source_from
 from sidecar.upstreams.detecting import DetectingUpstream
 from sidecar.upstreams.http import http_upstream_from
 from sidecar.upstreams.legacy_sse import sse_upstream_from
@@ -11,14 +12,24 @@ from sidecar.upstreams.stdio import stdio_upstream_from
 from sidecar.upstreams.transport import Upstream
 
 
-def upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int, processes: Processes) -> Upstream:
+def upstream_from(
+    name: str,
+    section: settings.Upstream,
+    *,
+    max_response_bytes: int,
+    processes: Processes,
+    signer: Signer = NO_SIGNER,
+) -> Upstream:
     """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
     if section.mcp is not None and section.mcp.command is not None:
         return stdio_upstream_from(name, section, max_response_bytes=max_response_bytes, processes=processes)
+    url = "" if section.mcp is None else section.mcp.url or ""
+    credential = source_from(section.credential, url, signer)
     transport = "auto" if section.mcp is None else section.mcp.transport
     if transport == "sse":
-        return sse_upstream_from(name, section, max_response_bytes=max_response_bytes)
-    http = http_upstream_from(name, section, max_response_bytes=max_response_bytes)
+        return sse_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
+    http = http_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
     if transport == "http":
         return http
-    return DetectingUpstream(http, sse_upstream_from(name, section, max_response_bytes=max_response_bytes))
+    sse = sse_upstream_from(name, section, credential, max_response_bytes=max_response_bytes)
+    return DetectingUpstream(http, sse)

@@ -36,6 +36,7 @@ from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_SET
 from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
 from sidecar.upstreams.transport import EVENT_STREAM, SESSION_ID, Made, OfOneCaller, Outbound, Pipe
+from sidecar.vocabulary import Caller
 
 MAX_IN_FLIGHT: Final = 1024
 MAX_SESSIONS: Final = 10_000
@@ -65,8 +66,9 @@ _OF_ONE_CLIENT: Final = frozenset(
 class Wire(Protocol):
     """A line to one server. Messages are whole JSON texts, without what frames them there."""
 
-    async def send(self, message: bytes) -> None:
-        """Pass one message on, in the order of calls. Raises Refusal if it cannot be; waits for a slow reader."""
+    async def send(self, message: bytes, caller: Caller | None) -> None:
+        """Pass one message on, in the order of calls. `caller` is on whose behalf; None is whoever spoke on the line
+        before. Raises Refusal if it cannot be; waits for a slow reader."""
 
     def messages(self) -> AsyncGenerator[bytes, None]:
         """What comes, bounded in size. Ends with the line; a Refusal instead says why it ended."""
@@ -268,7 +270,7 @@ class Channel:
         self._calls[number] = call
         try:
             async with asyncio.timeout_at(until):
-                await self._wire.send(jsonrpc.encode_request(Request(number, request.method, params)))
+                await self._wire.send(jsonrpc.encode_request(Request(number, request.method, params)), outbound.caller)
                 return await call.head
         except TimeoutError:
             self._give_up(number)
@@ -287,7 +289,7 @@ class Channel:
         if call.opens:
             self._lose(Refusal(Reason.UPSTREAM_FAILED, "its session was given up"))
             return
-        self._tell(Notification("notifications/cancelled", {"requestId": number}))
+        self._tell(Notification("notifications/cancelled", {"requestId": number}), call.outbound.caller)
 
     async def _notify(self, outbound: Outbound, message: Notification, session: _Session | None) -> None:
         params = message.params
@@ -309,23 +311,23 @@ class Channel:
     async def _send(self, outbound: Outbound, message: Notification | Response) -> None:
         try:
             async with asyncio.timeout(outbound.deadline_s):
-                await self._wire.send(jsonrpc.encode_message(message))
+                await self._wire.send(jsonrpc.encode_message(message), outbound.caller)
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT) from self._whose()
 
     def _whose(self) -> OfOneCaller | None:
         return OfOneCaller() if self._own else None
 
-    def _tell(self, message: Notification | Response) -> None:
+    def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
         """Send what nobody waits for."""
         if self.failure is None and len(self._telling) < MAX_IN_FLIGHT:
-            task = asyncio.create_task(self._told(jsonrpc.encode_message(message)))
+            task = asyncio.create_task(self._told(jsonrpc.encode_message(message), caller))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _told(self, raw: bytes) -> None:
+    async def _told(self, raw: bytes, caller: Caller | None) -> None:
         try:
-            await self._wire.send(raw)
+            await self._wire.send(raw, caller)
         except Refusal:
             return  # the line is lost, and its reader will say so
 

@@ -22,6 +22,7 @@ from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.http import HttpUpstream
 from sidecar.upstreams.legacy_sse import SseUpstream
 from sidecar.upstreams.transport import JSON, Answer, Made, Outbound, Upstream
+from sidecar.vocabulary import Caller
 
 MAX_ERROR_BYTES: Final = 64 * 1024
 PROBE_S: Final = 5.0  # a server tells its endpoint at once
@@ -66,7 +67,7 @@ class DetectingUpstream:
         with answer:
             refusal = await _kept(answer)
         left_s = outbound.deadline_s - (self._clock() - begun_s)
-        if not _says_json_rpc(refusal) and await self._finds_a_stream(left_s):
+        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
             return await self._over_sse(outbound._replace(deadline_s=left_s))
         return Made(answer.status, refusal, media_type=answer.media_type, headers=answer.headers)
 
@@ -88,14 +89,14 @@ class DetectingUpstream:
                 self._is_legacy, self._next_probe_s = False, 0.0
             raise
 
-    async def _finds_a_stream(self, within_s: float) -> bool:
+    async def _finds_a_stream(self, caller: Caller | None, within_s: float) -> bool:
         """Whoever comes while it is being found out waits for that."""
         until = asyncio.get_running_loop().time() + min(within_s, PROBE_S)
         try:
             async with asyncio.timeout_at(until), self._probing:
                 if not self._is_legacy and self._clock() >= self._next_probe_s:
                     self._next_probe_s = self._clock() + PROBE_EVERY_S
-                    self._is_legacy = await self._legacy.is_there(PROBE_S)
+                    self._is_legacy = await self._legacy.is_there(caller, PROBE_S)
         except TimeoutError:
             return False
         return self._is_legacy

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import TracebackType
 from typing import Final
@@ -34,7 +33,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import STATELESS_SET, routing_headers
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
-from sidecar.settings.secrets import read_secret
+from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Outbound, Upstream
 
 _EXTRA = frozenset({"traceparent", "tracestate"})
@@ -44,14 +43,6 @@ _ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": J
 # (threats D3). As many as there may be callers' connections.
 MAX_STREAMS: Final = 1024
 MAX_FORMS: Final = 64  # verbs by revisions by what they accept are fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """One header that we show to an upstream. Never printed."""
-
-    header: str
-    value: str = field(repr=False)
 
 
 class HttpAnswer:
@@ -102,7 +93,7 @@ class HttpUpstream:
         name: str,
         url: str,
         *,
-        credential: Credential | None = None,
+        credential: CredentialSource | None = None,
         timeout_s: float = 30.0,
         max_response_bytes: int = 10 * 2**20,
         connect_timeout_s: float = 5.0,
@@ -114,6 +105,7 @@ class HttpUpstream:
         self.max_response_bytes = max_response_bytes
         self._origin = parse_origin(url)
         self._credential = credential
+        self._fixed = None if credential is None else credential.fixed
         self._forms: dict[tuple[str, str, bool], RequestForm] = {}
         self._client = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
         self._streams = Client(
@@ -126,12 +118,12 @@ class HttpUpstream:
 
     def shows_the_same_as(self, other: Upstream) -> bool:
         """As `Upstream.shows_the_same_as`."""
-        return isinstance(other, HttpUpstream) and self._credential == other._credential
+        return isinstance(other, HttpUpstream) and same(self._credential, other._credential)
 
     async def exchange(self, outbound: Outbound) -> HttpAnswer:
         """As `Upstream.exchange`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED; MALFORMED_CALL
-        for what no header holds."""
-        verb, message = outbound.verb, outbound.message
+        for what no header holds; Unsent where there is no credential for it."""
+        verb, message, deadline_s = outbound.verb, outbound.message, outbound.deadline_s
         headers = []
         if outbound.session_id is not None:
             headers.append(("Mcp-Session-Id", outbound.session_id))
@@ -143,13 +135,21 @@ class HttpUpstream:
             if not _goes_upstream(header[0]):
                 raise ValueError(f"{header[0]} is not a header that goes upstream")
             headers.append(header)
+        shown = None
+        if self._credential is not None and self._fixed is None:
+            shown, deadline_s = await shown_within(self._credential, outbound.caller, deadline_s)
+            if shown is not None:
+                headers.append(shown)
         body = None if message is None else encode_message(message)
         client = self._streams if outbound.endless or verb == "GET" else self._client
         try:
             written = self._form(verb, outbound.version, body is not None).message(headers, body)
-            return HttpAnswer(await client.send(written, deadline_s=outbound.deadline_s))
+            response = await client.send(written, deadline_s=deadline_s)
         except EgressError as failure:
             raise refusal_from(failure) from failure
+        if response.status == 401 and shown is not None and self._credential is not None:
+            self._credential.refused(outbound.caller, shown)
+        return HttpAnswer(response)
 
     def _form(self, verb: str, version: str, has_body: bool) -> RequestForm:
         """What all requests of one kind have in common. Raises InvalidRequest."""
@@ -161,14 +161,14 @@ class HttpUpstream:
                 first.append(("Content-Type", JSON))
             if version:
                 first.append(("MCP-Protocol-Version", version))
-            last = [] if self._credential is None else [(self._credential.header, self._credential.value)]
+            last = [] if self._fixed is None else [self._fixed]
             form = RequestForm(verb, self._origin.path, self._origin.host_header, first, last)
             if len(self._forms) < MAX_FORMS:
                 self._forms[kind] = form
         return form
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """As `Upstream.end_session`."""
+        """As `Upstream.end_session`. Nobody's call is ended with it, so it shows what the sidecar shows for itself."""
         try:
             answer = await self.exchange(Outbound("DELETE", None, version, deadline_s, session_id))
         except Refusal:
@@ -179,6 +179,8 @@ class HttpUpstream:
         """As `Upstream.close`."""
         await self._client.close()
         await self._streams.close()
+        if self._credential is not None:
+            await self._credential.close()
 
 
 @lru_cache(maxsize=256)  # the same few names with every call
@@ -187,15 +189,17 @@ def _goes_upstream(header: str) -> bool:
     return name in _EXTRA or name.startswith(_PARAMETER_PREFIX)
 
 
-def http_upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> HttpUpstream:
-    """An upstream as configured, its secret read. Raises SettingsError."""
+def http_upstream_from(
+    name: str, section: settings.Upstream, credential: CredentialSource | None, *, max_response_bytes: int
+) -> HttpUpstream:
+    """An upstream as configured."""
     mcp = section.mcp
     if mcp is None or mcp.url is None:
         raise ValueError("the settings promise an MCP upstream its URL")
     return HttpUpstream(
         name,
         mcp.url,
-        credential=credential_from(section.credential),
+        credential=credential,
         timeout_s=mcp.timeout_s,
         max_response_bytes=max_response_bytes,
         connect_timeout_s=mcp.connect_timeout_s,
@@ -227,14 +231,3 @@ def refusal_from(failure: EgressError) -> Refusal:
             return Refusal(Reason.UPSTREAM_FAILED, "its answer broke off or is not HTTP")
         case _:
             return Refusal(Reason.UPSTREAM_FAILED)
-
-
-def credential_from(section: settings.UpstreamCredential | None) -> Credential | None:
-    """What is shown to an upstream, read. Raises SettingsError."""
-    if section is None:
-        return None
-    if section.bearer_path is not None:
-        return Credential("Authorization", f"Bearer {read_secret(section.bearer_path, 'theirs')}")
-    if section.header is None or section.value_path is None:
-        raise ValueError("the settings promise a credential its header and value")
-    return Credential(section.header, read_secret(section.value_path, "theirs"))

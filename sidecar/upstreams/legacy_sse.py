@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,9 +29,11 @@ from sidecar.egress import (
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.sse import SseEvent, SseParser
 from sidecar.settings import upstreams as settings
-from sidecar.upstreams.http import MAX_STREAMS, Credential, credential_from, media_type_of, refusal_from
+from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
+from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Made, Outbound, Upstream
 from sidecar.upstreams.wired import Bounds, WiredUpstream
+from sidecar.vocabulary import Caller
 
 MAX_ENDPOINT_BYTES: Final = 8 * 1024  # of an event before the endpoint, and the endpoint itself
 MAX_PROLOGUE_BYTES: Final = 64 * 1024  # of all that comes before it
@@ -46,7 +48,7 @@ class Address:
     """Where one server is, how it is called, and how much it may say at once, in seconds and bytes."""
 
     url: str
-    credential: Credential | None
+    credential: CredentialSource | None = field(compare=False)
     timeout_s: float
     max_message_bytes: int
     origin: Origin = field(init=False)
@@ -55,9 +57,9 @@ class Address:
         """Raises ValueError for a URL that names no place."""
         object.__setattr__(self, "origin", parse_origin(self.url))
 
-    def get(self) -> bytes:
+    def get(self, shown: Sequence[Header]) -> bytes:
         """The request that opens a stream."""
-        return self._form("GET", self.origin.path, [("Accept", EVENT_STREAM)]).message((), None)
+        return self._form("GET", self.origin.path, [("Accept", EVENT_STREAM)]).message(shown, None)
 
     def post_to(self, endpoint: str) -> RequestForm:
         """The requests that go to the endpoint that a stream told. Raises Refusal(RESPONSE_REFUSED)."""
@@ -72,15 +74,29 @@ class Address:
         return self._form("POST", told.path, [("Accept", JSON), ("Content-Type", JSON)])
 
     def _form(self, verb: str, path: str, headers: list[tuple[str, str]]) -> RequestForm:
-        last = [] if self.credential is None else [(self.credential.header, self.credential.value)]
-        return RequestForm(verb, path, self.origin.host_header, headers, last)
+        return RequestForm(verb, path, self.origin.host_header, headers)
+
+    async def shown(self, caller: Caller | None, deadline_s: float) -> tuple[Sequence[Header], float]:
+        """What one request shows, and the time that is left for it. Raises Unsent."""
+        if self.credential is None:
+            return (), deadline_s
+        header, left_s = await shown_within(self.credential, caller, deadline_s)
+        return (() if header is None else (header,)), left_s
+
+    def heard(self, status: int, caller: Caller | None, shown: Sequence[Header]) -> None:
+        """How the server answered to that."""
+        if status == 401 and self.credential is not None:
+            for header in shown:
+                self.credential.refused(caller, header)
 
 
 class SseWire:
-    """A `channel.Wire`: one stream, and the POSTs that belong to it."""
+    """A `channel.Wire`: one stream, and the POSTs that belong to it. `caller` is for whom it was opened; what nobody
+    in particular says on it shows the credential of who spoke last."""
 
-    def __init__(self, stream: Response, address: Address, client: Client) -> None:
+    def __init__(self, stream: Response, address: Address, client: Client, caller: Caller | None) -> None:
         self._stream = stream
+        self._caller = caller
         self._address = address
         self._client = client
         self._parser = SseParser(MAX_ENDPOINT_BYTES)
@@ -96,16 +112,21 @@ class SseWire:
                 return
         raise Refusal(Reason.UPSTREAM_FAILED, "it hung up before it told its endpoint")
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, message: bytes, caller: Caller | None) -> None:
         """As `Wire.send`."""
+        if caller is not None:
+            self._caller = caller
+        caller = self._caller
         assert self._form is not None, "nothing is sent before the endpoint is known"
         if self._failure is not None:
             raise Refusal(self._failure.reason, self._failure.detail)
+        shown, left_s = await self._address.shown(caller, self._address.timeout_s)
         try:
-            with await self._client.send(self._form.message((), message), deadline_s=self._address.timeout_s) as taken:
+            with await self._client.send(self._form.message(shown, message), deadline_s=left_s) as taken:
                 await taken.read(MAX_ACKNOWLEDGEMENT_BYTES)
         except EgressError as failure:
             raise refusal_from(failure) from failure
+        self._address.heard(taken.status, caller, shown)
         if taken.status in (404, 410):  # it forgot the session; so what it still says is no use either
             self._fail(Refusal(Reason.UPSTREAM_FAILED, "it forgot the session"))
         if not 200 <= taken.status < 300:
@@ -174,7 +195,11 @@ class SseUpstream:
 
     def shows_the_same_as(self, other: Upstream) -> bool:
         """As `Upstream.shows_the_same_as`."""
-        return isinstance(other, SseUpstream) and self._address == other._address
+        return (
+            isinstance(other, SseUpstream)
+            and self._address == other._address
+            and same(self._address.credential, other._address.credential)
+        )
 
     async def exchange(self, outbound: Outbound) -> Made:
         """As `Upstream.exchange`."""
@@ -189,34 +214,38 @@ class SseUpstream:
         await self._lines.close()
         await self._posts.close()
         await self._streams.close()
+        if self._address.credential is not None:
+            await self._address.credential.close()
 
-    async def is_there(self, within_s: float) -> bool:
+    async def is_there(self, caller: Caller | None, within_s: float) -> bool:
         """Whether the address opens a stream of this transport."""
         try:
             async with asyncio.timeout(within_s):
-                wire = await self._open("")
+                wire = await self._open("", caller)
         except (Refusal, TimeoutError):
             return False
         await wire.close()
         return True
 
-    async def _open(self, owner: str) -> SseWire:
-        """As `wired.OpenWire`. Every line shows the same credential, whoever it is for."""
+    async def _open(self, owner: str, caller: Caller | None) -> SseWire:
+        """As `wired.OpenWire`."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await self._begun()
+                return await self._begun(caller)
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not tell its endpoint in time") from None
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
-    async def _begun(self) -> SseWire:
-        stream = await self._streams.send(self._address.get(), deadline_s=self.timeout_s)
+    async def _begun(self, caller: Caller | None) -> SseWire:
+        shown, left_s = await self._address.shown(caller, self.timeout_s)
+        stream = await self._streams.send(self._address.get(shown), deadline_s=left_s)
+        self._address.heard(stream.status, caller, shown)
         try:
             self.offered = stream.status == 200 and media_type_of(stream) == EVENT_STREAM
             if not self.offered:
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it opens no stream (HTTP {stream.status})")
-            wire = SseWire(stream, self._address, self._posts)
+            wire = SseWire(stream, self._address, self._posts, caller)
             await wire.begin()
         except BaseException:
             stream.close()
@@ -224,10 +253,12 @@ class SseUpstream:
         return wire
 
 
-def sse_upstream_from(name: str, section: settings.Upstream, *, max_response_bytes: int) -> SseUpstream:
-    """An upstream as configured, its secret read. Raises SettingsError."""
+def sse_upstream_from(
+    name: str, section: settings.Upstream, credential: CredentialSource | None, *, max_response_bytes: int
+) -> SseUpstream:
+    """An upstream as configured."""
     mcp = section.mcp
     if mcp is None or mcp.url is None:
         raise ValueError("the settings promise an MCP upstream its URL")
-    address = Address(mcp.url, credential_from(section.credential), mcp.timeout_s, max_response_bytes)
+    address = Address(mcp.url, credential, mcp.timeout_s, max_response_bytes)
     return SseUpstream(name, address, connect_timeout_s=mcp.connect_timeout_s, max_connections=mcp.max_connections)

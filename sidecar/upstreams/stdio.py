@@ -25,6 +25,7 @@ from sidecar.settings import upstreams as settings
 from sidecar.settings.programs import environment_of, executable_of
 from sidecar.upstreams.transport import OfOneCaller
 from sidecar.upstreams.wired import Bounds, WiredUpstream
+from sidecar.vocabulary import Caller
 
 # A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
 MAX_UNREAD_BYTES: Final = 8 * 2**20
@@ -73,8 +74,8 @@ class ProgramWire:
             asyncio.create_task(self._cut_off(), name=f"awaits the end of process {process.pid}"),
         ]
 
-    async def send(self, message: bytes) -> None:
-        """As `Wire.send`."""
+    async def send(self, message: bytes, caller: Caller | None) -> None:
+        """As `Wire.send`: a program is shown nothing of its caller."""
         stdin = self._process.stdin
         if stdin.is_closing():
             raise Refusal(Reason.UPSTREAM_FAILED, "its program takes nothing any more")
@@ -175,7 +176,7 @@ class Launcher:
         self._clock = clock_mono
         self._streaks: OrderedDict[str, _Streak] = OrderedDict()
 
-    async def open(self, owner: str) -> ProgramWire:
+    async def open(self, owner: str, caller: Caller | None) -> ProgramWire:
         """As `wired.OpenWire`."""
         began = self._clock()
         streak = self._streaks.get(owner)

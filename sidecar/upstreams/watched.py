@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from sidecar.egress import ENDLESS, Crowded, Deadline, NoPlace
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
@@ -125,7 +125,7 @@ class Visit:
         """The exchange, or reading its answer, came to nothing."""
         if self._done:
             return
-        ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller)
+        ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller) or isinstance(refusal, Unsent)
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and not self._patient
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:

@@ -26,6 +26,7 @@ from sidecar.protocols.eras import STATELESS_SET
 from sidecar.protocols.jsonrpc import Request, Response
 from sidecar.upstreams.channel import Channel, Wire
 from sidecar.upstreams.transport import SESSION_ID, Made, Outbound, Upstream
+from sidecar.vocabulary import Caller
 
 DISCOVER_S: Final = 10.0
 SWEEP_EVERY_S: Final = 5.0
@@ -33,8 +34,9 @@ SWEEP_EVERY_S: Final = 5.0
 FORGOTTEN_S: Final = 7200.0
 _METHOD_NOT_FOUND: Final = -32601
 
-OpenWire = Callable[[str], Awaitable[Wire]]
-"""Opens a line for an owner ("" is the sidecar). Raises Refusal; leaves nothing if it is cancelled."""
+OpenWire = Callable[[str, Caller | None], Awaitable[Wire]]
+"""Opens a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing if it is
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class WiredUpstream:
             del self._kept[outbound.owner]
             unused.key = None
             return unused
-        return await self._within(outbound.deadline_s, self._open(outbound.owner, None))
+        return await self._within(outbound.deadline_s, self._open(outbound, outbound.owner, None))
 
     async def _kept_line(self, outbound: Outbound, key: str) -> _Line:
         """The line that is kept under `key`. Whoever asks while it is being opened waits for the same."""
@@ -198,7 +200,7 @@ class WiredUpstream:
             task = self._opening.get(key)
             if task is None:
                 owner = "" if self._shared else outbound.owner
-                task = asyncio.create_task(self._open(owner, key), name=f"opens a line to {self.name}")
+                task = asyncio.create_task(self._open(outbound, owner, key), name=f"opens a line to {self.name}")
                 self._opening[key] = task
                 task.add_done_callback(lambda done: self._opened(key, done))
             line = await self._within(outbound.deadline_s, asyncio.shield(task))
@@ -217,11 +219,11 @@ class WiredUpstream:
         if not task.cancelled():
             task.exception()  # whoever waited was told
 
-    async def _open(self, owner: str, key: str | None) -> _Line:
+    async def _open(self, outbound: Outbound, owner: str, key: str | None) -> _Line:
         self._make_room(owner)
         self._begun.append(owner)
         try:
-            wire = await self._open_wire(owner)
+            wire = await self._open_wire(owner, outbound.caller)
         finally:
             self._begun.remove(owner)
         own = self._apart and owner != ""  # our own enquiry's program speaks for all of them

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.identity.key_files import make_key
-from sidecar.identity.signing_keys import SigningKey, claims_for, generate
+from sidecar.signing_keys import SigningKey, claims_for, generate
 
 ISSUER = "https://idp.acme.example"
 APPS = "https://apps.acme.example"

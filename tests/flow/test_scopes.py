@@ -22,7 +22,7 @@ def folder(path: Path, rows: str) -> Path:
 
 
 def test_a_row_inside_its_scope_is_accepted_and_an_unknown_upstream_is_told(tmp_path: Path) -> None:
-    engine = check_files(folder(tmp_path, INSIDE), {})
+    engine, _ = check_files(folder(tmp_path, INSIDE), {})
     assert [fault.code for fault in engine.warnings] == ["P121"]
 
 

@@ -141,6 +141,7 @@ VERBS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "C
         ("/mcp/github/sse", ("GET",)),
         ("/mcp/github/messages", ("POST",)),
         ("/.well-known/oauth-protected-resource/mcp/github", ("GET",)),
+        ("/.well-known/jwks.json", ("GET",)),
     ],
 )
 def test_a_verb_is_on_the_table_of_its_address_or_not_allowed(path: str, allowed: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ BL-001
   unit/protocols/test_jsonrpc.py test_a_batch_is_refused_however_long
 BL-003
   flow/test_identity_flow.py test_the_callers_credential_stays_here_and_the_upstreams_own_goes_there
+  flow/test_upstream_credentials.py test_the_callers_token_is_shown_to_nobody_but_by_passthrough
 BL-005
   flow/test_evidence.py test_whatever_stage_a_call_ended_at_its_record_has_what_was_known
 BL-008

@@ -13,7 +13,7 @@ import orjson
 from sidecar.errors import ConfigError
 from sidecar.processes import Processes
 from sidecar.settings import Settings, load_settings
-from sidecar.upstreams import upstream_from
+from sidecar.upstreams import signer_from, upstream_from
 from sidecar.upstreams.report import UNHEALTHY, HealthReport, report_on
 
 NO, USAGE, INVALID = 1, 2, 3
@@ -49,7 +49,11 @@ async def _report(settings: Settings, server: str) -> HealthReport:
     definition = settings.upstreams[server]
     processes = Processes(os.environ)
     upstream = upstream_from(
-        server, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
+        server,
+        definition,
+        max_response_bytes=settings.server.max_response_bytes,
+        processes=processes,
+        signer=signer_from(settings, settings.base_url, make=False),
     )
     try:
         return await report_on(upstream, now_s=time.time())

@@ -30,7 +30,7 @@ from sidecar.processes import Processes
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.moments import rfc3339
-from sidecar.upstreams import Tool, upstream_from
+from sidecar.upstreams import Tool, signer_from, upstream_from
 from sidecar.upstreams.listing import Enquiry
 from sidecar.upstreams.pins import MEMBERS, Pin, differing, pin_of, pinned_part
 from sidecar.upstreams.pins_file import PINS_FILE, file_with, load_pins, readable
@@ -143,7 +143,11 @@ async def _entries(settings: Settings, server: str) -> list[object]:
     definition = settings.upstreams[server]
     processes = Processes(os.environ)
     upstream = upstream_from(
-        server, definition, max_response_bytes=settings.server.max_response_bytes, processes=processes
+        server,
+        definition,
+        max_response_bytes=settings.server.max_response_bytes,
+        processes=processes,
+        signer=signer_from(settings, settings.base_url, make=False),
     )
     enquiry = Enquiry(upstream)
     try:

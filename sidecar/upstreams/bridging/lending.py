@@ -193,6 +193,7 @@ class Lender:
             if not done or task.cancelled():
                 raise Refusal(Reason.UPSTREAM_TIMEOUT)
             lent = task.result()
+        lent.outbound = lent.outbound._replace(caller=outbound.caller)  # what it shows is as fresh as its newest call
         lent.used_s = asyncio.get_running_loop().time()
         if lent.key in self._lent:
             self._lent.move_to_end(lent.key)
@@ -326,7 +327,12 @@ class Lender:
         patience_s = outbound.deadline_s + (self._question_s if lent.may_ask else 0)
         extra = [header for header in outbound.extra if not header[0].lower().startswith("mcp-param-")]
         asked = lent.outbound._replace(
-            verb="POST", message=sent, deadline_s=patience_s, extra=extra, endless=lent.may_ask
+            verb="POST",
+            message=sent,
+            deadline_s=patience_s,
+            caller=outbound.caller,
+            extra=extra,
+            endless=lent.may_ask,
         )
         course = Course(
             self._inner,

@@ -20,7 +20,7 @@ from sidecar.egress import EgressError, fetch
 from sidecar.errors import Refusal
 from sidecar.identity import Identity
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
-from sidecar.identity.signing_keys import SigningKey, generate
+from sidecar.signing_keys import SigningKey, generate
 from tests.unit.identity.world import (
     IDP,
     ROUTE,

@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import ApiKeys, Audience, Identity, Issuer, Presented
-from sidecar.identity.signing_keys import SigningKey, claims_for, generate
+from sidecar.signing_keys import SigningKey, claims_for, generate
 from sidecar.vocabulary import Caller
 
 NOW = 1_800_000_000.0

@@ -145,7 +145,7 @@ REFUSED = [
     (
         "upstreams: {a: {mcp: {url: 'http://x'}, credential: {}}}",
         "S113",
-        "a credential is either a bearer token or a header",
+        "a credential is of one kind, and this is nothing",
     ),
     (
         "upstreams: {a: {mcp: {url: 'http://x'}, credential: {header: X-Key}}}",

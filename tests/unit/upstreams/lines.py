@@ -30,7 +30,7 @@ class Line:
         self.closed = False
         self._said: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, message: bytes, caller: Caller | None = None) -> None:
         self.heard.put_nowait(json.loads(message))
 
     async def messages(self) -> AsyncGenerator[bytes, None]:

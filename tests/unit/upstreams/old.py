@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams.http import Credential
+from sidecar.upstreams.credentials import Credential
 from sidecar.upstreams.legacy_sse import Address, SseUpstream
 from tests.unit.egress.hostile import Conversation, Hostile, response, serving
 

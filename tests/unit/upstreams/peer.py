@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.upstreams import Catalogue
-from sidecar.upstreams.http import Credential, HttpUpstream
+from sidecar.upstreams.credentials import Credential
+from sidecar.upstreams.http import HttpUpstream
 from tests.unit.egress.hostile import Conversation, Hostile, response, serving
 
 ANY: dict[str, Any] = {"type": "object"}

@@ -15,8 +15,10 @@ from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.processes import Processes
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
+from sidecar.settings.credentials import UpstreamCredential
 from sidecar.upstreams import Outbound, upstream_from
-from sidecar.upstreams.http import Credential, HttpUpstream, refusal_from
+from sidecar.upstreams.credentials import Credential
+from sidecar.upstreams.http import HttpUpstream, refusal_from
 from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
 PING = Request(1, "ping", {})
@@ -210,7 +212,7 @@ def section(url: str, credential: dict[str, Any] | None, folder: Path) -> settin
     paths = {key: folder / value if key.endswith("_path") else value for key, value in (credential or {}).items()}
     return settings.Upstream.model_construct(
         mcp=settings.McpUpstream.model_construct(url=url, timeout_s=5.0, connect_timeout_s=1.0, max_connections=10),
-        credential=settings.UpstreamCredential.model_construct(**paths) if credential else None,
+        credential=UpstreamCredential.model_construct(**paths) if credential else None,
     )
 
 

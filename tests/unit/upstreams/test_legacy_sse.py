@@ -12,8 +12,9 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.upstreams import detecting
+from sidecar.upstreams.credentials import Credential
 from sidecar.upstreams.detecting import DetectingUpstream
-from sidecar.upstreams.http import Credential, HttpUpstream
+from sidecar.upstreams.http import HttpUpstream
 from sidecar.upstreams.legacy_sse import SseUpstream
 from sidecar.upstreams.transport import SESSION_ID, Answer, Outbound
 from tests.unit.egress.hostile import response

@@ -14,6 +14,7 @@ from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams import wired
 from sidecar.upstreams.transport import SESSION_ID, Made, Outbound
 from sidecar.upstreams.wired import Bounds, WiredUpstream
+from sidecar.vocabulary import Caller
 from tests.unit.upstreams.lines import INITIALIZED, META, STATELESS, Line, body, call, get, initialize, post
 from tests.unit.upstreams.peer import Clock
 
@@ -35,7 +36,7 @@ class Server:
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, owner: str) -> Line:
+    async def open(self, owner: str, caller: Caller | None) -> Line:
         await asyncio.sleep(self.pause_s)
         if self.failure is not None:
             raise self.failure

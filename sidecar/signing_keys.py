@@ -1,7 +1,7 @@
-"""How are development keys and tokens made?
+"""How are keys and tokens of our own made?
 
-For commands and demos: real issuers keep their own keys. The private key is one PEM file, the public one a JWKS as
-`jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that whoever has the one can name the other.
+For what we sign, and for development: real issuers keep their own keys. The private key is one PEM file, the public one
+a JWKS as `jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that whoever has the one can name the other.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
@@ -26,13 +31,14 @@ ALGORITHMS = ("ES256", "RS256", "EdDSA")
 _THUMBPRINT = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}  # RFC 7638 3.2
 
 PrivateKey = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
     """One private key, the algorithm it signs with, and its public half as a JWK."""
 
-    private: PrivateKey
+    private: PrivateKey = field(repr=False)
     algorithm: str
     public_jwk: Mapping[str, Any]
 
@@ -50,9 +56,10 @@ class SigningKey:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode("ascii")
 
-    def sign(self, claims: Mapping[str, Any], typ: str = "at+jwt") -> str:
-        """A compact JWT."""
-        return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers={"kid": self.kid, "typ": typ})
+    def sign(self, claims: Mapping[str, Any], typ: str = "at+jwt", kid: str = "") -> str:
+        """A compact JWT. `kid` is how the key is called where it is checked, by default as we call it."""
+        headers = {"kid": kid or self.kid, "typ": typ}
+        return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers=headers)
 
 
 def generate(algorithm: str = "ES256") -> SigningKey:
@@ -73,6 +80,19 @@ def read_signing_key(path: Path) -> SigningKey:
     if isinstance(private, EllipticCurvePrivateKey) and not isinstance(private.curve, SECP256R1):
         raise ValueError("not an RSA, P-256 or Ed25519 key")
     return _signing_key(private)
+
+
+def read_public_jwk(path: Path) -> Mapping[str, Any]:
+    """The public half of a PEM file that holds either half. Raises OSError, or ValueError where it is no such key."""
+    pem = path.read_bytes()
+    if b"PRIVATE KEY" in pem:
+        return read_signing_key(path).public_jwk
+    public = serialization.load_pem_public_key(pem)
+    if not isinstance(public, PublicKey):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    if isinstance(public, EllipticCurvePublicKey) and not isinstance(public.curve, SECP256R1):
+        raise ValueError("not an RSA, P-256 or Ed25519 key")
+    return _jwk(public)
 
 
 def claims_for(
@@ -102,14 +122,19 @@ def claims_for(
 
 
 def _signing_key(private: PrivateKey) -> SigningKey:
-    if isinstance(private, RSAPrivateKey):
-        algorithm, jwk = "RS256", RSAAlgorithm.to_jwk(private.public_key())
-    elif isinstance(private, EllipticCurvePrivateKey):
-        algorithm, jwk = "ES256", ECAlgorithm.to_jwk(private.public_key())
+    jwk = _jwk(private.public_key())
+    return SigningKey(private, str(jwk["alg"]), jwk)
+
+
+def _jwk(public: PublicKey) -> Mapping[str, Any]:
+    if isinstance(public, RSAPublicKey):
+        algorithm, jwk = "RS256", RSAAlgorithm.to_jwk(public)
+    elif isinstance(public, EllipticCurvePublicKey):
+        algorithm, jwk = "ES256", ECAlgorithm.to_jwk(public)
     else:
-        algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(private.public_key())
+        algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(public)
     members = json.loads(jwk)
     needed = {name: members[name] for name in _THUMBPRINT[members["kty"]]}
     canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
     kid = urlsafe_b64encode(sha256(canonical).digest()).rstrip(b"=").decode()
-    return SigningKey(private, algorithm, {**needed, "use": "sig", "alg": algorithm, "kid": kid})
+    return {**needed, "use": "sig", "alg": algorithm, "kid": kid}

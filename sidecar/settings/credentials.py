@@ -1,0 +1,167 @@
+"""With what credential is an upstream called?
+
+In place of the caller's own, which never leaves us but where the operator says `passthrough`. One kind for each
+upstream, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic.functional_validators import AfterValidator
+
+from sidecar.settings.addresses import is_loopback_host
+from sidecar.settings.fields import HeaderName, Many, PathField, Scope, Seconds, Section, Word, split_url
+from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.nodes import Loc
+
+# Headers that frame the message, route it or speak for the protocol: those are ours to write.
+RESERVED_HEADERS = frozenset(
+    {"accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "cookie"}
+    | {"expect", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
+    | {"mcp-session-id", "origin", "te", "trailer", "transfer-encoding", "upgrade", "via"}
+)
+MIN_TTL_S = 10.0  # of a token of ours: what is shorter may be over before a slow upstream reads it
+MAX_TTL_S = 300.0
+
+KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signed", "passthrough")
+
+
+def _token_url(text: str) -> str:
+    parts = split_url(text, "https", "http")
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+        reject(Finding("secrets go to a token endpoint over https only", hint="use https://"))
+    return text
+
+
+TokenUrl = Annotated[str, AfterValidator(_token_url)]
+
+
+class TokenClient(Section):
+    """Who we are at a token endpoint, and what we ask it for."""
+
+    token_url: TokenUrl
+    """The token endpoint: https, or http on this machine. Redirects are not followed."""
+    client_id: Word
+    """Our client id there."""
+    auth: Literal["basic", "post", "private_key_jwt"] = "basic"
+    """How we prove it: the secret in the Authorization header, or in the body, or a JWT that we sign (RFC 7523)."""
+    secret_path: PathField | None = None
+    """File with the client's secret, for `basic` and `post`."""
+    key_path: PathField | None = None
+    """PEM file with the client's private key, for `private_key_jwt`."""
+    key_id: Word | None = None
+    """The `kid` under which that key is known there; by default its RFC 7638 thumbprint."""
+    assertion_audience: Word | None = None
+    """The `aud` of that JWT; by default the token endpoint."""
+    scope: Many[Scope] = ()
+    """Scopes to ask for."""
+    audience: Word | None = None
+    """The `audience` to ask for."""
+    resource: Word | None = None
+    """The `resource` to ask for (RFC 8707): as a rule the upstream's url."""
+
+    @model_validator(mode="after")
+    def _provable(self) -> TokenClient:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        needed, other = ("key_path", "secret_path") if self.auth == "private_key_jwt" else ("secret_path", "key_path")
+        if getattr(self, needed) is None:
+            yield Finding(f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True)
+        for key in (other, *(("key_id", "assertion_audience") if needed == "secret_path" else ())):
+            if getattr(self, key) is not None:
+                yield Finding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
+
+
+class ClientCredentials(TokenClient):
+    """A token of our own from a token endpoint (OAuth client credentials), the same for every caller."""
+
+
+class TokenExchange(TokenClient):
+    """A token for the caller, in exchange for the one that the caller showed (RFC 8693)."""
+
+    subject_token_type: Literal["access_token", "jwt"] = "access_token"
+    """What the caller's token is called there."""
+    actor_token_path: PathField | None = None
+    """File with a token of our own, shown as the actor."""
+    keep_s: Seconds = 300.0
+    """For how long at most a token is used again for the same caller's token."""
+
+
+class Signed(Section):
+    """A short-lived JWT that we sign ourselves, and that names the caller's whole chain."""
+
+    audience: Word | None = None
+    """Its `aud`; by default the upstream's url."""
+    ttl_s: Annotated[Seconds, Field(ge=MIN_TTL_S, le=MAX_TTL_S)] = 60.0
+    """How long it is good for; it is used again for half of that."""
+
+
+class UpstreamCredential(Section):
+    """What we show to the upstream in place of the caller's credential. One of the kinds."""
+
+    bearer_path: PathField | None = None
+    """File with a token, sent as `Authorization: Bearer`."""
+    header: HeaderName | None = None
+    """The header to send instead."""
+    value_path: PathField | None = None
+    """File with that header's value."""
+    client_credentials: ClientCredentials | None = None
+    """A token from a token endpoint, for us."""
+    token_exchange: TokenExchange | None = None
+    """A token from a token endpoint, for each caller. Callers who show no token are refused."""
+    signed: Signed | None = None
+    """A token that we sign, naming each caller."""
+    passthrough: bool = False
+    """The caller's own token, as it came. What is told to one server can then be told to another: only for a server
+    that is meant to have it. Callers who show no token are refused."""
+    own_bearer_path: PathField | None = None
+    """Beside `passthrough`: file with a token for what the sidecar asks by itself, such as the list of tools."""
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether nobody can be called for without their own token."""
+        return self.passthrough or self.token_exchange is not None
+
+    def files(self) -> Iterator[tuple[Loc, Path]]:
+        """Every file that it names."""
+        named: list[tuple[Loc, Path | None]] = [
+            (("bearer_path",), self.bearer_path),
+            (("value_path",), self.value_path),
+            (("own_bearer_path",), self.own_bearer_path),
+        ]
+        for kind in ("client_credentials", "token_exchange"):
+            client: TokenClient | None = getattr(self, kind)
+            if client is not None:
+                named += [((kind, "secret_path"), client.secret_path), ((kind, "key_path"), client.key_path)]
+        if self.token_exchange is not None:
+            named.append((("token_exchange", "actor_token_path"), self.token_exchange.actor_token_path))
+        yield from ((loc, path) for loc, path in named if path is not None)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> UpstreamCredential:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        kinds = [kind for kind in KINDS if getattr(self, kind)]
+        if self.value_path is not None and self.header is None:
+            kinds.append("header")
+        if len(kinds) != 1:
+            hint = "bearer_path: ..., or header: X-Api-Key with value_path: ..., or one of " + ", ".join(KINDS[2:])
+            what = f"{' and '.join(kinds)} at once" if kinds else "nothing"
+            yield Finding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
+        elif kinds == ["header"] and (self.header is None or self.value_path is None):
+            missing = "header" if self.header is None else "value_path"
+            yield Finding(f'the key "{missing}" is missing', "Y102", on_key=True)
+        if self.own_bearer_path is not None and not self.passthrough:
+            yield Finding("own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",))
+        if self.header and self.header.lower() in RESERVED_HEADERS:
+            yield Finding(
+                f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
+            )

@@ -1,0 +1,72 @@
+"""Which credential did the operator choose?"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from sidecar.settings.credentials import ClientCredentials, TokenClient, TokenExchange, UpstreamCredential
+from sidecar.settings.secrets import read_secret
+from sidecar.upstreams.credentials.endpoint import ClientProof, TokenEndpoint
+from sidecar.upstreams.credentials.granted import Exchanged, OwnGrant, Wanted
+from sidecar.upstreams.credentials.passed import Passed
+from sidecar.upstreams.credentials.signed import SignedSource
+from sidecar.upstreams.credentials.signer import Signer, private_key_from
+from sidecar.upstreams.credentials.source import Credential, CredentialSource, bearer
+from sidecar.upstreams.credentials.tokens import Tokens
+
+
+def source_from(
+    section: UpstreamCredential | None,
+    url: str,
+    signer: Signer,
+    *,
+    clock: Callable[[], float] = time.time,
+    clock_mono: Callable[[], float] = time.monotonic,
+    new_id: Callable[[], str] = secrets.token_urlsafe,
+) -> CredentialSource | None:
+    """What is shown to the upstream at `url`, its secrets read; None is nothing. Raises SettingsError."""
+    if section is None:
+        return None
+    if section.bearer_path is not None:
+        return Credential(*bearer(read_secret(section.bearer_path, "theirs")))
+    if section.passthrough:
+        path = section.own_bearer_path
+        return Passed(None if path is None else Credential(*bearer(read_secret(path, "theirs"))))
+    if section.signed is not None:
+        return SignedSource(signer, section.signed.audience or url, section.signed.ttl_s, clock=clock, new_id=new_id)
+    for client in (section.client_credentials, section.token_exchange):
+        if client is not None:
+            return _granted(client, clock, clock_mono, new_id)
+    if section.header is None or section.value_path is None:
+        raise ValueError("the settings promise a credential its header and value")
+    return Credential(section.header, read_secret(section.value_path, "theirs"))
+
+
+def _granted(
+    client: ClientCredentials | TokenExchange,
+    clock: Callable[[], float],
+    clock_mono: Callable[[], float],
+    new_id: Callable[[], str],
+) -> OwnGrant:
+    proof = _proof(client)
+    endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id)
+    named = (("scope", " ".join(client.scope)), ("audience", client.audience), ("resource", client.resource))
+    form = tuple((name, value) for name, value in named if value)
+    secret = proof.secret or (proof.key.kid if proof.key is not None else "")
+    if not isinstance(client, TokenExchange):
+        return OwnGrant(endpoint, Tokens(clock_mono), Wanted(client, (secret,), form))
+    actor = "" if client.actor_token_path is None else read_secret(client.actor_token_path, "theirs")
+    wanted = Wanted(client, (secret,), form, client.subject_token_type, actor, client.keep_s)
+    return Exchanged(endpoint, Tokens(clock_mono), wanted)
+
+
+def _proof(client: TokenClient) -> ClientProof:
+    if client.key_path is not None:
+        key = private_key_from(client.key_path)
+        audience = client.assertion_audience or client.token_url
+        return ClientProof(client.client_id, key=key, key_id=client.key_id or key.kid, audience=audience)
+    if client.secret_path is None:
+        raise ValueError("the settings promise a client its secret")
+    return ClientProof(client.client_id, read_secret(client.secret_path, "theirs"), client.auth == "post")

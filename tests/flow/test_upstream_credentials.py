@@ -1,0 +1,444 @@
+"""Does each upstream get the credential that the operator chose, and nobody's own token but where he says so?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+
+from sidecar.errors import SettingsError
+from sidecar.loading import check_files
+from tests.flow.apart import SessionsOnly, StatelessOnly
+from tests.flow.federated import At
+from tests.flow.idp import SETTINGS, Idp, bearer
+from tests.flow.pairs import pair
+from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.world import TOOLS, Upstream, World, listening, until, world
+from tests.unit.upstreams import old
+from tests.unit.upstreams.token_endpoint import Issuing, issuing
+
+IDP = Idp()
+PLANNER_KEY = IDP.api_key("nhi:planner")
+GOOD = {"repo": "acme/site"}
+RULES = """\
+p, nhi:planner, tool:github/search_code, use, -, -, -, allow
+p, nhi:planner, tool:github/act, use, -, -, -, allow
+"""
+LENDS = {"policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"}
+OWN = "the-upstreams-own-credential"
+KINDS = {
+    "bearer": "{bearer_path: own}",
+    "header": "{header: X-Key, value_path: own}",
+    "client_credentials": "{client_credentials: {token_url: TOKEN_URL, client_id: us, secret_path: own}}",
+    "token_exchange": "{token_exchange: {token_url: TOKEN_URL, client_id: us, secret_path: own}}",
+    "signed": "{signed: {}}",
+    "passthrough": "{passthrough: true, own_bearer_path: own}",
+}
+
+
+@dataclass
+class Scene:
+    """A sidecar before `server`, a token endpoint, and alice's token, which she uses through nhi:planner."""
+
+    running: World
+    server: Any
+    endpoint: Issuing
+    canary: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return bearer(self.canary)
+
+    def talk(self, era: Era = "stateless", headers: Mapping[str, str] | None = None) -> Talk:
+        return Talk(self.running, era, dict(headers or self.headers))
+
+    def shown(self) -> list[tuple[str, str]]:
+        """(what came, its Authorization) in order, and (…, X-Key) where there is none."""
+        came = [(str(message.get("method", "response")), headers) for headers, message in self.server.seen]
+        came += [(verb, headers) for verb, headers in self.server.verbs if verb != "POST"]
+        return [(what, headers.get("Authorization") or headers.get("X-Key") or "") for what, headers in came]
+
+
+@asynccontextmanager
+async def scene(folder: Path, kind: str, server: Any = None, **options: Any) -> AsyncIterator[Scene]:
+    server = server or Upstream()
+    async with issuing() as endpoint:
+        credential = KINDS.get(kind, kind).replace("TOKEN_URL", f'"{endpoint.url}"')
+        files = {**IDP.files(), **LENDS, "own": OWN, **options.pop("files", {})}
+        async with world(
+            folder,
+            rules=options.pop("rules", RULES),
+            settings=SETTINGS + options.pop("settings", ""),
+            files=files,
+            principal="",
+            upstream=server,
+            upstream_settings=f"credential: {credential}" + options.pop("upstream_settings", ""),
+            **options,
+        ) as running:
+            yield Scene(running, server, endpoint, IDP.token("user:alice", at(running), actors=["nhi:planner"]))
+
+
+def at(running: World) -> str:
+    return f"{running.app.base_url}/mcp/github"
+
+
+# --- the caller's token stays here ------------------------------------------------------------------------------------
+
+
+@dataclass
+class OverSse:
+    """A server of the HTTP+SSE transport, told like the others."""
+
+    old: old.Old = field(default_factory=old.Old)
+
+    @property
+    def seen(self) -> list[tuple[Mapping[str, str], dict[str, Any]]]:
+        assert self.old.server is not None
+        return [(headers_in(raw), json.loads(body)) for raw, body in self._requests() if body]
+
+    @property
+    def verbs(self) -> list[tuple[str, Mapping[str, str]]]:
+        return [("GET", headers_in(raw)) for raw, body in self._requests() if not body]
+
+    def _requests(self) -> list[tuple[bytes, bytes]]:
+        assert self.old.server is not None
+        return [(raw.partition(b"\r\n\r\n")[0], raw.partition(b"\r\n\r\n")[2]) for raw in self.old.server.requests]
+
+
+def headers_in(head: bytes) -> Mapping[str, str]:
+    lines = [line.partition(": ") for line in head.decode().split("\r\n")[1:]]
+    return {name: value for name, _, value in lines}
+
+
+async def everything(scene: Scene, era: Era, tool: str) -> list[str]:
+    """What a caller may do, well and badly, on every verb; all that they heard."""
+    talk, heard = scene.talk(era), []
+    heard.append(await talk.call(tool, GOOD))
+    heard.append(await talk.ask("tools/list"))
+    heard.append(await talk.call("delete_repo", GOOD))  # denied
+    heard.append(await talk.call(tool, {"repo": 7}))
+    heard.append(await talk.ask("no/such"))
+    heard.append(await talk.call(tool, GOOD, headers={"X-API-Key": "sck_none"}))  # and nobody is let in
+    if era == "session":
+        await talk.verb("DELETE")
+    heard.append(await scene.talk(headers=bearer(scene.canary + "x")).call(tool, GOOD))
+    return [f"{answer[1]}{answer[2]}" for answer in heard]
+
+
+WAYS: list[tuple[str, Era]] = [
+    ("http", "stateless"),
+    ("http", "session"),
+    ("sessions only", "stateless"),
+    ("stateless only", "session"),
+    ("http+sse", "session"),
+    ("http+sse", "stateless"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("way", "era"), WAYS)
+async def test_the_callers_token_is_shown_to_nobody_but_by_passthrough(
+    kind: str, way: str, era: Era, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BL-003: every kind of credential, transport and era, the ways that end in a refusal included."""
+    caplog.set_level(logging.DEBUG)
+    servers: dict[str, Any] = {"sessions only": SessionsOnly, "stateless only": StatelessOnly, "http": Upstream}
+    if way == "http+sse":
+        monkeypatch.setitem(old.RESULTS, "tools/list", {"tools": TOOLS})
+        async with old.running(old.Old()) as server:
+            assert server.server is not None
+            options = {"upstream_url": server.server.url, "mcp_settings": "transport: sse"}
+            async with scene(tmp_path, kind, **options) as stage:
+                stage.server = OverSse(server)
+                await _canary(stage, kind, era, "search_code", caplog)
+    else:
+        async with scene(tmp_path, kind, servers[way]()) as stage:
+            await _canary(stage, kind, era, "search_code" if way == "http" else "act", caplog)
+
+
+async def _canary(stage: Scene, kind: str, era: Era, tool: str, caplog: pytest.LogCaptureFixture) -> None:
+    heard = await everything(stage, era, tool)
+    calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+    own_lists = [shown for what, shown in stage.shown() if what == "tools/list"]
+    assert calls and own_lists
+    if kind == "passthrough":
+        assert set(calls) == {f"Bearer {stage.canary}"}
+        assert own_lists[0] == f"Bearer {OWN}"  # the sidecar's own question
+    else:
+        told = json.dumps(stage.shown()) + "".join(f"{seen}" for seen in [*stage.server.seen, *stage.server.verbs])
+        assert stage.canary not in told and stage.canary.rpartition(".")[2] not in told
+        assert all(shown for _, shown in stage.shown())  # nothing goes without the upstream's own
+    sent_to_issuer = [form.get("subject_token") for form, _ in stage.endpoint.forms]
+    assert set(sent_to_issuer) <= ({None, stage.canary} if kind == "token_exchange" else {None})
+    signature = stage.canary.rpartition(".")[2]
+    audit = stage.running.app.settings.audit_path.read_text()
+    for place in (*heard, audit, caplog.text, await stage.running.metrics()):
+        assert signature not in place
+        assert OWN not in place and "granted-" not in place
+    data = stage.running.folder / "data"
+    assert not any(signature.encode() in path.read_bytes() for path in data.rglob("*") if path.is_file())
+
+
+async def test_two_callers_of_one_chain_each_show_their_own_token(tmp_path: Path) -> None:
+    """A session that is lent to both is no reason to speak with the other's token."""
+    async with scene(tmp_path, "passthrough", SessionsOnly()) as stage:
+        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        for token in (stage.canary, other, stage.canary, other):
+            assert (await stage.talk(headers=bearer(token)).call("act"))[0] == 200
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        assert calls == [f"Bearer {token}" for token in (stage.canary, other, stage.canary, other)]
+
+
+@pytest.mark.parametrize("kind", ["passthrough", "token_exchange"])
+async def test_a_caller_without_a_token_is_refused_and_not_charged(kind: str, tmp_path: Path) -> None:
+    rules = "p, nhi:planner, tool:github/search_code, use, -, 1, -, allow\n"
+    async with scene(tmp_path, kind, rules=rules) as stage:
+        for _ in range(2):  # the one call that the hour has is still there
+            answer = await stage.talk(headers=bearer(PLANNER_KEY)).call("search_code", GOOD)
+            assert (answer[0], reason_of(answer)) == (401, "unauthenticated")
+            assert answer[2]["WWW-Authenticate"].startswith("Bearer resource_metadata=")
+        assert stage.server.calls() == []
+        own = bearer(IDP.token("nhi:planner", at(stage.running)))
+        status, *_ = await stage.talk(headers=own).call("search_code", GOOD)
+        assert (status, len(stage.server.calls())) == (200, 1)
+
+
+# --- token endpoints in trouble ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status", "reason"),
+    [
+        ({"status": 503}, 502, "upstream-failed"),
+        ({"raw": b"x" * 100_000}, 502, "upstream-failed"),
+        ({"status": 400, "answer": {"error": "invalid_grant"}}, 401, "bad-credential"),
+    ],
+)
+async def test_where_no_token_is_to_be_had_no_call_is_sent(
+    trouble: dict[str, Any], status: int, reason: str, tmp_path: Path
+) -> None:
+    async with scene(tmp_path, "token_exchange") as stage:
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200  # what the server has is known from now on
+        for name, value in trouble.items():
+            setattr(stage.endpoint, name, value)
+        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        for _ in range(8):
+            answer = await stage.talk(headers=bearer(other)).call("search_code", GOOD)
+            assert (answer[0], reason_of(answer)) == (status, reason)
+        assert len(stage.server.calls()) == 1
+        assert stage.running.app.upstreams()["github"]["breaker"]["state"] == "closed"
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200  # who has a token goes on
+
+
+async def test_a_token_that_is_refused_is_not_shown_again_and_no_call_is_sent_twice(tmp_path: Path) -> None:
+    async def refuse(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=401)
+
+    async with scene(tmp_path, "client_credentials") as stage:
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200
+        stage.server.script["tools/call"] = refuse
+        answer = await stage.talk().call("search_code", GOOD)
+        assert (answer[0], reason_of(answer)) == (502, "upstream-failed")
+        del stage.server.script["tools/call"]
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        assert calls == ["Bearer granted-1", "Bearer granted-1", "Bearer granted-2"]
+
+
+async def test_a_caller_who_leaves_while_a_token_is_fetched_leaves_nothing(tmp_path: Path) -> None:
+    async with scene(tmp_path, "token_exchange") as stage:
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200
+        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        stage.endpoint.gate.clear()
+        asked = stage.endpoint.asked
+        leaver = asyncio.create_task(stage.talk(headers=bearer(other)).call("search_code", GOOD))
+        await until(lambda: stage.endpoint.asked > asked)
+        leaver.cancel()
+        await until(lambda: "caller-gone" in [end.get("reason") for end in stage.running.ends()])
+        stage.endpoint.gate.set()
+        assert (await stage.talk(headers=bearer(other)).call("search_code", GOOD))[0] == 200
+        assert stage.endpoint.asked == asked + 1
+        assert len(stage.server.calls()) == 2
+
+
+# --- what we sign -----------------------------------------------------------------------------------------------------
+
+
+async def key_set(running: World) -> tuple[bytes, Mapping[str, str]]:
+    async with running.http.get(f"{running.app.base_url}/.well-known/jwks.json") as response:
+        assert response.status == 200
+        return await response.read(), dict(response.headers)
+
+
+def verified(shown: str, keys: bytes, audience: str, issuer: str) -> dict[str, Any]:
+    """As an upstream verifies it that knows nothing but our key set."""
+    token = shown.removeprefix("Bearer ")
+    key = jwt.PyJWKSet.from_json(keys.decode())[jwt.get_unverified_header(token)["kid"]]
+    claims: dict[str, Any] = jwt.decode(token, key, algorithms=["ES256"], audience=audience, issuer=issuer)
+    return claims
+
+
+async def test_an_upstream_can_verify_what_we_sign_and_reads_the_chain_in_it(tmp_path: Path) -> None:
+    async with scene(tmp_path, "signed") as stage:
+        for _ in range(3):
+            assert (await stage.talk().call("search_code", GOOD))[0] == 200
+        keys, headers = await key_set(stage.running)
+        assert headers["Content-Type"] == "application/json" and "max-age" in headers["Cache-Control"]
+        assert b'"d"' not in keys and b"PRIVATE" not in keys
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        assert len(set(calls)) == 1  # one signature for the three
+        claims = verified(calls[0], keys, stage.server.url, stage.running.app.base_url)
+        assert (claims["sub"], claims["act"]) == ("user:alice", {"sub": "nhi:planner"})
+        assert claims["exp"] - claims["iat"] == 60
+        own = next(shown for what, shown in stage.shown() if what == "tools/list")
+        assert verified(own, keys, stage.server.url, stage.running.app.base_url)["sub"] == stage.running.app.base_url
+        with pytest.raises(jwt.InvalidAudienceError):
+            verified(calls[0], keys, "https://another.example/mcp", stage.running.app.base_url)
+        path = tmp_path / "data" / "keys" / "signing.pem"
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_rotated_key_signs_at_once_and_the_one_before_is_served_on(tmp_path: Path) -> None:
+    async with scene(tmp_path, "signed") as stage:
+        await stage.talk().call("search_code", GOOD)
+        keys = tmp_path / "data" / "keys"
+        (keys / "signing.pem").rename(keys / "signing.previous.pem")
+        await stage.running.app.reload("test")
+        await stage.talk().call("search_code", GOOD)
+        served, _ = await key_set(stage.running)
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        kids = [jwt.get_unverified_header(shown.removeprefix("Bearer "))["kid"] for shown in calls]
+        assert kids[0] != kids[1]
+        assert [key["kid"] for key in json.loads(served)["keys"]] == [kids[1], kids[0]]
+        for shown in calls:
+            verified(shown, served, stage.server.url, stage.running.app.base_url)
+
+
+async def test_the_key_set_is_empty_where_nothing_is_signed(tmp_path: Path) -> None:
+    async with scene(tmp_path, "bearer") as stage:
+        assert (await key_set(stage.running))[0] == b'{"keys":[]}'
+        assert not (tmp_path / "data" / "keys" / "signing.pem").exists()
+
+
+# --- settings and reloads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bearer", "header", "client_credentials", "token_exchange", "passthrough"])
+async def test_a_changed_secret_makes_a_new_upstream_and_an_equal_one_keeps_it(kind: str, tmp_path: Path) -> None:
+    async with scene(tmp_path, kind) as stage:
+        before = stage.running.app.live.current.services["github"]
+        await stage.running.app.reload("test")
+        assert stage.running.app.live.current.services["github"] is before
+        (tmp_path / "own").write_text("another-secret")
+        await stage.running.app.reload("test")
+        assert stage.running.app.live.current.services["github"] is not before
+        assert (await stage.talk().call("search_code", GOOD))[0] == 200
+
+
+async def test_a_check_warns_of_passthrough_and_writes_nothing(tmp_path: Path) -> None:
+    async with scene(tmp_path, "passthrough"):
+        pass
+    _, doubts = check_files(tmp_path / "sidecar.yaml", {})
+    assert [(fault.code, fault.severity, fault.line) for fault in doubts] == [("S118", "warning", doubts[0].line)]
+    assert doubts[0].line > 0
+    text = (tmp_path / "sidecar.yaml").read_text()
+    (tmp_path / "sidecar.yaml").write_text(text.replace("{passthrough: true, own_bearer_path: own}", "{signed: {}}"))
+    assert check_files(tmp_path / "sidecar.yaml", {})[1] == ()
+    assert not (tmp_path / "data" / "keys" / "signing.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("credential", "message"),
+    [
+        ("{passthrough: true, bearer_path: own}", "bearer_path and passthrough at once"),
+        ("{signed: {}, client_credentials: {token_url: 'https://a/t', client_id: a, secret_path: own}}", "at once"),
+        ("{own_bearer_path: own, bearer_path: own}", "own_bearer_path is for passthrough"),
+        ("{client_credentials: {token_url: 'http://idp.example/t', client_id: a, secret_path: own}}", "https only"),
+        ("{client_credentials: {token_url: 'https://a/t', client_id: a}}", '"secret_path" is missing'),
+        (
+            "{token_exchange: {token_url: 'https://a/t', client_id: a, auth: private_key_jwt, secret_path: own}}",
+            '"key_path" is missing',
+        ),
+        ("{signed: {ttl_s: 3600}}", "at most 300"),
+        ("{passthrough: true}, anonymous: true", "nobody without a token"),
+        ("{token_exchange: {token_url: 'https://a/t', client_id: a, secret_path: none}}", "is no file"),
+    ],
+)
+def test_a_credential_that_makes_no_sense_stops_the_start(credential: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text(OWN)
+    for name in ("models", "policies"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(f"version: 1\nupstreams:\n  a: {{mcp: {{url: 'https://a/mcp'}}, credential: {credential}}}\n")
+    with pytest.raises(SettingsError) as caught:
+        check_files(path, {})
+    assert message in str(caught.value)
+
+
+async def test_programs_have_no_credential_but_their_environment(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    path.write_text("version: 1\nupstreams:\n  a: {mcp: {command: cat}, credential: {signed: {}}}\n")
+    with pytest.raises(SettingsError, match="a program is shown no credential"):
+        check_files(path, {})
+
+
+# --- further fronts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bearer", "token_exchange", "signed", "passthrough"])
+async def test_over_http_sse_each_message_shows_what_its_own_token_gives(kind: str, tmp_path: Path) -> None:
+    async with scene(tmp_path, kind) as stage:
+        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        async with pair(stage.running, stage.headers) as talk:
+            assert "result" in await talk.call("search_code", GOOD)
+            talk.headers = bearer(other)
+            assert "result" in await talk.call("search_code", GOOD, id=2)
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        if kind == "passthrough":
+            assert calls == [f"Bearer {stage.canary}", f"Bearer {other}"]
+        else:
+            told = repr(stage.server.verbs)
+            assert stage.canary not in told and other not in told and all(calls)
+        if kind == "token_exchange":
+            subjects = [form.get("subject_token") for form, _ in stage.endpoint.forms]
+            assert subjects.count(stage.canary) == subjects.count(other) == 1
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_at_the_address_of_all_servers_the_token_goes_to_the_one_that_is_to_have_it(
+    era: Era, tmp_path: Path
+) -> None:
+    gitlab = Upstream()
+    async with listening(gitlab.handle) as base:
+        more = f"}}\n  gitlab: {{mcp: {{url: '{base}/mcp'}}, credential: {{bearer_path: own}}"
+        rules = "p, nhi:planner, tool:*, use, -, -, -, allow\n"
+        async with scene(tmp_path, "passthrough", rules=rules, upstream_settings=more) as stage:
+            token = IDP.token("user:alice", f"{stage.running.app.base_url}/mcp", actors=["nhi:planner"])
+            talk = At(stage.running, era, bearer(token))
+            for name in ("github__search_code", "gitlab__search_code"):
+                assert "result" in (await talk.call(name, GOOD))[1]
+            await talk.ask("tools/list")
+            calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+            assert calls == [f"Bearer {token}"]
+            assert gitlab.calls()
+            assert {headers.get("Authorization") for headers, _ in gitlab.seen} == {f"Bearer {OWN}"}
+
+
+@pytest.mark.parametrize("kind", ["bearer", "token_exchange", "signed", "passthrough"])
+async def test_at_the_plain_address_it_is_as_everywhere(kind: str, tmp_path: Path) -> None:
+    async with scene(tmp_path, kind) as stage:
+        url = f"{at(stage.running)}/tools/search_code"
+        async with stage.running.http.post(url, json={"arguments": GOOD}, headers=stage.headers) as response:
+            assert response.status == 200, await response.text()
+        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        assert len(calls) == 1 and calls[0]
+        assert (stage.canary in repr(stage.server.verbs)) == (kind == "passthrough")
