@@ -141,16 +141,17 @@ class App:
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         exchanges = Exchanges(live, sessions, switch, tasks)
+        session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         pipeline = Pipeline(
             live=live,
             sessions=sessions,
-            session_calls=SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic),
+            session_calls=session_calls,
             limiter=limiter,
             audit=audit,
             metrics=metrics,
             exchanges=exchanges,
             federation=Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32)),
-            plain=Plain(exchanges),
+            plain=Plain(exchanges, session_calls),
             switch=switch,
             tasks=tasks,
             clock=time.time,

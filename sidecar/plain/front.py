@@ -19,6 +19,7 @@ from sidecar.arrival import is_tool
 from sidecar.errors import Refusal
 from sidecar.exchanges import Exchanges
 from sidecar.intents import EVENT_STREAM, JSON, Ask, Intent
+from sidecar.limits import SessionCalls
 from sidecar.passage import Passed, refused
 from sidecar.plain.models import McpCallResult, McpTool, McpTools
 from sidecar.protocols import jsonrpc, mcp
@@ -27,6 +28,7 @@ from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spell
 from sidecar.relay import withhold
 from sidecar.snapshot import Service
 from sidecar.turn import Exchange, Turn
+from sidecar.upstreams import Answer
 from sidecar.upstreams.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS, OURSELVES
 from sidecar.vocabulary import Caller, Decision
 from sidecar.whole import Whole
@@ -47,6 +49,7 @@ class Plain:
     """The front for plain calls."""
 
     exchanges: Exchanges
+    session_calls: SessionCalls
 
     def listing(self, server: str) -> Ask:
         """The intent of a GET of the list."""
@@ -83,7 +86,10 @@ class Plain:
         tools: list[McpTool] = []
         cursor, room_bytes = None, exchange.turn.now.bounds.max_response_bytes
         for _ in range(MAX_PAGES):
-            more: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
+            more: dict[str, Any] = {}
+            if cursor is not None:
+                self._charge(exchange)
+                more = {"cursor": cursor}
             passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
             if passed.result is None:
                 return _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
@@ -96,24 +102,34 @@ class Plain:
                 return _respond(exchange, McpTools(tools), _LIST_HEADERS)
         raise refused("its list is longer than a plain answer may be")
 
+    def _charge(self, exchange: Exchange) -> None:
+        """Each page counts, as it does for whoever asks for it over MCP. Raises Refusal(RATE_LIMITED)."""
+        try:
+            self.session_calls.charge(exchange.caller.last.name)
+        except Refusal as refusal:
+            if not exchange.turn.excuse(refusal):
+                raise
+
     async def _ask(self, exchange: Exchange, message: Request) -> Passed:
         """One request, and what may pass of the whole answer to it."""
         with await exchange.post(message) as answer:
-            relay = self.exchanges.relay(exchange, (message.id,))
-            if answer.media_type != EVENT_STREAM:
-                passed = await relay.told(answer)
-            else:
-                try:
-                    with exchange.streaming(answer):  # it may last: who is disabled meanwhile is cut off from it
-                        passed = await relay.told(answer)
-                except Refusal:
-                    if exchange.cut is None:
-                        raise
-                    raise Refusal(exchange.cut) from None
+            passed = await self._whole(exchange, message, answer)
             if passed.result is not None and passed.result.get("resultType", "complete") != "complete":
                 withhold(answer)
                 raise refused("it asks its caller for something, and a plain call cannot answer: call it over MCP")
             return passed
+
+    async def _whole(self, exchange: Exchange, message: Request, answer: Answer) -> Passed:
+        relay = self.exchanges.relay(exchange, (message.id,))
+        if answer.media_type != EVENT_STREAM:
+            return await relay.told(answer)
+        try:
+            with exchange.streaming(answer):  # it may last: who is disabled meanwhile is cut off from it
+                return await relay.told(answer)
+        except Refusal:
+            if exchange.cut is None:
+                raise
+            raise Refusal(exchange.cut) from None
 
 
 def arguments_in(raw: bytes) -> dict[str, Any]:

@@ -124,8 +124,9 @@ _CORRELATION: Final[tuple[Mapping[str, Any], ...]] = tuple(
     {
         "name": name,
         "in": "header",
-        "description": "for the audit; recorded where it is well formed, and never used to decide",
-        "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._:\-]{1,128}$"},
+        "description": "for the audit: recorded if it is 1 to 128 characters of A-Z a-z 0-9 . _ : -, and overlooked if "
+        "not; never used to decide",
+        "schema": {"type": "string"},
     }
     for name in ("X-Run-Id", "X-Thread-Id")
 )

@@ -118,6 +118,18 @@ async def test_all_pages_are_one_answer(tmp_path: Path) -> None:
         assert len(running.ends()) == 1
 
 
+async def test_each_page_counts_as_it_does_over_mcp(tmp_path: Path) -> None:
+    pages = results(page("a", "b"), page("a", cursor="1"), page("b"))
+    three = "sessions: {session_calls_per_minute: 3}\n"
+    upstream = Upstream(script={"tools/list": pages})
+    async with world(tmp_path, rules=MAY_ALL, upstream=upstream, settings=three) as running:
+        assert (await plain(running).ask("tools/list"))[0] == 200
+        assert (await plain(running).ask("tools/list"))[0] == 200
+        answer = await plain(running).ask("tools/list")
+        check_described(LIST, answer)
+        assert (answer[0], reason_of(answer)) == (429, "rate-limited")
+
+
 @pytest.mark.parametrize(
     "said",
     [
