@@ -181,7 +181,8 @@ async def _canary(stage: Scene, kind: str, era: Era, tool: str, caplog: pytest.L
     assert set(sent_to_issuer) <= ({None, stage.canary} if kind == "token_exchange" else {None})
     signature = stage.canary.rpartition(".")[2]
     audit = stage.running.app.settings.audit_path.read_text()
-    for place in (*heard, audit, caplog.text, await stage.running.metrics()):
+    logged = "".join(repr(vars(record)) for record in caplog.records)
+    for place in (*heard, audit, logged, await stage.running.metrics()):
         assert signature not in place
         assert OWN not in place and "granted-" not in place
     data = stage.running.folder / "data"
@@ -442,3 +443,18 @@ async def test_at_the_plain_address_it_is_as_everywhere(kind: str, tmp_path: Pat
         calls = [shown for what, shown in stage.shown() if what == "tools/call"]
         assert len(calls) == 1 and calls[0]
         assert (stage.canary in repr(stage.server.verbs)) == (kind == "passthrough")
+
+
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_who_has_no_token_still_has_the_servers_that_need_none(era: Era, tmp_path: Path) -> None:
+    gitlab = Upstream()
+    async with listening(gitlab.handle) as base:
+        more = f"}}\n  gitlab: {{mcp: {{url: '{base}/mcp'}}, credential: {{bearer_path: own}}"
+        rules = "p, nhi:planner, tool:*, use, -, -, -, allow\n"
+        async with scene(tmp_path, "passthrough", rules=rules, upstream_settings=more) as stage:
+            talk = At(stage.running, era, bearer(PLANNER_KEY))
+            listed = (await talk.ask("tools/list"))[1]["result"]["tools"]
+            assert {tool["name"].partition("__")[0] for tool in listed} == {"gitlab"}
+            assert "result" in (await talk.call("gitlab__search_code", GOOD))[1]
+            assert reason_of(await talk.call("github__search_code", GOOD)) == "unauthenticated"
+            assert stage.server.calls() == []

@@ -7,6 +7,7 @@ besides is told to nobody, but for the error codes that RFCs define.
 
 from __future__ import annotations
 
+import logging
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,10 @@ _CODES: Final = frozenset(
     {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type"}
     | {"invalid_scope", "invalid_target", "access_denied"}
 )
+_TYPES: Final = tuple(f"urn:ietf:params:oauth:token-type:{kind}" for kind in ("access_token", "jwt"))
 Form = Sequence[tuple[str, str]]
+
+log = logging.getLogger("sidecar.upstreams.credentials")
 
 
 class DeniedError(Exception):
@@ -98,7 +102,19 @@ class TokenEndpoint:
             with await self._client.request("POST", self._origin.path, sent, body, deadline_s=FETCH_S) as response:
                 return _granted(response.status, await _object(response))
         except EgressError as failure:
-            raise _unsent(failure) from failure
+            unsent = _unsent(failure)
+            self._log(unsent.detail)
+            raise unsent from failure
+        except Unsent as refusal:
+            self._log(refusal.detail)
+            raise
+        except DeniedError as denied:
+            self._log(f"it denied: {denied.code}")
+            raise
+
+    def _log(self, why: str) -> None:
+        """For operators: who waits in vain hears it too, but a token that is renewed aside is waited for by nobody."""
+        log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -128,6 +144,8 @@ def _granted(status: int, said: Mapping[str, Any]) -> Granted:
         raise _failed("its token endpoint gave no token")
     if not isinstance(kind, str) or kind.lower() != "bearer":
         raise _failed("its token endpoint gave a token that is no bearer token")
+    if said.get("issued_token_type", _TYPES[0]) not in _TYPES:  # RFC 8693 2.2.1: an id token, say, is not for servers
+        raise _failed("its token endpoint gave a token that is no access token")
     life_s = _life_s(said.get("expires_in"))
     if life_s <= 0:
         raise _failed("its token endpoint gave a token that is over")

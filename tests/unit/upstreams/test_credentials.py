@@ -159,6 +159,11 @@ async def test_after_a_failure_nobody_makes_us_ask_again_for_some_seconds(tmp_pa
         ({"answer": {"access_token": "a" * 16_385, "token_type": "Bearer"}}, "gave no token"),
         ({"answer": {"access_token": "a", "token_type": "DPoP"}}, "that is no bearer token"),
         ({"answer": {"access_token": "a"}}, "that is no bearer token"),
+        (
+            {"answer": {"access_token": "a", "token_type": "Bearer", "issued_token_type": "urn:x:id_token"}},
+            "that is no access token",
+        ),
+        ({"answer": {"access_token": "a", "token_type": "Bearer", "issued_token_type": []}}, "that is no access token"),
         ({"expires_in": -5}, "a token that is over"),
         ({"expires_in": 0}, "a token that is over"),
         ({"expires_in": "0"}, "a token that is over"),
@@ -168,7 +173,9 @@ async def test_after_a_failure_nobody_makes_us_ask_again_for_some_seconds(tmp_pa
         ({"status": 400, "raw": b"\xff"}, "refuses us (HTTP 400)"),
     ],
 )
-async def test_an_answer_that_is_not_plain_is_no_token(lie: dict[str, Any], detail: str, tmp_path: Path) -> None:
+async def test_an_answer_that_is_not_plain_is_no_token(
+    lie: dict[str, Any], detail: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with granted(tmp_path) as (endpoint, source, _):
         for name, value in lie.items():
             setattr(endpoint, name, value)
@@ -176,6 +183,7 @@ async def test_an_answer_that_is_not_plain_is_no_token(lie: dict[str, Any], deta
         assert refused.reason is Reason.UPSTREAM_FAILED
         assert refused.detail.endswith(detail)
         assert endpoint.asked == 1
+        assert [record.message for record in caplog.records] == ["token_endpoint_gave_no_token"]
 
 
 @pytest.mark.parametrize(
