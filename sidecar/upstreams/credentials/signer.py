@@ -7,6 +7,7 @@ that others may read is refused.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.root import Settings
@@ -63,15 +65,10 @@ def signer_from(settings: Settings, issuer: str, *, make: bool) -> Signer:
         key = generate()
         if make:
             _keep(path, key)
-            key = _read(path)
+            key = private_key_from(path)
     else:
-        key = _read(path)
+        key = private_key_from(path)
     return Signer(issuer, key, tuple(_public(path) for path in settings.previous_key_paths if path.exists()))
-
-
-def private_key_from(path: Path) -> SigningKey:
-    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
-    return _read(path)
 
 
 def _public(path: Path) -> Mapping[str, Any]:
@@ -79,7 +76,8 @@ def _public(path: Path) -> Mapping[str, Any]:
         return read_public_jwk(path)
 
 
-def _read(path: Path) -> SigningKey:
+def private_key_from(path: Path) -> SigningKey:
+    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
     with _told(path):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -96,7 +94,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
         raise _unusable(path, "is no PEM key that we sign with", hint) from None
 
@@ -105,7 +103,7 @@ def _keep(path: Path, key: SigningKey) -> None:
     """Written aside and linked into place: two sidecars that start at once end with one key, and never half a key."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # who was killed here is in nobody's way
         descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             os.write(descriptor, key.pem().encode())

@@ -66,6 +66,17 @@ async def test_credentials_together(
         assert [principal.name for principal in caller.chain] == expected
 
 
+@pytest.mark.parametrize("local", ["", "nhi:planner"])
+async def test_a_token_goes_on_with_its_caller_only_where_the_route_needs_it(world: World, local: str) -> None:
+    token = LINES["user token"]
+    needs_it = Audience(GITHUB, keeps_token=True)
+    for at, kept in ((OPEN, ""), (needs_it, token.removeprefix("Bearer ")), (OPEN, "")):  # and is not remembered
+        caller = await world.ask(token, local=local, at=at)
+        assert caller.token == kept
+        assert token.rpartition(".")[2] not in repr(caller)
+    assert (await world.ask(LINES["workload key"], at=needs_it)).token == ""  # a key is no token
+
+
 BAD_LINES = {
     "empty": "",
     "a blank": " ",
