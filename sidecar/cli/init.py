@@ -1,21 +1,30 @@
 """How does somebody start?
 
-Writes a working folder: one upstream, one NHI, one rule, one limit; each line is what a real one looks like.
+Writes a working folder: one upstream, one NHI, one rule, one limit; each line is what a real one looks like. Or one
+upstream for each server that an MCP client's file names.
 Nothing in it allows everything, and it holds no secret.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
 
 from sidecar.cli.config import schema_of
+from sidecar.errors import ConfigError
 from sidecar.settings.shipped import shipped
 
-NO = 1
+if TYPE_CHECKING:
+    from sidecar.clients.configuration import ClientFile
+    from sidecar.clients.folder import Import
+    from sidecar.settings.nodes import Loc
+
+NO, INVALID = 1, 3
 
 _SETTINGS = """\
 # yaml-language-server: $schema=./sidecar.schema.json
@@ -56,13 +65,15 @@ p, nhi:planner, tool:example/search, tools/call, -, 600, -, allow
 # p, nhi:planner, tool:example/get_*, tools/call, 2027-12-31T00:00:00Z, 120, args.project == 'acme', allow
 """
 
-_BUDGETS = """\
+_BUDGETS_OF_EXAMPLE = """\
+  "tool:example/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s}
+"""
+_BUDGETS = f"""\
 # How often, beside the limits in the rules. Everything that matches applies.
 version: 1
 tools:
-  "tool:example/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s}
-principals:
-  nhi:planner: {per_hour: 1000, concurrency: 4}
+{_BUDGETS_OF_EXAMPLE}principals:
+  nhi:planner: {{per_hour: 1000, concurrency: 4}}
 """
 
 _KEYS = """\
@@ -84,21 +95,99 @@ _IGNORED = """\
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path), default=".")
-@click.option("--from", "source", type=click.Path(path_type=Path), help="Take the servers of an .mcp.json.")
-def init(folder: Path, source: Path | None) -> None:
-    """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing."""
-    if source is not None:
-        raise click.UsageError("--from is not supported by this version: run `sidecar init`, then add your upstreams")
+@click.option("--from", "source", type=click.Path(path_type=Path), help="Take the servers of an MCP client's file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def init(folder: Path, source: Path | None, as_json: bool) -> None:
+    """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing.
+
+    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like.
+    """
     files = starting_files()
-    if taken := [name for name in files if (folder / name).exists()]:
-        click.echo(f"nothing was written: {folder} already has {', '.join(taken)}", err=True)
-        raise SystemExit(NO)
+    secrets: Mapping[str, str] = {}
+    notes: list[str] = []
     try:
+        if source is not None:
+            files, secrets, notes = _files_from(source, folder)
+        if taken := [name for name in [*files, *secrets] if (folder / name).exists()]:
+            click.echo(f"nothing was written: {folder} already has {', '.join(taken)}", err=True)
+            raise SystemExit(NO)
         write_files(folder, files)
+        write_files(folder, secrets, secret=True)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(INVALID) from None
     except OSError as error:
         click.echo(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}", err=True)
         raise SystemExit(NO) from None
-    click.echo(f"wrote {len(files)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
+    if as_json:
+        click.echo(orjson.dumps({"folder": str(folder), "files": [*files, *secrets], "notes": notes}))
+        return
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
+
+
+def join(file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str]) -> list[str]:
+    """Put a client's servers into a folder, which is begun where it is none yet; what is worth telling. What is there
+    is added to or stays. Raises ConfigError, OSError."""
+    from sidecar.clients.folder import imported
+    from sidecar.clients.joining import with_upstreams
+    from sidecar.clients.wrapping import put
+
+    found = imported(file, folder, environ, names, home=Path.home())
+    config = folder / "sidecar.yaml"
+    joined = with_upstreams(config.read_text("utf-8"), config, found.upstreams) if config.exists() else None
+    files = found.rules if joined else _starting_with(found)
+    write_files(folder, {name: text for name, text in files.items() if not (folder / name).exists()})
+    for name, secret in found.secrets.items():
+        path = folder / name
+        if path.exists():
+            put(path, path.read_bytes() + secret.encode(), 0o600)
+        else:
+            write_files(folder, {name: secret}, secret=True)
+    if joined:  # last: an upstream comes into force together with its rules and secrets
+        put(config, joined.encode())
+    return [*found.notes, *_needs(found)]
+
+
+def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
+    """The files, those of secrets, and what is worth telling. Raises ConfigError."""
+    from sidecar.clients.configuration import read_client_file
+    from sidecar.clients.folder import imported
+    from sidecar.clients.jsonc import read_jsonc
+    from sidecar.clients.wrapping import names_of
+
+    text, _ = read_jsonc(source)
+    file = read_client_file(text)
+    found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
+    return _starting_with(found), found.secrets, [*found.notes, *_needs(found)]
+
+
+def _starting_with(found: Import) -> dict[str, str]:
+    from sidecar.clients.folder import upstreams_yaml
+
+    files = dict(starting_files())
+    head, _, _ = files["sidecar.yaml"].partition("upstreams:\n")
+    comment = "# Callers use http://127.0.0.1:8070/mcp/<name>.\n"
+    files["sidecar.yaml"] = f"{head}{comment}upstreams:\n{upstreams_yaml(found.upstreams)}"
+    files["policies/budgets.yaml"] = _BUDGETS.replace(
+        _BUDGETS_OF_EXAMPLE, "".join(_BUDGETS_OF_EXAMPLE.replace("example", name) for name in found.upstreams)
+    )
+    del files["policies/agent_to_tool.csv"]
+    return files | found.rules
+
+
+def _needs(found: Import) -> list[str]:
+    from sidecar.clients.folder import VARIABLES_PATH
+
+    notes = [
+        f"{name} is not set; {server} needs it when the sidecar starts"
+        for name, server in found.needed.items()
+        if name not in os.environ and f"\n{name}=" not in "\n" + found.secrets.get(VARIABLES_PATH, "")
+    ]
+    if VARIABLES_PATH in found.secrets:
+        notes.append(f"before sidecar starts: set -a; . {VARIABLES_PATH}; set +a")
+    return notes
 
 
 def starting_files() -> Mapping[str, str]:
@@ -115,10 +204,12 @@ def starting_files() -> Mapping[str, str]:
     }
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files that must not exist yet. Raises OSError, FileExistsError among them."""
+def write_files(folder: Path, files: Mapping[str, str], *, secret: bool = False) -> None:
+    """Write files that must not exist yet; `secret` ones are nobody else's to read. Raises OSError, FileExistsError
+    among them."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)

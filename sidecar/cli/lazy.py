@@ -12,8 +12,8 @@ import click
 class LazyGroup(click.Group):
     """Imports a command's file when the command is used, so that `--help` and completion stay quick.
 
-    `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`), and to its
-    one line of help.
+    `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
+    `a-b`), and to its one line of help.
     """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
@@ -27,7 +27,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self._commands_in:
             return None
         module = importlib.import_module(self._commands_in[cmd_name][0])
-        command = getattr(module, f"{cmd_name}_", None) or getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(module, f"{name}_", None) or getattr(module, name)
         assert isinstance(command, click.Command)
         return command
 

@@ -139,7 +139,14 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
         if program is None or program.command is None:
             continue
         where = ("upstreams", name, "mcp")
-        if executable_of(program.command, program.env, environ) is None:
+        if program.env_path is not None and not program.env_path.is_file():
+            continue  # told already, and what it says may be where the program is found
+        try:
+            env = program.all_env()
+        except SettingsError as unreadable:
+            yield from unreadable.faults
+            continue
+        if executable_of(program.command, env, environ) is None:
             hint = "install it, write its whole path, or set env: {PATH: ...}"
             if "/" in program.command:
                 hint = "correct the path, or make it executable"
@@ -170,6 +177,8 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for index, issuer in enumerate(settings.identity.issuers):
         named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
     for name, upstream in settings.upstreams.items():
+        if upstream.mcp is not None:
+            named.append((("upstreams", name, "mcp", "env_path"), upstream.mcp.env_path))
         if upstream.credential is not None:
             named += [(("upstreams", name, "credential", *loc), path) for loc, path in upstream.credential.files()]
     named.append((("signing", "key_path"), settings.signing.key_path))

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.settings.documents import read_bytes
 
 # What programs need to be found, to find their folders and to write in the right language. No secret lives in these;
 # everything else is named, or it does not get there (threats X3).
 INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
+MAX_BYTES: Final = 64 * 1024
+_ASSIGNMENT = re.compile(
+    r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_.-]*)=(?:'([^']*)'|\"([^\"\\$`]*)\"|([^\s'\"\\$`#]*))\s*(?:#.*)?"
+)
 
 
 def environment_of(named: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -22,3 +32,36 @@ def executable_of(command: str, named: Mapping[str, str], environ: Mapping[str, 
     search = environment_of(named, environ).get("PATH", os.defpath)
     found = shutil.which(command, path=search)
     return None if found is None else os.path.abspath(found)  # noqa: PTH100  links stay: programs look at their name
+
+
+def variables_in_file(path: Path) -> dict[str, str]:
+    """The variables that a file names: `NAME=value`, quoted where the value has blanks; `#` begins a comment.
+
+    Only what shells, systemd and containers' tools read alike: nothing in it expands. Raises SettingsError, which never
+    shows a line.
+    """
+    raw = read_bytes(path, max_bytes=MAX_BYTES)
+    if len(raw) > MAX_BYTES:
+        raise SettingsError([fault_in(path, f"larger than {MAX_BYTES} bytes", code="Y002")])
+    try:
+        lines = raw.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise SettingsError([fault_in(path, "not UTF-8", code="Y003")]) from None
+    found: dict[str, str] = {}
+    faults: list[Fault] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        assigned = _ASSIGNMENT.fullmatch(line)
+        if assigned is None or "\0" in line:
+            hint = "write NAME=value, or NAME='a value with blanks'; nothing in it expands"
+            fault = fault_in(path, "this line names no variable", code="S118", hint=hint)
+            faults.append(replace(fault, line=number, column=1))
+        elif assigned[1] in found:
+            fault = fault_in(path, f"{assigned[1]} stands twice", code="S118", hint="keep one")
+            faults.append(replace(fault, line=number, column=1))
+        else:
+            found[assigned[1]] = assigned[2] or assigned[3] or assigned[4] or ""
+    if faults:
+        raise SettingsError(faults)
+    return found

@@ -23,6 +23,7 @@ from sidecar.settings.fields import (
 )
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.health import Breaker, Probe
+from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import Responses
 
 
@@ -39,6 +40,8 @@ class McpUpstream(Section):
     """The program's arguments, each as it stands here."""
     env: dict[VariableName, Argument] = Field(default_factory=dict)
     """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    env_path: PathField | None = None
+    """File with more of its environment, a line `NAME=value` each, for what is secret. `env` wins."""
     cwd: PathField | None = None
     """Its working folder; by default an empty one of its own, which goes when it ends."""
     shared: bool = False
@@ -55,6 +58,10 @@ class McpUpstream(Section):
     """How long a connection may take to open."""
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time."""
+
+    def all_env(self) -> dict[str, str]:
+        """What is named for a program, here and in the file of `env_path`. Raises SettingsError."""
+        return self.env if self.env_path is None else variables_in_file(self.env_path) | self.env
 
     @model_validator(mode="after")
     def _reachable(self) -> McpUpstream:
@@ -75,7 +82,9 @@ class McpUpstream(Section):
         return bool(getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True))
 
 
-_OF_PROGRAMS = frozenset({"args", "env", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"})
+_OF_PROGRAMS = frozenset(
+    {"args", "env", "env_path", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"}
+)
 _OF_ADDRESSES = frozenset({"transport", "connect_timeout_s", "max_connections"})
 
 
@@ -111,7 +120,7 @@ class Upstream(Section):
         if self.mcp is None:
             reject_any([Finding('the key "mcp" is missing', "Y102", "write mcp: {url: http://...}", on_key=True)])
         elif self.mcp.command is not None and self.credential is not None:
-            hint = "name it under mcp.env: TOKEN: ${TOKEN}"
+            hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
             reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
         if self.anonymous and self.credential is not None and self.credential.needs_token:
             hint = "remove anonymous, or use another kind of credential"

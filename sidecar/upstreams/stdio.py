@@ -219,14 +219,15 @@ def stdio_upstream_from(
     mcp = section.mcp
     if mcp is None or mcp.command is None:
         raise ValueError("the settings promise a program its command")
-    path = executable_of(mcp.command, mcp.env, processes.environ)
+    named = mcp.all_env()
+    path = executable_of(mcp.command, named, processes.environ)
     if path is None:
         place = f"upstreams.{name}.mcp.command"
         raise SettingsError([fault_in(place, f"there is no program {mcp.command}", code="S117")])
     program = Program(
         path=path,
         argv=(mcp.command, *mcp.args),
-        env=environment_of(mcp.env, processes.environ),
+        env=environment_of(named, processes.environ),
         cwd=None if mcp.cwd is None else str(mcp.cwd.absolute()),
     )
     launcher = Launcher(name, program, processes, max_line_bytes=max_response_bytes + ENVELOPE_BYTES)
@@ -239,4 +240,5 @@ def stdio_upstream_from(
         apart=True,
         bounds=Bounds(mcp.max_programs_per_caller, mcp.max_programs, mcp.idle_s),
         last_words=launcher.tail.lines,
+        shows=program.env,
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,15 +79,17 @@ class WiredUpstream:
         apart: bool = False,
         bounds: Bounds | None = None,
         last_words: Callable[[], Sequence[str]] = tuple,
+        shows: Mapping[str, str] | None = None,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shared`: one line for everybody. `stateless`: whether it may be asked for the stateless era at all.
         `apart`: each line leads to a server of its own. `last_words` gives what it wrote beside its lines, for
-        operators."""
+        operators; `shows` is what a program finds in its environment."""
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
         self.last_words = last_words
+        self._shows = shows
         self._open_wire = open_wire
         self._shared = shared
         self._stateless = stateless
@@ -109,8 +111,8 @@ class WiredUpstream:
         return len(self._lines)
 
     def shows_the_same_as(self, other: Upstream) -> bool:
-        """As `Upstream.shows_the_same_as`: a line shows nothing that its definition does not say."""
-        return isinstance(other, WiredUpstream)
+        """As `Upstream.shows_the_same_as`: files of its definition may say other things than before."""
+        return isinstance(other, WiredUpstream) and self._shows == other._shows
 
     async def exchange(self, outbound: Outbound) -> Made:
         """As `Upstream.exchange`."""
