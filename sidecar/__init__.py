@@ -29,6 +29,7 @@ A call's way, and where each question is answered:
     egress/    every connection that we open
     settings/  what the operator decided
     suites/    the policy's own tests; workbench/: what else a policy goes through before it serves
+    clients/   the configuration that MCP clients already have, and how it comes behind us
     cli/       one file per command
 
 The words are in `vocabulary`, the reasons of every refusal in `errors`. Imports point one way (pyproject.toml,

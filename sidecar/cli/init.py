@@ -147,7 +147,7 @@ def join(file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapp
             write_files(folder, {name: secret}, secret=True)
     if joined:  # last: an upstream comes into force together with its rules and secrets
         put(config, joined.encode())
-    return [*found.notes, *_needs(found)]
+    return [*found.notes, *_needs(found, folder)]
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
@@ -160,7 +160,7 @@ def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str
     text, _ = read_jsonc(source)
     file = read_client_file(text)
     found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
-    return _starting_with(found), found.secrets, [*found.notes, *_needs(found)]
+    return _starting_with(found), found.secrets, [*found.notes, *_needs(found, folder)]
 
 
 def _starting_with(found: Import) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _starting_with(found: Import) -> dict[str, str]:
     return files | found.rules
 
 
-def _needs(found: Import) -> list[str]:
+def _needs(found: Import, folder: Path) -> list[str]:
     from sidecar.clients.folder import VARIABLES_PATH
 
     notes = [
@@ -186,7 +186,7 @@ def _needs(found: Import) -> list[str]:
         if name not in os.environ and f"\n{name}=" not in "\n" + found.secrets.get(VARIABLES_PATH, "")
     ]
     if VARIABLES_PATH in found.secrets:
-        notes.append(f"before sidecar starts: set -a; . {VARIABLES_PATH}; set +a")
+        notes.append(f"before sidecar starts: set -a; . {folder / VARIABLES_PATH}; set +a")
     return notes
 
 

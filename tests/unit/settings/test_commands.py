@@ -161,13 +161,6 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "sidecar.yaml").exists()
 
 
-def test_init_from_another_client_comes_later_and_says_so(tmp_path: Path) -> None:
-    result = CliRunner().invoke(init, ["--from", ".mcp.json", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "--from is not supported by this version" in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
 # The cost of asking
 
 
