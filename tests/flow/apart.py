@@ -132,7 +132,8 @@ class SessionsOnly(Server):
         if session not in self.sessions:
             return web.Response(status=404 if session else 400)
         if "method" not in message:
-            self.answers[str(message["id"])].set_result(message)
+            if asked := self.answers.get(str(message["id"])):
+                asked.set_result(message)
             return web.Response(status=202)
         if "id" not in message:
             return web.Response(status=202)

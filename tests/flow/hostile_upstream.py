@@ -1,7 +1,11 @@
-"""An MCP server that is polite until a call says otherwise, and then says these very bytes.
+"""MCP servers that are polite until a call names a script of `misbehaviours.py`, and then say just that.
 
-Whoever calls with `POLITE` gets an answer; so does the sidecar when it asks for the list of tools. Everything else is
-what the test scripts, on a raw socket.
+Whoever calls with `POLITE` gets an answer; so does the sidecar when it asks for the list of tools. A call names its
+script in its argument (`rude`), a list by its cursor. The servers:
+
+HostileUpstream     Streamable HTTP of both eras, on a raw socket
+HostileOld          HTTP+SSE
+HostileSessions     2025-11-25 only, so that callers of the other era are bridged; HostileStateless the other way
 """
 
 from __future__ import annotations
@@ -9,20 +13,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.flow.world import Upstream, World, world
+from aiohttp import web
+
+from tests.flow.apart import SessionsOnly, StatelessOnly
+from tests.flow.misbehaviours import PASSES, WORDS, Attack, bytes_of
+from tests.flow.world import TOOLS, Upstream, World, world
 from tests.unit.egress.hostile import Conversation, Hostile, response, serving
+from tests.unit.upstreams.old import RESULTS, Old
 
-POLITE, RUDE = {"repo": "acme/polite"}, {"repo": "acme/rude"}
-Attack = Callable[[Conversation, dict[str, Any]], Awaitable[None]]
-"""What is done on a connection that just asked this message."""
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+POLITE = {"repo": "acme/polite"}
+JSON_WORDS = {**WORDS, **PASSES}
 # What may reach a caller of an upstream's head is nothing: these are ours, and aiohttp's framing.
 OUR_HEADERS = {
     "Server",
@@ -38,11 +44,27 @@ OUR_HEADERS = {
 }
 
 
+def rude(script: str = "rude") -> dict[str, Any]:
+    """The arguments that ask for this script."""
+    return {"repo": f"acme/{script}"}
+
+
+RUDE = rude()
+
+
+def script_in(message: dict[str, Any]) -> str:
+    """The script that a message asks for; "" for none."""
+    params = message.get("params", {})
+    if message.get("method") == "tools/call" and params["arguments"] != POLITE:
+        return str(params["arguments"]["repo"]).removeprefix("acme/")
+    return str(params.get("cursor", ""))
+
+
 @dataclass
 class HostileUpstream:
-    """`asked` are the messages that were answered with the attack."""
+    """`asked` are the messages that were answered with an attack."""
 
-    attack: Attack
+    scripts: Mapping[str, Attack]
     asked: list[dict[str, Any]] = field(default_factory=list)
     server: Hostile | None = None
     _polite: Upstream = field(default_factory=Upstream)
@@ -51,17 +73,12 @@ class HostileUpstream:
         while True:
             head, _, body = (await conversation.request()).partition(b"\r\n\r\n")
             message = json.loads(body) if body else {"method": head.split(b" ")[0].decode()}
-            if self._is_for_us(message):
+            script = "rude" if message.get("method") == "GET" else script_in(message)
+            if script:
                 self.asked.append(message)
-                await self.attack(conversation, message)
+                await self.scripts[script](conversation, message)
             else:
                 await conversation.send(self._answer(message))
-
-    def _is_for_us(self, message: dict[str, Any]) -> bool:
-        method, params = message["method"], message.get("params", {})
-        if method == "tools/call":
-            return bool(params["arguments"] != POLITE)
-        return method == "GET" or "rude" in params.get("cursor", "")
 
     def _answer(self, message: dict[str, Any]) -> bytes:
         said = self._polite.answer(message)
@@ -72,11 +89,73 @@ class HostileUpstream:
         return response(body, *headers, status=f"{said.status} OK")
 
 
+@dataclass
+class HostileOld(Old):
+    """On the stream of whoever asked, or with a script `wrong stream` on all the others'."""
+
+    async def answer(self, message: dict[str, Any], number: int) -> None:
+        script = script_in(message)
+        if "method" not in message:
+            return  # our answer to what it asked
+        if not script:
+            results = {**RESULTS, "tools/list": {"tools": TOOLS}, "tools/call": polite_answer(message)["result"]}
+            await self.say({"id": message["id"], "result": results.get(message["method"], {})}, number)
+        elif script == "wrong stream":
+            for other in {*range(len(self.streams))} - {number}:
+                await self.say({"id": message["id"], "result": {"content": [{"type": "text", "text": "stray"}]}}, other)
+        else:
+            await self.streams[number].send(as_event(bytes_of(JSON_WORDS[script](message))))
+
+
+def as_event(data: bytes) -> bytes:
+    """These very bytes as an event's data."""
+    return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+class _Scripted:
+    """What a bridged server answers to `tools/call`, in its own way of answering."""
+
+    @staticmethod
+    def word(message: dict[str, Any]) -> bytes | None:
+        """What the call's script says; None for a polite one."""
+        script = script_in(message)
+        return bytes_of(JSON_WORDS[script](message)) if script else None
+
+
+@dataclass
+class HostileSessions(SessionsOnly, _Scripted):
+    tools: list[dict[str, Any]] = field(default_factory=lambda: [dict(tool) for tool in TOOLS])
+
+    async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        word = self.word(message)
+        if word is None:
+            return web.json_response(polite_answer(message))
+        stream = await self._open(request)
+        await stream.write(as_event(word))
+        return stream
+
+
+@dataclass
+class HostileStateless(StatelessOnly, _Scripted):
+    tools: list[dict[str, Any]] = field(default_factory=lambda: [dict(tool) for tool in TOOLS])
+
+    async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        word = self.word(message)
+        if word is None:
+            return web.json_response(polite_answer(message))
+        return web.Response(body=word, content_type="application/json")
+
+
+def polite_answer(message: dict[str, Any]) -> dict[str, Any]:
+    result = {"resultType": "complete", "content": [{"type": "text", "text": "done"}], "isError": False}
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+
 @asynccontextmanager
 async def before(folder: Path, attack: Attack, **options: Any) -> AsyncIterator[tuple[World, HostileUpstream]]:
     """A sidecar whose upstream attacks whoever is rude; its breaker gives it no rest, unless a test says so."""
     options.setdefault("upstream_settings", "breaker: {failures: 1000}")
-    hostile = HostileUpstream(attack)
+    hostile = HostileUpstream({"rude": attack})
     async with (
         serving(hostile.converse) as hostile.server,
         world(folder, upstream_url=hostile.server.url, **options) as running,
@@ -89,53 +168,6 @@ async def polite(running: World, times: int = 1) -> None:
     for _ in range(times):
         status, body, _ = await running.call("search_code", POLITE)
         assert (status, body["result"]["content"][0]["text"]) == (200, "done")
-
-
-def say(data: bytes, *, then_close: bool = False) -> Attack:
-    """These bytes and nothing else."""
-
-    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
-        await conversation.send(data)
-        if then_close:
-            conversation.writer.close()
-
-    return attack
-
-
-def body(
-    make: Callable[[dict[str, Any]], Any], *headers: str, media: str = "application/json", status: str = "200 OK"
-) -> Attack:
-    """A well-framed response with this body, made for the message that asked."""
-
-    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
-        made = make(message)
-        data = made if isinstance(made, bytes) else json.dumps(made).encode()
-        lines = [f"Content-Type: {media}", *headers] if media else headers
-        await conversation.send(response(data, *lines, status=status))
-
-    return attack
-
-
-def events(*pieces: bytes, pause_s: float = 0.0) -> Attack:
-    """A stream of these bytes, cut where they are cut, and its end."""
-
-    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
-        await conversation.send(response(b"", "Content-Type: text/event-stream", framing="Connection: close"))
-        for piece in pieces:
-            await conversation.send(piece)
-            await asyncio.sleep(pause_s)
-        conversation.writer.close()
-
-    return attack
-
-
-def done(message: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The right answer."""
-    result = {"resultType": "complete", "content": [{"type": "text", "text": "fine"}], "isError": False}
-    return {"jsonrpc": "2.0", "id": message["id"], "result": result} | changes
-
-
-FINE = "fine"
 
 
 def resident_bytes() -> int:
@@ -159,5 +191,18 @@ def grows_at_most(megabytes: int) -> Iterator[Callable[[], None]]:
 def reason_in_stream(raw: bytes) -> str:
     """Why a stream ended; "" if with an answer."""
     messages = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")]
-    found: str = messages[-1].get("error", {}).get("data", {}).get("reason", "")
+    found: str = messages[-1].get("error", {}).get("data", {}).get("reason", "") if messages else "no message"
     return found
+
+
+async def in_turn(names: list[str], play: Callable[[str], Any], at_once: int) -> dict[str, Any]:
+    """Each of these played once, so many at a time; what each came to."""
+    waiting, came_to = list(reversed(names)), {}
+
+    async def player() -> None:
+        while waiting:
+            name = waiting.pop()
+            came_to[name] = await play(name)
+
+    await asyncio.gather(*(player() for _ in range(at_once)))
+    return came_to

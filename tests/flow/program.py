@@ -1,8 +1,8 @@
 """An MCP server on pipes that can do what one must not: `python -I -S program.py MOOD...`.
 
 It is started in milliseconds, speaks the session era, and its tools say what it is: `count`, `whoami` (environment,
-descriptors, folder, umask, arguments), `misbehave` (any of `MOODS`, in the middle of a call). Moods on its command line
-come at once.
+descriptors, folder, umask, arguments), `misbehave` (any of `MOODS`, in the middle of a call), `say` (the bytes of a
+file as its answer, with the call's id in place of `ID`). Moods on its command line come at once.
 """
 
 import json
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 LINE = "x" * 1000
+ID = 987654321
 
 
 def say(message: dict[str, Any]) -> None:
@@ -80,6 +81,7 @@ TOOLS = [
     {"name": "count", "inputSchema": {"type": "object"}},
     {"name": "whoami", "inputSchema": {"type": "object"}},
     {"name": "misbehave", "inputSchema": {"type": "object", "properties": {"how": {"enum": sorted(MOODS)}}}},
+    {"name": "say", "inputSchema": {"type": "object", "properties": {"file": {"type": "string"}}}},
 ]
 _counted = 0
 
@@ -125,5 +127,9 @@ for mood in sys.argv[1:]:
     MOODS[mood]()
 for line in sys.stdin:
     heard = json.loads(line)
-    if "id" in heard and "method" in heard:
+    if heard.get("method") == "tools/call" and heard["params"]["name"] == "say":
+        with open(heard["params"]["arguments"]["file"], "rb") as said:
+            sys.stdout.buffer.write(said.read().replace(b"%d" % ID, b"%d" % heard["id"]) + b"\n")
+        sys.stdout.flush()
+    elif "id" in heard and "method" in heard:
         say({"id": heard["id"], **answer(heard)})

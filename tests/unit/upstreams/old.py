@@ -50,8 +50,11 @@ class Old:
             await conversation.send(self.taking)
             if self.answers and "id" in message and self.streams:
                 number = re.match(rb"POST /messages\?s=([0-9]+) ", head)
-                answer = {"id": message["id"], "result": RESULTS.get(message.get("method"), {})}
-                await self.say(answer, int(number[1]) if number else -1)
+                await self.answer(message, int(number[1]) if number else -1)
+
+    async def answer(self, message: dict[str, Any], number: int) -> None:
+        """The answer to a request that came for this stream."""
+        await self.say({"id": message["id"], "result": RESULTS.get(message.get("method"), {})}, number)
 
     async def say(self, message: dict[str, Any], stream: int = -1) -> None:
         """One message on a stream, the newest by default."""

@@ -17,13 +17,10 @@ from sidecar.upstreams.detecting import DetectingUpstream
 from sidecar.upstreams.http import HttpUpstream
 from sidecar.upstreams.legacy_sse import SseUpstream
 from sidecar.upstreams.transport import SESSION_ID, Answer, Outbound
+from tests.flow.misbehaviours import LIES, NO_STREAM, STREAM, telling
 from tests.unit.egress.hostile import response
 from tests.unit.upstreams.lines import STATELESS, call, get, initialize, post
-from tests.unit.upstreams.old import ACCEPTED, STREAM, Old, running, upstream_of
-
-
-def telling(endpoint: str) -> bytes:
-    return STREAM + f"event: endpoint\ndata: {endpoint}\n\n".encode()
+from tests.unit.upstreams.old import ACCEPTED, Old, running, upstream_of
 
 
 async def begun(upstream: SseUpstream | DetectingUpstream, who: str = "a") -> str:
@@ -86,32 +83,6 @@ async def test_an_endpoint_of_the_same_origin_is_taken(endpoint: str, target: st
         server.opening = telling(endpoint.format(port=server.server.port))
         await begun(upstream)
         assert server.server.requests[1].startswith(f"POST {target} HTTP/1.1".encode())
-
-
-LIES = {
-    "another host": telling("http://evil.example/m"),
-    "another host without scheme": telling("//evil.example/m"),
-    "another port": telling("http://127.0.0.1:1/m"),
-    "another name of this host": telling("http://localhost/m"),
-    "another scheme": telling("https://127.0.0.1/m"),
-    "a file": telling("file:///etc/passwd"),
-    "a script": telling("javascript:alert(1)"),
-    "somebody's password": telling("http://user:x@127.0.0.1/m"),
-    "a blank": telling("/m x"),
-    "a backslash": telling("\\\\evil.example\\m"),
-    "a header": telling("/m\tHTTP/1.1"),
-    "another letter": telling("/m\u0131"),
-    "megabytes": telling("/" + "m" * 2**20),
-    "nothing": telling(""),
-    "an endless prologue": STREAM + b": hello\n\n" * 10_000,
-}
-NO_STREAM = {
-    "a page": response(b"<html>", "Content-Type: text/html"),
-    "json": response(b"{}", "Content-Type: application/json"),
-    "elsewhere": response(b"", "Location: http://evil.example/", status="307 Temporary Redirect"),
-    "not there": response(b"", status="404 Not Found"),
-    "not us": response(b"", status="401 Unauthorized"),
-}
 
 
 @pytest.mark.parametrize("lie", [*LIES, *NO_STREAM])

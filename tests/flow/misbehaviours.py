@@ -1,0 +1,502 @@
+"""What can a hostile server say, and what must its caller hear of it?
+
+Every script has a name, which a call bears, and a reason: why the caller gets a no, "" where it gets the answer. They
+are bytes on a connection (`FRAMING`, `HTTP`, `STREAMS`, `SLOW`, `LARGE`), words of JSON-RPC that can be said over any
+transport and by servers of either era (`WORDS`), lists that name what the caller may not see (`LISTS`), and endpoints
+(`LIES`). Whoever wants a server that misbehaves takes it from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from tests.flow.streams import event
+from tests.unit.egress.hostile import Conversation, chunked, response
+
+Attack = Callable[[Conversation, dict[str, Any]], Awaitable[None]]
+"""What is done on a connection that just asked this message."""
+Make = Callable[[dict[str, Any]], Any]
+"""What is answered to this message: bytes, or what JSON makes of it."""
+FINE = "fine"
+CANARY = "canary"
+"""Stands in whatever of a list its reader may not see."""
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+REFUSED, FAILED, TIMEOUT = "response-refused", "upstream-failed", "upstream-timeout"
+
+
+class Misbehaviour(NamedTuple):
+    """What is done, and the reason that its caller hears; "" where it is answered all the same."""
+
+    attack: Attack
+    reason: str
+    status: int = 0
+
+
+def say(data: bytes, *, then_close: bool = False) -> Attack:
+    """These bytes and nothing else."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        await conversation.send(data)
+        if then_close:
+            conversation.writer.close()
+
+    return attack
+
+
+def bytes_of(made: Any) -> bytes:
+    return made if isinstance(made, bytes) else json.dumps(made).encode()
+
+
+def body(make: Make, *headers: str, media: str = "application/json", status: str = "200 OK") -> Attack:
+    """A well-framed response with this body, made for the message that asked."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        lines = [f"Content-Type: {media}", *headers] if media else headers
+        await conversation.send(response(bytes_of(make(message)), *lines, status=status))
+
+    return attack
+
+
+def events(*pieces: bytes, pause_s: float = 0.0) -> Attack:
+    """A stream of these bytes, cut where they are cut, and its end."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        await conversation.send(response(b"", "Content-Type: text/event-stream", framing="Connection: close"))
+        for piece in pieces:
+            await conversation.send(piece)
+            await asyncio.sleep(pause_s)
+        conversation.writer.close()
+
+    return attack
+
+
+def endless(piece: bytes, every_s: float = 0.0) -> Attack:
+    """The same, again and again, as an event stream."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        await conversation.send(response(b"", "Content-Type: text/event-stream", framing="X: y"))
+        while True:
+            await conversation.send(piece)
+            await asyncio.sleep(every_s)
+
+    return attack
+
+
+def done(message: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The right answer."""
+    result = {"resultType": "complete", "content": [{"type": "text", "text": FINE}], "isError": False}
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result} | changes
+
+
+def error(message: dict[str, Any], text: str = FINE) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32000, "message": text}}
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+ANSWER = json.dumps(done({"id": 1})).encode()
+LENGTH = b"Content-Length: %d\r\n" % len(ANSWER)
+FRAMING: dict[str, bytes] = {
+    "a length and chunks": HEAD + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(ANSWER),
+    "two lengths": HEAD + LENGTH + b"Content-Length: 7\r\n\r\n" + ANSWER,
+    "the length twice": HEAD + LENGTH + LENGTH + b"\r\n" + ANSWER,
+    "a negative length": HEAD + b"Content-Length: -1\r\n\r\n" + ANSWER,
+    "a length with a plus": HEAD + b"Content-Length: +5\r\n\r\n" + ANSWER,
+    "a length in hex": HEAD + b"Content-Length: 0x10\r\n\r\n" + ANSWER,
+    "a list of lengths": HEAD + b"Content-Length: 5, 5\r\n\r\n" + ANSWER,
+    "an empty length": HEAD + b"Content-Length: \r\n\r\n" + ANSWER,
+    "a length too large": HEAD + b"Content-Length: 99999999999999999999\r\n\r\n" + ANSWER,
+    "a length too short": HEAD + b"Content-Length: 10\r\n\r\n" + ANSWER,
+    "chunks that end early": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"ff\r\n" + ANSWER,
+    "chunks of a bad size": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + ANSWER,
+    "a chunk that is negative": HEAD + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + ANSWER,
+    "a chunk without an end": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{}{}{}{}",
+    "a coding after chunks": HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n" + chunked(ANSWER),
+    "an unknown coding": HEAD + b"Transfer-Encoding: identity\r\n\r\n" + ANSWER,
+    "chunks twice": HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(ANSWER),
+    "no version": b"200 OK\r\n\r\n" + ANSWER,
+    "another protocol": b"ICY 200 OK\r\n\r\n" + ANSWER,
+    "HTTP/2": HEAD.replace(b"1.1", b"2.0") + LENGTH + b"\r\n" + ANSWER,
+    "nothing but a body": ANSWER,
+    "noise": bytes(range(256)) * 8,
+    "status 999": HEAD.replace(b"200", b"999") + LENGTH + b"\r\n" + ANSWER,
+    "status 20": HEAD.replace(b"200", b"20") + LENGTH + b"\r\n" + ANSWER,
+    "an upgrade": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    "interim without end": b"HTTP/1.1 103 Early Hints\r\n\r\n" * 5000,
+    "a folded header": HEAD + b"X-A: 1\r\n folded\r\n" + LENGTH + b"\r\n" + ANSWER,
+    "a header without a colon": HEAD + b"nonsense\r\n" + LENGTH + b"\r\n" + ANSWER,
+    "a blank before the colon": HEAD + b"Content-Length : 5\r\n\r\n" + ANSWER,
+    "a NUL in a header": HEAD + b"X-A: \0\r\n" + LENGTH + b"\r\n" + ANSWER,
+    "a thousand headers": HEAD + b"X-A: 1\r\n" * 1000 + LENGTH + b"\r\n" + ANSWER,
+    "a header of a megabyte": HEAD + b"X-A: " + b"a" * 2**20 + b"\r\n" + LENGTH + b"\r\n" + ANSWER,
+    "a head without end": b"HTTP/1.1 200 OK\r\n" + b"X-A: 1\r\n" * 10_000,
+    "a media type twice": HEAD + b"Content-Type: text/event-stream\r\n" + LENGTH + b"\r\n" + ANSWER,
+    "nothing": b"",
+}
+HALF_READ = {"a length too short": REFUSED, "an upgrade": REFUSED}  # HTTP, and no answer
+ZIPPED = gzip.compress(ANSWER)
+COOKIES = ("Set-Cookie: a=b; Path=/", "Set-Cookie2: c", "Mcp-Session-Id: leaked", "X-Powered-By: evil", "Via: evil",
+           "WWW-Authenticate: Bearer realm=evil", "Location: http://evil.example/", "Link: <http://evil.example/>",
+           "Access-Control-Allow-Origin: *", "Connection: keep-alive, X-Powered-By", "Trailer: X-Evil")  # fmt: skip
+HTTP: dict[str, Misbehaviour] = {
+    "cookies and other gifts": Misbehaviour(body(done, *COOKIES), ""),
+    "gifts in an error": Misbehaviour(body(done, *COOKIES, status="401 Unauthorized"), FAILED),
+    **{
+        f"a redirect {code}": Misbehaviour(body(done, *COOKIES, status=f"{code} Moved"), FAILED)
+        for code in (300, 301, 302, 303, 304, 307, 308)
+    },
+    **{
+        f"status {code}": Misbehaviour(body(done, "Retry-After: 9999", status=f"{code} X"), FAILED)
+        for code in (201, 202, 206, 400, 402, 403, 404, 405, 407, 409, 410, 421, 429, 500, 503, 504, 511, 599)
+    },
+    "204": Misbehaviour(say(b"HTTP/1.1 204 No Content\r\n\r\n"), FAILED),
+    "no media type": Misbehaviour(body(done, media=""), REFUSED),
+    "a page": Misbehaviour(body(lambda m: b"<html>", media="text/html"), REFUSED),
+    "JSON as text": Misbehaviour(body(done, media="text/plain"), REFUSED),
+    "two media types": Misbehaviour(body(done, media="application/json, text/event-stream"), REFUSED),
+    "problem+json": Misbehaviour(body(done, media="application/problem+json"), REFUSED),
+    "JSON as a stream": Misbehaviour(body(done, media="text/event-stream"), FAILED, 200),
+    "a stream as JSON": Misbehaviour(body(lambda m: event(done(m))), REFUSED),
+    "parameters": Misbehaviour(body(done, media="Application/JSON ; charset=utf-8"), ""),
+    "gzip": Misbehaviour(body(lambda m: ZIPPED, "Content-Encoding: gzip"), REFUSED),
+    "gzip untold": Misbehaviour(body(lambda m: ZIPPED), REFUSED),
+    "no length": Misbehaviour(say(HEAD + b"\r\n" + ANSWER, then_close=True), ""),
+    "empty": Misbehaviour(body(lambda m: b""), REFUSED),
+    "a JSON-RPC error": Misbehaviour(body(error), ""),
+    "a JSON-RPC error with 404": Misbehaviour(body(error, status="404 Not Found"), "", 404),
+    "another's error with 400": Misbehaviour(body(lambda m: error({"id": 2}), status="400 Bad"), "", 400),
+    "an error to nobody with 400": Misbehaviour(body(lambda m: error({"id": None}), status="400 Bad"), "", 400),
+    "a large error with 400": Misbehaviour(body(lambda m: error(m, "x" * 70_000), status="400 Bad"), REFUSED),
+}
+
+# --- words of JSON-RPC ------------------------------------------------------------------------------------------------
+
+ASKS = {"jsonrpc": "2.0", "id": 9, "method": "sampling/createMessage", "params": {"messages": []}}
+
+
+def answer_to(message: dict[str, Any]) -> bytes:
+    return json.dumps(done(message)).encode()
+
+
+def asking(*methods: Any, **more: Any) -> Make:
+    """A result that asks the client for these."""
+    asked = {str(number): {"method": method, "params": {}} for number, method in enumerate(methods)}
+    return lambda m: done(m, result={"resultType": "input_required", "inputRequests": asked, **more})
+
+
+def deep(message: dict[str, Any], opening: bytes, middle: bytes, closing: bytes, depth: int) -> bytes:
+    begun = b'{"jsonrpc":"2.0","id":%d,"result":{"a":' % message["id"]
+    return begun + opening * depth + middle + closing * depth + b"}}"
+
+
+# Over lines what names no request that waits is nobody's, and its caller waits on; `NOBODYS` are those.
+WORDS: dict[str, Make] = {
+    "another id": lambda m: done(m, id=m["id"] + 1),
+    "the id as a string": lambda m: done(m, id=str(m["id"])),
+    "the id as a float": lambda m: done(m, id=float(m["id"])),
+    "the id as a boolean": lambda m: done(m, id=True),
+    "no id": lambda m: {"jsonrpc": "2.0", "result": {}},
+    "a null id": lambda m: done(m, id=None),
+    "an id of another kind": lambda m: done(m, id=[m["id"]]),
+    "a batch": lambda m: [done(m)],
+    "an empty batch": lambda m: [],
+    "a notification": lambda m: {"jsonrpc": "2.0", "method": "notifications/message", "params": {}},
+    "a request": lambda m: ASKS,
+    "the request itself": lambda m: m,
+    "a string": lambda m: "fine",
+    "null": lambda m: None,
+    "neither result nor error": lambda m: {"jsonrpc": "2.0", "id": m["id"]},
+    "both": lambda m: done(m, error={"code": 1, "message": "x"}),
+    "an error of strings": lambda m: {"jsonrpc": "2.0", "id": m["id"], "error": "no"},
+    "an error without a code": lambda m: {"jsonrpc": "2.0", "id": m["id"], "error": {"message": "x"}},
+    "a result that is a list": lambda m: done(m, result=[]),
+    "a result that is null": lambda m: done(m, result=None),
+    "two answers": lambda m: answer_to(m) + answer_to(m),
+    "an answer and a line": lambda m: answer_to(m) + b" {}",
+    "half an answer": lambda m: answer_to(m)[:-9],
+    "NaN": lambda m: answer_to(m).replace(b"false", b"NaN"),
+    "Infinity": lambda m: answer_to(m).replace(b"false", b"-Infinity"),
+    "a lone surrogate": lambda m: answer_to(m).replace(b"fine", b"\\ud800"),
+    "UTF-16": lambda m: answer_to(m).decode().encode("utf-16"),
+    "Latin-1": lambda m: answer_to(m).replace(b"fine", b"f\xefne"),
+    "a byte order mark": lambda m: b"\xef\xbb\xbf" + answer_to(m),
+    "a NUL at the end": lambda m: answer_to(m) + b"\0",
+    "too deep": lambda m: deep(m, b"[", b"", b"]", 5000),
+    "too deep to write": lambda m: deep(m, b'{"a":', b"1", b"}", 300),
+    "a million values": lambda m: deep(m, b"[", b"{}," * 10**6 + b"1", b"]", 1),
+    "a number of 5,000 digits": lambda m: answer_to(m).replace(b"false", b"9" * 5000),
+    "unknown members": lambda m: done(m, extra=1),
+    "another version of JSON-RPC": lambda m: done(m, jsonrpc="1.0"),
+    "no version of JSON-RPC": lambda m: {key: value for key, value in done(m).items() if key != "jsonrpc"},
+    "ResultType": lambda m: done(m, result={"ResultType": "input_required"}),
+    "a task": lambda m: done(m, result={"resultType": "task", "taskId": "t"}),
+    "an unknown kind of result": lambda m: done(m, result={"resultType": "later"}),
+    "a kind of result that is a list": lambda m: done(m, result={"resultType": ["complete"]}),
+    "input of an unknown method": asking("tools/call"),
+    "input of a known and an unknown method": asking("roots/list", "system/exec"),
+    "input of no method": asking(None),
+    "input of a method that is a list": asking(["roots/list"]),
+    "input requests that are a list": lambda m: done(m, result={"resultType": "input_required", "inputRequests": [1]}),
+    "input requests without the word": lambda m: done(m, result={"inputRequests": {"a": {"method": "tools/call"}}}),
+}
+PASSES: dict[str, Make] = {
+    "64-bit numbers": lambda m: answer_to(m).replace(b"false", b"[18446744073709551615,-9223372036854775808]"),
+    "a key twice": lambda m: answer_to(m).replace(b'"isError"', b'"a":1,"a":2,"isError"'),
+    "blanks": lambda m: b" \t" + answer_to(m) + b"\r ",
+}
+NOBODYS = frozenset(
+    {
+        *("another id", "the id as a string", "the id as a float", "the id as a boolean", "no id", "a null id"),
+        *("an id of another kind", "a batch", "an empty batch", "a notification", "a request", "the request itself"),
+        *("a string", "null", "two answers", "an answer and a line", "half an answer", "NaN", "Infinity"),
+        *("a lone surrogate", "UTF-16", "Latin-1", "a byte order mark", "a NUL at the end", "too deep"),
+        *("too deep to write", "a million values", "a number of 5,000 digits"),
+    }
+)
+
+# --- event streams ----------------------------------------------------------------------------------------------------
+
+ONE = {"id": 1}
+STREAMS: dict[str, Misbehaviour] = {
+    "a server that asks": Misbehaviour(events(event(ASKS), event(done(ONE))), REFUSED),
+    "a ping": Misbehaviour(events(event({**ASKS, "method": "ping"}), event(done(ONE))), REFUSED),
+    "no answer": Misbehaviour(events(b": hi\n\n", b"id: 1\nretry: 1\ndata:\n\n"), FAILED),
+    "no bytes": Misbehaviour(events(), FAILED),
+    "garbage": Misbehaviour(events(b"data: {\n\n"), REFUSED),
+    "garbage before the answer": Misbehaviour(events(b"data: {\n\n", event(done(ONE))), REFUSED),
+    "another's answer": Misbehaviour(events(event(done({"id": 2})), event(done(ONE))), REFUSED),
+    "an answer and more": Misbehaviour(events(event(done(ONE)), *[event(done(ONE))] * 50, b"x" * 99999), ""),
+    "half an event": Misbehaviour(events(event(done(ONE))[:-1]), FAILED),
+    "injected lines": Misbehaviour(
+        events(b"id: 1\rdata: {\r\ndata: }\n\nevent: message\nid: a\0b\ndata:\n\n", event(done(ONE))), REFUSED
+    ),
+    "an event id of a kilobyte": Misbehaviour(events(event(done(ONE), id="x" * 2000)), ""),
+    "an event id in another alphabet": Misbehaviour(events(event(done(ONE), id="ключ")), ""),
+    "ten thousand comments": Misbehaviour(events(b":\n" * 10_000, event(done(ONE))), ""),
+    "fifty thousand empty events": Misbehaviour(events(b"data:\n\n" * 50_000, event(done(ONE))), ""),
+    "an answer cut at each byte": Misbehaviour(events(*(bytes([each]) for each in event(done(ONE)))), ""),
+    "an event of another kind": Misbehaviour(events(event(done(ONE)).replace(b"message\n", b"endpoint\n", 1)), ""),
+    "carriage returns": Misbehaviour(events(event(done(ONE)).replace(b"\n", b"\r")), ""),
+    "a retry of a hundred years": Misbehaviour(events(b"retry: 3155760000000\n", event(done(ONE))), ""),
+    "a byte order mark first": Misbehaviour(events(b"\xef\xbb\xbf" + event(done(ONE))), ""),
+    "bytes that are no text": Misbehaviour(events(b"data: \xff\xfe\n\n", event(done(ONE))), REFUSED),
+}
+
+# What is right in the session era: its servers may ask, a stream may be left to be fetched again, and whoever says 404
+# to a session has forgotten it.
+IN_A_SESSION: Mapping[str, str] = {
+    "a server that asks": "",
+    "a ping": "",
+    "no answer": "no message",
+    "status 404": "session-unknown",
+    "a JSON-RPC error with 404": "session-unknown",
+    "with an error status that is the protocol's": "session-unknown",
+}
+
+# --- time and size ----------------------------------------------------------------------------------------------------
+
+
+async def silence(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.hung_up()
+
+
+async def drip_head(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.drip(HEAD + b"X-A: " + b"a" * 1000, every_s=0.01)
+
+
+async def drip_body(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.send(HEAD + b"Content-Length: 100000\r\n\r\n")
+    await conversation.drip(b" " * 1000, every_s=0.01)
+
+
+async def drip_interim(conversation: Conversation, message: dict[str, Any]) -> None:
+    for _ in range(7):
+        await conversation.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asyncio.sleep(0.01)
+    await conversation.hung_up()
+
+
+SLOW: dict[str, Attack] = {
+    "silence": silence,
+    "a head in drips": drip_head,
+    "a body in drips": drip_body,
+    "interim answers in drips": drip_interim,
+    "comments without end": endless(b": still here\n\n", 0.005),
+    "events without end": endless(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}), 0.005),
+    "a flood of comments": endless(b":\n" * 8192),
+    "a flood of blank lines": endless(b"\n\r\r\n" * 8192),
+    "a flood of empty events": endless(b"data\n\n" * 4096),
+    "a flood of unknown fields": endless(b"x: y\n" * 4096),
+    "a flood of notes": endless(event({"jsonrpc": "2.0", "method": "notifications/progress"}) * 512),
+    "a flood of unknown notes": endless(event({"jsonrpc": "2.0", "method": "x/y"}) * 512),
+    "one line in drips": endless(b"data: x", 0.005),
+}
+PIECE = b"x" * 2**20
+
+
+async def a_large_length(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.send(HEAD + b"Content-Length: 104857600\r\n\r\n")
+    for _ in range(100):
+        await conversation.send(PIECE)
+
+
+async def many_chunks(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(100):
+        await conversation.send(b"100000\r\n" + PIECE + b"\r\n")
+
+
+async def until_close(conversation: Conversation, message: dict[str, Any]) -> None:
+    await conversation.send(HEAD + b"\r\n")
+    for _ in range(100):
+        await conversation.send(PIECE)
+
+
+LARGE: dict[str, Attack] = {
+    "a length of 100 MB": a_large_length,
+    "100 MB in chunks": many_chunks,
+    "100 MB until close": until_close,
+    "a line of 100 MB": endless(b"data: " + PIECE),
+    "an event of 100 MB": endless((b"data: " + b"x" * 100 + b"\n") * 9000),
+    "a field of 100 MB": endless(b"y" * 2**20),
+}
+
+# --- lists that name what nobody may see (threats L1) -----------------------------------------------------------------
+
+SEEN = {"name": "search_code", "description": "Search.", "inputSchema": {"type": "object"}}
+SECRET = {"name": f"{CANARY}_tool", "description": f"{CANARY} description", "inputSchema": {"type": "object"}}
+TOLD = {"tools": [SEEN, SECRET]}
+
+
+def listed(message: dict[str, Any], result: Any = None, **more: Any) -> dict[str, Any]:
+    """A list with what is secret in it."""
+    caching = {"resultType": "complete", "ttlMs": 1000, "cacheScope": "public"}
+    return {"jsonrpc": "2.0", "id": message["id"], "result": {**caching, **(result or TOLD), **more}}
+
+
+def news(message: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+
+
+def stream_of(*makes: Make, cut: int = 0, ending: bytes = b"\n", comments: bool = False) -> Attack:
+    """Events of these, cut every so many bytes."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        sent = [b"data: " + bytes_of(make(message)).replace(b"\n", b"\ndata: ") + b"\n\n" for make in makes]
+        whole = (b": note\n" if comments else b"").join(sent).replace(b"\n", ending)
+        pieces = [whole[start : start + cut] for start in range(0, len(whole), cut)] if cut else [whole]
+        await events(*pieces)(conversation, message)
+
+    return attack
+
+
+def unreadable(message: dict[str, Any]) -> bytes:
+    return bytes_of(listed(message)).replace(b"Search", b"S\xffarch")
+
+
+LISTS: dict[str, Misbehaviour] = {
+    "in a body": Misbehaviour(body(listed), ""),
+    "in a stream": Misbehaviour(stream_of(listed), ""),
+    "in a stream cut in pieces": Misbehaviour(stream_of(listed, cut=7), ""),
+    "in a stream of carriage returns": Misbehaviour(stream_of(listed, cut=11, ending=b"\r"), ""),
+    "in a stream of CRLF": Misbehaviour(stream_of(listed, cut=13, ending=b"\r\n"), ""),
+    "over many data lines": Misbehaviour(stream_of(lambda m: json.dumps(listed(m), indent=1).encode()), ""),
+    "after news and comments": Misbehaviour(stream_of(news, news, listed, comments=True), ""),
+    "after garbage": Misbehaviour(stream_of(lambda m: b"{garbage", listed), REFUSED),
+    "before garbage": Misbehaviour(stream_of(listed, lambda m: b"{garbage"), ""),
+    "that cannot be read, in a body": Misbehaviour(body(unreadable), REFUSED),
+    "that cannot be read, in a stream": Misbehaviour(stream_of(unreadable), REFUSED),
+    "that cannot be read, as text": Misbehaviour(body(listed, media="text/plain"), REFUSED),
+    "as an answer to another": Misbehaviour(body(lambda m: {**listed(m), "id": 77}), REFUSED),
+    "as an answer to another, in a stream": Misbehaviour(stream_of(lambda m: {**listed(m), "id": 77}, listed), REFUSED),
+    "twice in a stream": Misbehaviour(stream_of(listed, listed), ""),
+    "in a batch": Misbehaviour(body(lambda m: [listed(m)]), REFUSED),
+    "under a key twice": Misbehaviour(
+        body(lambda m: bytes_of(listed(m)).replace(b'"tools"', b'"tools":[],"tools"')), ""
+    ),
+    "under a key twice, the other way": Misbehaviour(
+        body(lambda m: bytes_of(listed(m)).replace(b'"ttlMs"', b'"tools":[],"ttlMs"')), ""
+    ),
+    "in another spelling": Misbehaviour(body(lambda m: listed(m, Tools=[SECRET])), REFUSED),
+    "in the long s": Misbehaviour(body(lambda m: listed(m, {**TOLD, "tool\u017f": [SECRET]})), REFUSED),
+    "as an object": Misbehaviour(body(lambda m: listed(m, {"tools": {"0": SECRET}})), REFUSED),
+    "of odd entries": Misbehaviour(
+        body(
+            lambda m: listed(
+                m, {"tools": [None, [SECRET], SECRET["name"], {**SECRET, "name": None}, {**SECRET, "Name": "a"}, SEEN]}
+            )
+        ),
+        "",
+    ),
+    "with a name twice": Misbehaviour(
+        body(lambda m: bytes_of(listed(m)).replace(b'"name": "canary', b'"name": "search_code", "name": "canary')),
+        "",
+    ),
+    "beside prompts and resources": Misbehaviour(
+        body(
+            lambda m: listed(
+                m,
+                prompts=[{"name": f"{CANARY}"}],
+                resources=[{"uri": f"note://{CANARY}", "name": CANARY}],
+                resourceTemplates=[{"uriTemplate": f"note://{CANARY}/{{a}}", "name": CANARY}],
+            )
+        ),
+        "",
+    ),
+    "with an error status": Misbehaviour(body(listed, status="500 Oops"), FAILED),
+    "with a redirect": Misbehaviour(body(listed, *COOKIES, status="302 Found"), FAILED),
+    "with an error status that is the protocol's": Misbehaviour(body(listed, status="404 Not Found"), FAILED),
+    "in a body without end": Misbehaviour(
+        say(HEAD + b"Content-Length: 99999\r\n\r\n" + bytes_of(listed(ONE)), then_close=True), FAILED
+    ),
+    "in a stream without its last line": Misbehaviour(events(b"data: " + bytes_of(listed(ONE)) + b"\n"), FAILED),
+    "in a gzip": Misbehaviour(body(lambda m: gzip.compress(bytes_of(listed(m))), "Content-Encoding: gzip"), REFUSED),
+}
+
+# --- the endpoint of HTTP+SSE -----------------------------------------------------------------------------------------
+
+STREAM = response(b"", "Content-Type: text/event-stream; charset=utf-8", framing="")
+
+
+def telling(endpoint: str) -> bytes:
+    return STREAM + f"event: endpoint\ndata: {endpoint}\n\n".encode()
+
+
+LIES: Mapping[str, bytes] = {
+    "another host": telling("http://evil.example/m"),
+    "another host without scheme": telling("//evil.example/m"),
+    "another port": telling("http://127.0.0.1:1/m"),
+    "another name of this host": telling("http://localhost/m"),
+    "another scheme": telling("https://127.0.0.1/m"),
+    "a file": telling("file:///etc/passwd"),
+    "a script": telling("javascript:alert(1)"),
+    "somebody's password": telling("http://user:x@127.0.0.1/m"),
+    "a blank": telling("/m x"),
+    "a backslash": telling("\\\\evil.example\\m"),
+    "a header": telling("/m\tHTTP/1.1"),
+    "another letter": telling("/m\u0131"),
+    "megabytes": telling("/" + "m" * 2**20),
+    "nothing": telling(""),
+    "an endless prologue": STREAM + b": hello\n\n" * 10_000,
+}
+"""Each is refused."""
+NO_STREAM: Mapping[str, bytes] = {
+    "a page": response(b"<html>", "Content-Type: text/html"),
+    "json": response(b"{}", "Content-Type: application/json"),
+    "elsewhere": response(b"", "Location: http://evil.example/", status="307 Temporary Redirect"),
+    "not there": response(b"", status="404 Not Found"),
+    "not us": response(b"", status="401 Unauthorized"),
+}
+"""What a stream is not opened with: the upstream failed."""
+
+BY_BYTES: Mapping[str, Misbehaviour] = {
+    **{name: Misbehaviour(say(data, then_close=True), HALF_READ.get(name, FAILED)) for name, data in FRAMING.items()},
+    **HTTP,
+    **{name: Misbehaviour(body(make), REFUSED) for name, make in WORDS.items()},
+    **{name: Misbehaviour(body(make), "") for name, make in PASSES.items()},
+    **STREAMS,
+}
