@@ -63,6 +63,8 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
             _end(f"{', '.join(astray)}: wrapped already, to another address; run `sidecar unwrap {path}` first", NO)
         names = names_of(file, entrance.base, known if into else frozenset())
         notes = _joined(file, into, names) if into and names else []
+        if file.elsewhere and not into:
+            notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
         if settings is not None and not into:
             _refuse_unknown(file, names, known, config)
         headers = headers_for(entrance, _client_of(file))

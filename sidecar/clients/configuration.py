@@ -37,9 +37,11 @@ _SPOKEN: Mapping[str, Transport] = {
     "remote": "auto",
     "sse": "sse",
 }
-HOW_TO_REACH = frozenset({*URL_KEYS, *TYPE_KEYS, "command", "args", "env", "envFile", "cwd", "headers", "dev"})
+LOGINS = frozenset({"auth", "authProviderType", "headersHelper", "oauth"})
+"""Keys that say how a client logs in by itself."""
+HOW_TO_REACH = LOGINS | {*URL_KEYS, *TYPE_KEYS, "command", "args", "env", "envFile", "cwd", "headers", "dev"}
 """Keys that say how a server is reached, and go when it is reached through us."""
-_READ = HOW_TO_REACH - {"dev"} | {"disabled", "enabled"}
+_READ = HOW_TO_REACH - LOGINS - {"dev"} | {"disabled", "enabled"}
 _SEED_READ = frozenset({"name", "capabilities", "timeout", "schemaVersion"})
 _SEED_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 _SEED_NAME = re.compile(r"[A-Za-z0-9-]+")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sidecar.clients.configuration import ClientFile, Server
+from sidecar.clients.configuration import LOGINS, ClientFile, Server
 from sidecar.clients.hiding import looks_secret, may_stand_in_clear, names_a_secret
 from sidecar.clients.references import (
     Places,
@@ -40,7 +40,7 @@ _BEARER = re.compile(r"bearer\s+(.+)", re.IGNORECASE | re.DOTALL)
 _OPTION = re.compile(r"(--?[\w-]+)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"(?P<before>[?&])(?P<name>[^=&#]+)=(?P<value>[^&#]+)")
 _SEGMENT = re.compile(r"(?<=/)[^/?#]+")
-_HARMLESS_WORD = re.compile(r"[A-Za-z./][A-Za-z0-9_./-]*")
+_HARMLESS_WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PRINTABLE = re.compile(r"[!-~]+( [!-~]+)*")
@@ -103,8 +103,10 @@ class _Importer:
             mcp["timeout_s"] = timeout_s
         if credential := self.credential():
             section["credential"] = credential
-        if server.unread:
-            self.note(f"{', '.join(server.unread)}: for the client alone, not taken over")
+        if logins := LOGINS.intersection(server.unread):
+            self.note(f"{', '.join(sorted(logins))}: the client logged in by itself; give the upstream a credential")
+        if unread := [key for key in server.unread if key not in LOGINS]:
+            self.note(f"{', '.join(unread)}: for the client alone, not taken over")
         self.check(section)
         self.result.upstreams[name] = section
         self.result.rules[f"policies/agent_to_tool.{name}.csv"] = rules_of(name, server.capabilities)

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sidecar.cli import main
+from sidecar.clients.folder import upstreams_yaml
 from sidecar.clients.hiding import looks_secret, may_stand_in_clear
 from sidecar.policy.source import load_policy
 from sidecar.settings import load_settings
+from sidecar.settings.documents import read_document
 from sidecar.settings.programs import variables_in_file
 from tests.unit.clients.test_configuration import SEED
 
@@ -56,16 +60,16 @@ def test_no_secret_stands_in_clear_and_check_passes(tmp_path: Path) -> None:
     env = {"MINE": "m", "SET": "s", **variables_in_file(folder / "keys" / "variables.env")}
     checked = run("check", "-c", folder / "sidecar.yaml", env=env)
     assert checked.exit_code == 0, checked.output
-    settings = load_settings(folder / "sidecar.yaml", env)
-    files = settings.upstreams["my-files"].mcp
+    loaded = load_settings(folder / "sidecar.yaml", env)
+    files = loaded.upstreams["my-files"].mcp
     assert files is not None
     assert files.args == ("-m", "files", str(tmp_path), "--token", TOKEN, f"--api-key={TOKEN}")
     assert files.all_env() == {"LOG_LEVEL": "debug", "API_TOKEN": TOKEN, "FROM": "m", "WITH": "s"}
     assert (folder / "keys" / "github.token").read_text() == f"{TOKEN}\n"
     assert (folder / "keys" / "jira.header").read_text() == "canary-jira\n"
-    jira = settings.upstreams["jira"].mcp
+    jira = loaded.upstreams["jira"].mcp
     assert jira is not None and jira.url == f"https://x.example/mcp?apikey={TOKEN}&v=1"
-    assert list(settings.upstreams) == ["my-files", "github", "jira"]
+    assert list(loaded.upstreams) == ["my-files", "github", "jira"]
 
 
 def test_no_rule_of_it_allows_everything(tmp_path: Path) -> None:
@@ -116,6 +120,37 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     again = made(tmp_path, [SEED])
     assert again.exit_code == 1
     assert "nothing was written" in again.stderr
+
+
+ODD = [
+    "no",
+    "1",
+    ".5",
+    ".inf",
+    "0x1f",
+    "1:30",
+    "~",
+    "",
+    "- a",
+    "a: b",
+    "#",
+    "*",
+    "null",
+    "=",
+    "<<",
+    "a\u2028b",
+    "\x7f",
+    "😀",
+    "é",
+]
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(ODD))
+def test_every_text_is_written_so_that_it_is_read_back(text: str) -> None:
+    written = upstreams_yaml({"a": {text or "key": text, "list": [text, "b"]}})
+    read = read_document(Path("sidecar.yaml"), text=f"upstreams:\n{written}").data
+    assert read == {"upstreams": {"a": {text or "key": text, "list": [text, "b"]}}}
 
 
 @pytest.mark.parametrize(
