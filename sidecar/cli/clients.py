@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import orjson
@@ -27,6 +28,7 @@ from sidecar.clients.wrapping import (
 )
 from sidecar.errors import ConfigError
 from sidecar.settings import Settings, load_settings
+from sidecar.settings.nodes import Loc
 
 NO, INVALID = 1, 3
 LOCAL = "http://127.0.0.1:8070"
@@ -61,8 +63,9 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
         known = frozenset(settings.upstreams) if settings else frozenset[str]()
         if astray := wrapped_before(file, entrance.base):
             _end(f"{', '.join(astray)}: wrapped already, to another address; run `sidecar unwrap {path}` first", NO)
-        names = names_of(file, entrance.base, known if into else frozenset())
-        notes = _joined(file, into, names) if into and names else []
+        names, notes = names_of(file, entrance.base), list[str]()
+        if into and names:
+            names, notes = _joined(file, into, entrance.base)
         if file.elsewhere and not into:
             notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
         if settings is not None and not into:
@@ -166,13 +169,15 @@ def _client_of(file: ClientFile) -> Client:
     return CLIENTS["cursor"] if style_of(file) == "url" else CLIENTS["claude"]
 
 
-def _joined(file: ClientFile, into: Path, names: Mapping[Any, str]) -> list[str]:
+def _joined(file: ClientFile, into: Path, base: str) -> tuple[dict[Loc, str], list[str]]:
     from sidecar.cli.init import join
 
-    return join(file, into, os.environ, names)
+    ours = frozenset(str(server.url).rpartition("/")[2] for server in file.servers if leads_here(server, base))
+    left = tuple(server for server in file.servers if not leads_here(server, base))
+    return join(replace(file, servers=left), into, os.environ, ours)
 
 
-def _refuse_unknown(file: ClientFile, names: Mapping[Any, str], known: frozenset[str], config: Path | None) -> None:
+def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset[str], config: Path | None) -> None:
     """A client must not be led to where nothing is."""
     missing = [f"{s.name} ({names[s.loc]})" for s in file.servers if s.loc in names and names[s.loc] not in known]
     enabled = [s for s in file.servers if not s.disabled and s.loc in names and names[s.loc] not in known]
@@ -208,7 +213,7 @@ def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
 
 def _tell_wrapped(
     path: Path,
-    changed: Mapping[Any, str],
+    changed: Mapping[Loc, str],
     already: list[str],
     backup: Path | None,
     notes: list[str],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,15 +128,28 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
     click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
 
 
-def join(file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str]) -> list[str]:
-    """Put a client's servers into a folder, which is begun where it is none yet; what is worth telling. What is there
-    is added to or stays. Raises ConfigError, OSError."""
+def join(
+    file: ClientFile, folder: Path, environ: Mapping[str, str], taken: frozenset[str]
+) -> tuple[dict[Loc, str], list[str]]:
+    """Put a client's servers into a folder, which is begun where it is none yet: their names in it, and what is worth
+    telling. What is there is added to or stays; a server that is there already is there once. `taken` are names that
+    lead elsewhere. Raises ConfigError, OSError."""
+    from sidecar.clients.configuration import slugs
     from sidecar.clients.folder import imported
-    from sidecar.clients.joining import with_upstreams
+    from sidecar.clients.joining import upstreams_in, with_upstreams
     from sidecar.clients.wrapping import put
 
-    found = imported(file, folder, environ, names, home=Path.home())
     config = folder / "sidecar.yaml"
+    there = upstreams_in(config) if config.exists() else {}
+    wanted = slugs(file.servers)
+    meant = imported(file, folder, environ, wanted, home=Path.home()).upstreams
+    names = {loc: name for loc, name in wanted.items() if name in there and meant.get(name) == there[name]}
+    notes = [f"{name} is in {config} already; its rules and secrets stay" for name in names.values()]
+    rest = tuple(server for server in file.servers if server.loc not in names)
+    names |= slugs(rest, taken | frozenset(there))
+    if all(server.disabled for server in rest):
+        return names, notes
+    found = imported(replace(file, servers=rest), folder, environ, names, home=Path.home())
     joined = with_upstreams(config.read_text("utf-8"), config, found.upstreams) if config.exists() else None
     files = found.rules if joined else _starting_with(found)
     write_files(folder, {name: text for name, text in files.items() if not (folder / name).exists()})
@@ -147,7 +161,7 @@ def join(file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapp
             write_files(folder, {name: secret}, secret=True)
     if joined:  # last: an upstream comes into force together with its rules and secrets
         put(config, joined.encode())
-    return [*found.notes, *_needs(found, folder)]
+    return names, [*notes, *found.notes, *_needs(found, folder)]
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:

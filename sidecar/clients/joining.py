@@ -17,6 +17,13 @@ from sidecar.settings.documents import Document, read_document
 from sidecar.settings.nodes import Node
 
 
+def upstreams_in(path: Path) -> dict[str, Any]:
+    """What is written there as upstreams, by name. Raises SettingsError."""
+    data = read_document(path).data
+    upstreams = data.get("upstreams") if isinstance(data, dict) else None
+    return upstreams if isinstance(upstreams, dict) else {}
+
+
 def with_upstreams(text: str, path: Path, upstreams: Mapping[str, Mapping[str, Any]]) -> str:
     """The text with these upstreams too; none of them is there yet. Raises SettingsError."""
     document = read_document(path, text=text)

@@ -65,6 +65,16 @@ def test_its_servers_join_a_folder_once(path: Path, tmp_path: Path) -> None:
     assert path.read_text() == FILE.replace('"web":', '"my files": {"command": "python3"}, "web":')
 
 
+def test_a_server_that_is_there_already_is_there_once(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    assert run("wrap", path, "--into", folder).exit_code == 0
+    before, wrapped = (folder / "sidecar.yaml").read_text(), path.read_text()
+    assert run("unwrap", path).exit_code == 0
+    result = run("wrap", path, "--into", folder)
+    assert result.exit_code == 0, result.output
+    assert ((folder / "sidecar.yaml").read_text(), path.read_text()) == (before, wrapped)
+
+
 def test_nobody_is_led_to_where_nothing_is(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     assert run("init", folder).exit_code == 0
