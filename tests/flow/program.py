@@ -1,8 +1,8 @@
 """An MCP server on pipes that can do what one must not: `python -I -S program.py MOOD...`.
 
-It is started in milliseconds, speaks the session era, and its tools say what it is: `count`, `whoami` (environment,
-descriptors, folder, umask, arguments), `misbehave` (any of `MOODS`, in the middle of a call), `say` (the bytes of a
-file as its answer, with the call's id in place of `ID`). Moods on its command line come at once.
+It is started in milliseconds, speaks the session era, and its tools say what it is: `count`, `repeat`, `whoami`
+(environment, descriptors, folder, umask, arguments), `misbehave` (any of `MOODS`, in the middle of a call), `say` (the
+bytes of a file as its answer, with the call's id in place of `ID`). Moods on its command line come at once.
 """
 
 import json
@@ -79,6 +79,7 @@ MOODS: dict[str, Callable[[], object]] = {
 }
 TOOLS = [
     {"name": "count", "inputSchema": {"type": "object"}},
+    {"name": "repeat", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}},
     {"name": "whoami", "inputSchema": {"type": "object"}},
     {"name": "misbehave", "inputSchema": {"type": "object", "properties": {"how": {"enum": sorted(MOODS)}}}},
     {"name": "say", "inputSchema": {"type": "object", "properties": {"file": {"type": "string"}}}},
@@ -103,6 +104,8 @@ def call(name: str, arguments: dict[str, Any]) -> str:
     if name == "misbehave":
         MOODS[arguments["how"]]()
         return "behaved"
+    if name == "repeat":
+        return str(arguments["text"])
     if name == "whoami":
         return json.dumps(whoami())
     _counted += 1

@@ -295,15 +295,16 @@ async def test_a_server_that_keeps_silent_when_pinged_is_asked_for_its_list(tmp_
 
 
 async def test_a_slow_server_is_not_ill_and_a_fast_one_neither(tmp_path: Path) -> None:
-    """BL-078: a probe waits as long as a call may take."""
+    """BL-078: a probe waits as long as a call may take, and a call that takes as long is answered."""
     upstream = Upstream()
 
     async def slowly(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.6)
         return upstream.answer(message)
 
-    upstream.script = {"server/discover": slowly}
+    upstream.script = {"server/discover": slowly, "tools/call": slowly}
     async with world(tmp_path, upstream=upstream, upstream_settings=FAST) as running:
+        assert (await running.call("search_code", GOOD))[0] == 200
         await until(lambda: upstream.methods().count("server/discover") >= 2)
         known = account(running)
         assert (known.breaker.state, known.breaker.in_a_row, known.standing.status) == (State.CLOSED, 0, "ready")

@@ -145,7 +145,7 @@ async def test_bytes_of_every_kind_are_told_by_their_reason(
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(tmp_path: Path, era: Era) -> None:
-    """Neither a name, nor a description, nor an address of what its reader may not use (threats L1, L3)."""
+    """BL-021, threats L1, L3: neither a name, nor a description, nor an address of what its reader may not use."""
     hostile = HostileUpstream({name: script.attack for name, script in LISTS.items()})
     async with (
         serving(hostile.converse) as hostile.server,

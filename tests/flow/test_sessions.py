@@ -159,8 +159,8 @@ async def test_users_who_share_an_upstream_credential_do_not_share_its_session(t
 
 
 async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -> None:
-    """BL-060: 120 sessions at once, a canary for each on both kinds of stream."""
-    number_of = 120
+    """BL-060: 200 sessions at once, a canary for each on both kinds of stream."""
+    number_of = 200
     upstream = Upstream(script={"GET": Emitter().listen, "tools/call": progress})
     async with (
         gateway(

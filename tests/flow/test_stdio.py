@@ -134,15 +134,15 @@ async def test_two_users_have_two_counters_and_a_shared_program_one(tmp_path: Pa
         assert got == ([3, 4] if shared else [2, 2])
 
 
-async def test_five_hundred_calls_are_one_program(tmp_path: Path) -> None:
+async def test_a_thousand_calls_are_one_program(tmp_path: Path) -> None:
     """BL-100."""
     async with before(tmp_path) as running:
         talk = Talk(running, "session")
         await talk.call("count")
         below = len(children_of(os.getpid()))
-        for _ in range(5):
+        for _ in range(10):
             await asyncio.gather(*(talk.call("count") for _ in range(100)))
-        assert text(await talk.call("count")).split()[0] == "502"
+        assert text(await talk.call("count")).split()[0] == "1002"
         assert len(children_of(os.getpid())) == below
 
 
@@ -249,6 +249,19 @@ async def test_a_sidecar_that_is_killed_takes_everything_along_within_two_second
         await running.kill()
         await until(lambda: not [pid for pid in below if alive(pid)], within_s=2.0)
         assert not list(Path(tempfile.gettempdir()).glob(f"sidecar-{running.process.pid}-*"))
+
+
+PROMPTS = ["--version", "-p x", "--", "@/etc/hosts", "a\nb\r\n", "a\0b", "\u2028 $(touch x) `x` %s", "x" * 200_000]
+
+
+async def test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line(tmp_path: Path) -> None:
+    """BL-093."""
+    async with before(tmp_path, moody("deaf")) as running:
+        talk = Talk(running, "session")
+        for prompt in PROMPTS:
+            answer = await talk.call("repeat", {"text": prompt})
+            assert answer[0] == 400 if "\0" in prompt else text(answer) == prompt
+        assert json.loads(text(await talk.call("whoami", {"argv": ["--version"]})))["argv"] == ["deaf"]
 
 
 ATTACKS = [

@@ -11,14 +11,17 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.errors import SettingsError
+from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
 from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
 from tests.flow.streams import EVENT_STREAM, event, hearing
-from tests.flow.talk import reason_of
-from tests.flow.world import RULES, STATELESS, World, stateless, until, world
+from tests.flow.talk import Talk, reason_of
+from tests.flow.world import RULES, STATELESS, Upstream, World, request, stateless, until, world
 from tests.unit.egress.hostile import Conversation, chunked, response
 
 # --- breaking off -----------------------------------------------------------------------------------------------------
@@ -81,6 +84,68 @@ async def test_progress_is_passed_on_at_once(planner: World) -> None:
         assert (await ear.message())["method"] == "notifications/progress"
         heard.set()
         assert (await ear.message())["result"]["content"][0]["text"] == FINE
+
+
+STEPS, STEP_S = 24, 5.0
+
+
+async def two_minutes(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    """Work that takes 120 s, with progress every 5 s."""
+    stream = web.StreamResponse(headers=EVENT_STREAM)
+    await stream.prepare(asked)
+    loop = asyncio.get_running_loop()
+    for _ in range(STEPS):
+        params = {"progressToken": "p", "progress": loop.time()}
+        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
+        await asyncio.sleep(STEP_S)
+    await stream.write(event(done(message)))
+    return stream
+
+
+@pytest.mark.parametrize(("timeout_s", "reason"), [(150, ""), (60, "upstream-timeout")])
+async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: int, reason: str
+) -> None:
+    """BL-038, threats X7: for both eras; and progress moves no deadline."""
+    upstream = Upstream(script={"tools/call": two_minutes})
+    mcp = f"timeout_s: {timeout_s}, connect_timeout_s: 60"
+    async with world(tmp_path, upstream=upstream, mcp_settings=mcp) as running:
+        talk = Talk(running, "session")
+        await talk.open()
+        await running.ask("tools/list")
+        loop = asyncio.get_running_loop()
+        params = {"name": "search_code", "arguments": RUDE, "_meta": {"progressToken": "p"}}
+        asks = {
+            "session": (talk.in_session, request("tools/call", params)),
+            "stateless": (
+                {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"},
+                stateless("tools/call", params),
+            ),
+        }
+
+        async def hear(era: str) -> tuple[list[float], str, float]:
+            headers, call = asks[era]
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http,
+                hearing(http, f"{running.url}/mcp/github", headers, call) as ear,
+            ):
+                late, began = [], loop.time()
+                while "method" in (message := await ear.message(within_s=100)):
+                    late.append(loop.time() - message["params"]["progress"])
+                return late, message.get("error", {}).get("data", {}).get("reason", ""), loop.time() - began
+
+        with haste(60, monkeypatch):
+            for late, why, took_s in await asyncio.gather(*map(hear, asks)):
+                assert why == reason and len(late) == (STEPS if not reason else timeout_s / STEP_S)
+                assert sorted(late)[len(late) // 2] < STEP_S, "as it comes"  # a busy machine may be late now and then
+                assert took_s >= min(STEPS * STEP_S, timeout_s) - STEP_S
+
+
+async def test_a_misspelt_option_of_an_upstream_refuses_the_start(tmp_path: Path) -> None:
+    """BL-036: it is never ignored."""
+    with pytest.raises(SettingsError, match=r'unknown key "timeot_s"(.|\n)*did you mean "timeout_s"'):
+        async with world(tmp_path, mcp_settings="timeot_s: 5"):
+            pass
 
 
 async def test_an_upstream_that_is_not_there_harms_no_other(tmp_path: Path) -> None:

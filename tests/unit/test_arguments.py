@@ -288,6 +288,8 @@ def test_references_are_never_fetched() -> None:
                 with pytest.raises(SchemaRefused):
                     compile_schema(schema)
         assert compile_schema(of({"a": {"enum": [{"$ref": here}]}}, x={"$ref": here})).violation({"a": 1}) is not None
+        local = compile_schema(of({"a": {"$ref": "#/$defs/s"}}, **{"$defs": {"s": {"type": "string"}}}))
+        assert local.violation({"a": "x"}) is None and local.violation({"a": 1}) is not None
         with pytest.raises(TimeoutError):
             canary.accept()
 

@@ -43,8 +43,12 @@ BL-018
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
+  flow/test_vanishing_callers.py test_a_thousand_callers_who_leave_while_they_are_answered
   unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
+BL-020
+  unit/egress/test_who_goes_out.py test_an_address_of_another_scheme_is_refused_where_it_stands
 BL-021
+  flow/test_hostile_upstream.py test_a_list_shows_nothing_that_is_hidden_however_it_is_said
   flow/test_lists.py test_a_list_in_a_stream_shows_what_may_be_used_in_its_order
   flow/test_lists.py test_a_list_that_cannot_be_read_is_an_error_and_shows_nothing
 BL-022
@@ -83,10 +87,12 @@ BL-036
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_federation.py test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_nothing
   flow/test_upstream_trouble.py test_an_upstream_that_is_not_there_harms_no_other
+  flow/test_upstream_trouble.py test_a_misspelt_option_of_an_upstream_refuses_the_start
 BL-037
   flow/test_streams.py test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client
 BL-038
   flow/test_upstream_trouble.py test_progress_is_passed_on_at_once
+  flow/test_upstream_trouble.py test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline
 BL-039
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
 BL-040
@@ -108,6 +114,8 @@ BL-049
 BL-050
   unit/protocols/test_mcp_headers.py test_headers_and_body_meet_the_verdict_of_the_corpus
   unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
+BL-051
+  unit/egress/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
 BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
 BL-059
@@ -180,6 +188,8 @@ BL-090
   flow/test_paired.py test_a_list_in_a_stream_or_on_another_stream_is_filtered_too
 BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
+BL-093
+  flow/test_stdio.py test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line
 BL-095
   unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
   unit/limits/test_redis.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers
@@ -188,7 +198,7 @@ BL-097
 BL-099
   unit/policy/test_engine.py test_a_decision_looks_at_its_own_rows_only
 BL-100
-  flow/test_stdio.py test_five_hundred_calls_are_one_program
+  flow/test_stdio.py test_a_thousand_calls_are_one_program
 BL-101
   flow/test_federation.py test_a_server_added_at_run_time_is_there_at_once
   flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist
@@ -196,6 +206,14 @@ BL-101
 BL-102
   unit/policy/test_golden.py test_the_shipped_policy_decides_as_pinned
 """
+
+# What of a report is not shown above, because what it is about does not exist here yet.
+IN_PART = {
+    "BL-020": "an upstream's url, key sources and token endpoints; cards of agents are not read yet",
+    "BL-051": "nothing that a caller, token or server names is connected to, so no list says what may be; callbacks of "
+    "agents will need one",
+    "BL-093": "what callers say to programs on pipes; prompts of agents' command lines come with those",
+}
 
 
 def answers() -> Iterator[tuple[str, str, str]]:
@@ -230,4 +248,4 @@ def test_a_report_is_answered_by_a_test_that_names_it(report: str, file: str, te
 def test_no_report_stands_without_an_answer() -> None:
     named = [line for line in REPORTS.split() if line.startswith("BL-")]
     assert sorted(set(named)) == named
-    assert {report for report, _, _ in answers()} == set(named)
+    assert {report for report, _, _ in answers()} == set(named) >= {*IN_PART}
