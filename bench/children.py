@@ -99,14 +99,14 @@ async def _settled(processes: Processes) -> None:
 
 
 def _below(processes: Processes) -> Iterator[int]:
-    """Every process below us but the warden, dead ones too."""
+    """Every process below the warden, dead ones too."""
     pairs = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             pairs.append((int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])))
-    parents = {os.getpid()}
+    parents = {processes.warden_pid}
     while parents := {child for child, parent in pairs if parent in parents}:
-        yield from parents - {processes.warden_pid}
+        yield from parents
 
 
 def _descriptors() -> int:

@@ -125,11 +125,15 @@ class ProgramWire:
             raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
 
     async def _how_it_ended(self) -> str:
+        """Its end, once its last words are read: whoever hears of the end may ask for them."""
+        how = "it closed its output"
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                return str(await self._process.wait())
+                how = str(await self._process.wait())
+                await asyncio.wait({self._beside[0]})
         except TimeoutError:
-            return "it closed its output"
+            pass  # what it started may hold its pipes open
+        return how
 
     async def _keep_errors(self) -> None:
         rest = b""

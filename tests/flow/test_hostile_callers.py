@@ -141,7 +141,7 @@ NOT_SERVED: dict[str, tuple[Make, int]] = {
     },
     **{
         f"the path {path!r}": (good(first=f"POST {path} HTTP/1.1"), 404)
-        for path in ("/", "/MCP/github", "/mcp", "/mcp/Github", "/mcp/github-", "/mcp/github/x", "/metrics", "/status")
+        for path in ("/", "/MCP/github", "/MCP", "/mcp/Github", "/mcp/github-", "/mcp/github/x", "/metrics", "/status")
     },
     **{
         f"the verb {verb}": (good(first=f"{verb} /mcp/github HTTP/1.1"), 405)

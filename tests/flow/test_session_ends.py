@@ -141,7 +141,7 @@ async def test_a_session_may_begin_in_a_stream_and_is_answered_whole(house: Worl
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Mcp-Session-Id": "streamed"})
         await stream.prepare(asked)
         await stream.write(b": hi\n\nid: 1\ndata:\n\n" + event({"jsonrpc": "2.0", "id": 5, "method": "ping"}))
-        await stream.write(event(result_of(message, hello(capabilities={"tools": {}, "tasks": {}}))))
+        await stream.write(event(result_of(message, hello(capabilities={"tools": {}}))))
         await asyncio.sleep(30)  # a server that never closes its stream
         return stream
 
