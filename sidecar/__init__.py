@@ -6,7 +6,7 @@ A call's way, and where each question is answered:
                                │              │
         at which address?      arrival        passage, relay   what of the answer may the caller have?
         who?                   identity/
-        what?                  intents, protocols/
+        what?                  fronts, intents, protocols/
         anybody disabled?      disabled/
         may they?              policy/
         whose task is it?      custody, tasks/
@@ -20,13 +20,14 @@ A call's way, and where each question is answered:
     snapshot   what one request reads, frozen; swapped whole on reload
     watching   whether the operator's files changed; reloading: how that comes into force
     turn       what is known of one request while it is on its way
+    drift      whether a server's tools are still those that were approved
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found
     federation/ how many servers look like one, at the address of all
     plain/     calls of tools for curl and scripts, and the document that describes them
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
     paired     the stream that all answers of an HTTP+SSE session share
-    egress/    every connection that we open
+    egress/    every connection that we open; processes/: every program that we start
     settings/  what the operator decided
     suites/    the policy's own tests; workbench/: what else a policy goes through before it serves
     clients/   the configuration that MCP clients already have, and how it comes behind us

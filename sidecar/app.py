@@ -33,6 +33,7 @@ from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Federation
+from sidecar.fronts import Fronts
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
 from sidecar.loading import first_snapshot, next_snapshot, tasks_from
@@ -142,16 +143,15 @@ class App:
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         exchanges = Exchanges(live, sessions, switch, tasks)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
+        federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
         pipeline = Pipeline(
             live=live,
-            sessions=sessions,
             session_calls=session_calls,
             limiter=limiter,
             audit=audit,
             metrics=metrics,
             exchanges=exchanges,
-            federation=Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32)),
-            plain=Plain(exchanges, session_calls),
+            fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
             switch=switch,
             tasks=tasks,
             clock=time.time,
@@ -169,7 +169,6 @@ class App:
             witness=self._witness,
             serves=self._now_serving,
         )
-
         self.drift = DriftWatch(self.live, self.metrics, self._witness, time.monotonic)
 
     @property

@@ -5,7 +5,7 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
 
     arrival     at which address     403 404 405        arrival.py
     identity    who                  401                identity/
-    intent      what                 400 404 413 415    intents.py, protocols/
+    intent      what                 400 404 413 415    fronts.py, intents.py, protocols/
     switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
     custody     whose task is it     404                custody.py, tasks/
@@ -26,37 +26,34 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from aiohttp import web
 
-from sidecar import arrival, custody, intents
+from sidecar import arrival, custody, fronts, intents
 from sidecar.answers import Shape, Told, tell
-from sidecar.arrival import Entrance, Route
+from sidecar.arrival import Entrance
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
-from sidecar.federation import Federation, Spread
-from sidecar.intents import Ask, Intent, Leave, Understanding
+from sidecar.federation import Spread
+from sidecar.fronts import Fronts
+from sidecar.intents import Ask, Intent, Leave
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
-from sidecar.plain import Plain
-from sidecar.protocols import eras, jsonrpc, sse
+from sidecar.protocols import eras, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.snapshot import Live, Service
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
-from sidecar.upstreams.sessions import Session, Sessions
+from sidecar.upstreams.sessions import Session
 from sidecar.vocabulary import Call, Caller, Decision
 from sidecar.whole import Whole
 
 DRAIN_LOOK_S = 0.05
-
-Wanted = TypeVar("Wanted", bound=Intent | Spread)
 
 log = logging.getLogger("sidecar.pipeline")
 
@@ -66,14 +63,12 @@ class Pipeline:
     """The policy enforcement point. One instance serves every listener of the data plane."""
 
     live: Live
-    sessions: Sessions
     session_calls: SessionCalls
     limiter: Limiter
     audit: Audit
     metrics: Metrics
     exchanges: Exchanges
-    federation: Federation
-    plain: Plain
+    fronts: Fronts
     switch: KillSwitch
     tasks: Tasks
     clock: Callable[[], float]
@@ -120,7 +115,7 @@ class Pipeline:
         caller = await self._identify(turn, route.server, entrance)
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
-        intent = await self._understand(turn, caller, route)
+        intent = await self.fronts.understand(turn, caller, route)
         with self._admitted():
             if isinstance(intent, Spread):
                 return await self._spread(turn, caller, intent)
@@ -129,7 +124,7 @@ class Pipeline:
     async def _take(self, turn: Turn, caller: Caller) -> web.StreamResponse:
         """A message whose answer goes out on its session's stream (MCP 2024-11-05): taken at once, answered there."""
         session, paired = self.exchanges.paired(arrival.session_in(turn.raw_path), caller, turn.server)
-        message = await self._read(turn)
+        message = await fronts.read(turn)
         turn.shape = Shape.STATELESS  # what is refused here, HTTP has to say
         if self.draining:
             raise Refusal(Reason.DRAINING)
@@ -149,9 +144,7 @@ class Pipeline:
 
     async def _further(self, turn: Turn, caller: Caller, session: Session, message: Message) -> web.StreamResponse:
         with self._admitted():
-            understanding = self._understanding(turn, caller)
-            understanding.paired = session
-            return await self._carry(turn, caller, self._understood(turn, understanding.of_message(message)))
+            return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
 
     def _abandoned(self, turn: Turn, task: asyncio.Task[None]) -> None:
         """The stream ended before the task had its first step."""
@@ -164,7 +157,7 @@ class Pipeline:
         decision = await self._ask_again(turn, caller, intent.call, self._decide(turn, caller, intent.call))
         service = turn.now.service(turn.server)
         if turn.front == arrival.EVERY:
-            self.federation.admit(turn, service, caller)
+            self.fronts.federation.admit(turn, service, caller)
         if not isinstance(intent, Leave):  # a session of an upstream that is off or out can still be ended
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
@@ -177,10 +170,10 @@ class Pipeline:
             turn.record.decided()  # evidence first, then the upstream
             turn.record.mark("audit")
             if turn.front == arrival.EVERY:
-                intent = await self.federation.attach(turn, service, caller, intent)
+                intent = await self.fronts.federation.attach(turn, service, caller, intent)
             lease.forwarded = True
             try:
-                carry_out = self.plain.carry_out if turn.plain else self.exchanges.carry_out
+                carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
                 return await carry_out(turn, service, caller, decision, intent, plan.timeout_s)
             except Refusal as refusal:
                 # The breaker opened just now, or there was no credential to show: nothing was sent.
@@ -191,14 +184,14 @@ class Pipeline:
 
     async def _spread(self, turn: Turn, caller: Caller, spread: Spread) -> web.StreamResponse:
         """A call to all servers: the same questions, asked at each of them."""
-        servers = self.federation.enter(turn, caller, spread)
+        servers = self.fronts.federation.enter(turn, caller, spread)
         for _ in servers if spread.asks_each else servers[:1]:  # as many calls as it would be at their own addresses
             self._charge_session_call(turn, caller, spread.call)
         turn.record.mark("limits")
         turn.record.decided()  # evidence first, then the upstreams
         turn.record.mark("audit")
         try:
-            return await self.federation.carry_out(turn, caller, spread, servers)
+            return await self.fronts.federation.carry_out(turn, caller, spread, servers)
         finally:
             turn.record.mark("upstream")
 
@@ -230,53 +223,6 @@ class Pipeline:
         turn.record.caller = caller
         turn.record.mark("auth")
         return caller
-
-    async def _understand(self, turn: Turn, caller: Caller, route: Route) -> Intent | Spread:
-        """Era, session, method and parameters; the message itself goes on only as what was understood of it."""
-        if turn.front == arrival.EVERY:
-            return self._understood(turn, await self._understand_any(turn, caller))
-        if turn.plain:
-            return self._understood(turn, await self._understand_plain(turn, route))
-        understanding = self._understanding(turn, caller)
-        if turn.verb == "POST":
-            return self._understood(turn, understanding.of_message(await self._read(turn)))
-        turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
-        if route.kind == arrival.SSE:
-            return self._understood(turn, understanding.of_stream())
-        return self._understood(turn, understanding.of_verb(turn.verb))
-
-    async def _understand_any(self, turn: Turn, caller: Caller) -> Intent | Spread:
-        understanding = self.federation.understanding(caller, turn.headers)
-        if turn.verb == "POST":
-            return understanding.of_message(await self._read(turn))
-        turn.shape = Shape.PLAIN
-        return understanding.of_verb(turn.verb)
-
-    async def _understand_plain(self, turn: Turn, route: Route) -> Intent:
-        turn.asks("tools/list" if route.kind == arrival.TOOLS else "tools/call")
-        arrival.check_no_query(turn.raw_path)
-        if route.kind == arrival.TOOLS:
-            return self.plain.listing(route.server)
-        return self.plain.calling(route.server, route.tool, await self._body(turn))
-
-    def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
-        return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
-
-    async def _read(self, turn: Turn) -> Message:
-        message = jsonrpc.parse_message(await self._body(turn))
-        turn.address(message, arrival.head_of(turn.headers))
-        return message
-
-    async def _body(self, turn: Turn) -> bytes:
-        raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
-        turn.record.bytes_in = len(raw)
-        return raw
-
-    def _understood(self, turn: Turn, intent: Wanted) -> Wanted:
-        turn.goes_to(intent.call.upstream)
-        turn.record.call = intent.call
-        turn.record.mark("parse")
-        return intent
 
     def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
         now_s = self.clock()

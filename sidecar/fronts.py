@@ -1,0 +1,91 @@
+"""What does a request want, whichever way its caller speaks to us?
+
+Each address has its front: MCP over Streamable HTTP, over HTTP+SSE, to all servers at once, or plain HTTP. All of them
+come to the same intents, so that the way from there on is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sidecar import arrival
+from sidecar.answers import Shape
+from sidecar.arrival import Route
+from sidecar.federation import Federation, Spread
+from sidecar.intents import Intent, Understanding
+from sidecar.plain import Plain
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.jsonrpc import Message
+from sidecar.turn import Turn
+from sidecar.upstreams.sessions import Session, Sessions
+from sidecar.vocabulary import Caller
+
+Wanted = TypeVar("Wanted", bound=Intent | Spread)
+
+
+@dataclass(slots=True)
+class Fronts:
+    """Turns requests into intents; in which session, and at which server."""
+
+    sessions: Sessions
+    federation: Federation
+    plain: Plain
+
+    async def understand(self, turn: Turn, caller: Caller, route: Route) -> Intent | Spread:
+        """Era, session, method and parameters; the message itself goes on only as what was understood of it. Raises
+        Refusal for what is malformed, unknown, or no session of the caller's."""
+        if turn.front == arrival.EVERY:
+            return _understood(turn, await self._at_all(turn, caller))
+        if turn.plain:
+            return _understood(turn, await self._plainly(turn, route))
+        understanding = self._understanding(turn, caller)
+        if turn.verb == "POST":
+            return _understood(turn, understanding.of_message(await read(turn)))
+        turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+        if route.kind == arrival.SSE:
+            return _understood(turn, understanding.of_stream())
+        return _understood(turn, understanding.of_verb(turn.verb))
+
+    def understand_paired(self, turn: Turn, caller: Caller, session: Session, message: Message) -> Intent:
+        """What a message wants that came beside its session's stream."""
+        understanding = self._understanding(turn, caller)
+        understanding.paired = session
+        return _understood(turn, understanding.of_message(message))
+
+    async def _at_all(self, turn: Turn, caller: Caller) -> Intent | Spread:
+        understanding = self.federation.understanding(caller, turn.headers)
+        if turn.verb == "POST":
+            return understanding.of_message(await read(turn))
+        turn.shape = Shape.PLAIN
+        return understanding.of_verb(turn.verb)
+
+    async def _plainly(self, turn: Turn, route: Route) -> Intent:
+        turn.asks("tools/list" if route.kind == arrival.TOOLS else "tools/call")
+        arrival.check_no_query(turn.raw_path)
+        if route.kind == arrival.TOOLS:
+            return self.plain.listing(route.server)
+        return self.plain.calling(route.server, route.tool, await _body(turn))
+
+    def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
+        return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
+
+
+async def read(turn: Turn) -> Message:
+    """The message that the request's body is. Raises Refusal: malformed, too large, of another media type."""
+    message = jsonrpc.parse_message(await _body(turn))
+    turn.address(message, arrival.head_of(turn.headers))
+    return message
+
+
+async def _body(turn: Turn) -> bytes:
+    raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
+    turn.record.bytes_in = len(raw)
+    return raw
+
+
+def _understood(turn: Turn, intent: Wanted) -> Wanted:
+    turn.goes_to(intent.call.upstream)
+    turn.record.call = intent.call
+    turn.record.mark("parse")
+    return intent
