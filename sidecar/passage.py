@@ -7,6 +7,7 @@ like any call (CONTRACT 1.4).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange, Outward
 from sidecar.upstreams.pins import digest_of
 from sidecar.vocabulary import Decision, Question
+
+SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: each takes some 10 us (threats I11)
 
 
 class Passed(NamedTuple):
@@ -47,17 +50,18 @@ class Passage:
     now_s: Callable[[], float]
     switch: KillSwitch
 
-    def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> Passed:
-        """One message of the upstream; of the tasks that it is about, `owned` are its reader's. Raises Refusal:
-        RESPONSE_REFUSED, or a denial of what the server asks."""
+    async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> Passed:
+        """One message of the upstream; of the tasks that it is about, `owned` are its reader's. However long its lists
+        are, others have their turn in between. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks.
+        """
         foreign = any(task_id not in owned for task_id in mcp_tasks.named_by_upstream(message))
         if isinstance(message, jsonrpc.Response):
-            return self._response(message, owned, foreign=foreign)
+            return await self._response(message, owned, foreign=foreign)
         if isinstance(message, jsonrpc.Request):
             return self._request(message, foreign=foreign)
         return Passed() if foreign else self._notification(message, owned)
 
-    def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> Passed:
+    async def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> Passed:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
         if response.error is not None:
@@ -65,7 +69,7 @@ class Passage:
         if not isinstance(response.result, dict):
             raise refused("its result is not an object")
         version = agreed_version(response.result) if self._beginning else ""
-        result = self._result(response.result)
+        result = await self._result(response.result)
         created = self._creates(response.id, result)
         if "tasks" in result:
             result["tasks"] = self._tasks(result["tasks"], owned)
@@ -92,6 +96,8 @@ class Passage:
     def _tasks(self, entries: object, owned: Owned) -> list[Any]:
         if not isinstance(entries, list):
             raise refused("its tasks are not a list")
+        if len(entries) > mcp_tasks.MAX_NAMED:
+            raise refused("its tasks are too many")
         now_s = self.now_s()
         mine = ((entry, owned.get(mcp_tasks.listed_id(entry))) for entry in entries)
         return [entry for entry, task in mine if task is not None and self._may_list(task.question, now_s)]
@@ -101,12 +107,14 @@ class Passage:
         """Whether this answers an `initialize`."""
         return self.exchange.call.method == "initialize"
 
-    def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+    async def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+        if len(result) > mcp.MAX_MEMBERS:
+            raise refused("its result has too many members")
         if mcp.evades(result):
             raise refused("its result has a member in another spelling")
         for member in mcp.LISTS:
             if member in result:
-                result[member] = self._entries(member, result[member])
+                result[member] = await self._entries(member, result[member])
         if "instructions" in result:  # a model reads them as it does descriptions
             for text in self._legible([result.pop("instructions")]):
                 result["instructions"] = text
@@ -121,11 +129,16 @@ class Passage:
             result["cacheScope"] = "private"
         return result
 
-    def _entries(self, member: str, entries: object) -> list[Any]:
+    async def _entries(self, member: str, entries: object) -> list[Any]:
         if not isinstance(entries, list):
             raise refused(f"its {member} are not a list")
-        now_s = self.now_s()
-        return self._legible([entry for entry in entries if self._listed(member, entry, now_s)])
+        now_s, shown = self.now_s(), []
+        for start in range(0, len(entries), SLICE_ENTRIES):
+            if start:
+                await asyncio.sleep(0)
+            part = entries[start : start + SLICE_ENTRIES]
+            shown += self._legible([entry for entry in part if self._listed(member, entry, now_s)])
+        return shown
 
     def _listed(self, member: str, entry: object, now_s: float) -> bool:
         exchange = self.exchange

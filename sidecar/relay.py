@@ -99,7 +99,7 @@ class Relay:
         message = read_answer(raw)
         owned = await self.custody.of(message)
         inspection = await inspect(self.exchange, message, raw, owned)
-        passed = self.passage.judge(message, owned)
+        passed = await self.passage.judge(message, owned)
         if inspection is not None:
             inspection.settle(passed)
         if passed.created is not None:

@@ -29,6 +29,8 @@ from sidecar.vocabulary import Call, Question
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
 MAX_SUBSCRIBED_URIS = 100
+MAX_MEMBERS = 1_000  # of a result, or of an entry of a list: MCP names a dozen, and each is compared in any spelling
+MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
@@ -125,7 +127,7 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
 
 def entry_question(member: str, server: str, entry: object) -> Question | None:
     """The question that using an entry of the list `member` would ask; None for one that no call could name."""
-    if not isinstance(entry, dict) or _has_variant(entry, _JUDGED_IN_ENTRY):
+    if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS or _has_variant(entry, _JUDGED_IN_ENTRY):
         return None
     if member in ("tools", "prompts"):
         name = entry.get("name")
@@ -144,6 +146,8 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
     requests = result.get("inputRequests", {})
     if not isinstance(requests, dict):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
+    if len(requests) > MAX_ASKED_AT_ONCE:
+        raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests are too many")
     methods = [request.get("method") if isinstance(request, dict) else None for request in requests.values()]
     if not all(isinstance(method, str) and method in SERVER_REQUESTS for method in methods):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests asks for something that MCP does not know")

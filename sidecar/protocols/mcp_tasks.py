@@ -171,8 +171,9 @@ def _tasks_in(message: Message) -> Iterator[Mapping[str, Any]]:
         case Response(result=dict() as result) if result.get("resultType") != "task":
             if _has_id(result):
                 yield result
-            listed = result.get("tasks")
-            yield from (entry for entry in listed if isinstance(entry, dict)) if isinstance(listed, list) else ()
+            listed = result.get("tasks")  # one that is longer is refused whole
+            entries = listed[: MAX_NAMED + 1] if isinstance(listed, list) else ()
+            yield from (entry for entry in entries if isinstance(entry, dict))
         case Notification(method=method, params=params) if method in NOTIFICATIONS:
             yield params
         case Request(method=method, params=params) if method.startswith(_METHODS_PREFIX):

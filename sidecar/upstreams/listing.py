@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Literal
 
 import orjson
@@ -18,6 +19,7 @@ import orjson
 from sidecar import __version__
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc
 from sidecar.protocols.eras import (
     META_CAPABILITIES,
     META_CLIENT,
@@ -33,6 +35,7 @@ from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, 
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
 MAX_CAPABILITIES: Final = 64
+MAX_GREETING_BYTES: Final = 256 * 1024  # what a server says of itself, its instructions included; it is kept
 MAX_WORD_CHARS: Final = 256
 MAX_LIST_BYTES: Final = 10 * 2**20
 MAX_CURSOR_CHARS: Final = 4096
@@ -43,7 +46,6 @@ MAX_TTL_S: Final = 3600.0
 MAX_NOTICE_BYTES: Final = 64 * 1024
 LISTEN_S: Final = 3600.0  # a stream that died without a word is noticed at the latest when it is opened anew
 _FAREWELL_S: Final = 2.0
-_LARGE_BYTES: Final = 64 * 1024
 _METHOD_NOT_FOUND: Final = -32601
 _FORGOTTEN: Final = frozenset({400, 404, 405})
 
@@ -180,12 +182,14 @@ class Enquiry:
         """Begin the conversation. Raises Refusal, and then there is none."""
         begun_at = self.clock_mono()
         self.version, self._session_id = "", None
+        self._left_bytes = MAX_GREETING_BYTES
         try:
             result = await self._discover(within_s) or await self._initialize(within_s)
         except BaseException:
             self.version, self._session_id = "", None
             raise
         self.announces = _announces(result)
+        self._left_bytes = MAX_LIST_BYTES
         said = result.get("capabilities")
         self.capabilities = said if isinstance(said, dict) else {}
         self.greeting = Greeting(self.version, _server(result), _capabilities(result), self.clock_mono() - begun_at)
@@ -282,7 +286,7 @@ class Enquiry:
         if answer.media_type == JSON:
             body = await answer.read(self._left_bytes)
             self._spend(len(body))
-            return await _parsed(body, request_id)
+            return _parsed(body, request_id)
         if answer.media_type == EVENT_STREAM:
             return await self._event(answer, request_id, within_s or self.upstream.timeout_s)
         return {}
@@ -292,7 +296,7 @@ class Enquiry:
         async for chunk in answer.chunks(deadline=Deadline.within(within_s)):
             self._spend(len(chunk))
             for event in parser.feed(chunk):
-                message = await _parsed((event.data or "").encode(), request_id)
+                message = _parsed((event.data or "").encode(), request_id)
                 if message:
                     return message
         return {}
@@ -303,15 +307,15 @@ class Enquiry:
             raise _failed("its list is too large")
 
 
-async def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
-    """The response to `request_id`, else nothing: an upstream may interleave what it likes."""
+def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
+    """The response to `request_id`, else nothing: an upstream may interleave what it likes. It may hold as much as an
+    answer to a caller: a parser lets nobody else have a turn, on whatever thread (threats I11)."""
     if not raw:
         return {}
     try:
-        # Off the loop where it is large: callers of other upstreams do not wait for this one's list.
-        message = orjson.loads(raw) if len(raw) < _LARGE_BYTES else await asyncio.to_thread(orjson.loads, raw)
-    except orjson.JSONDecodeError:
-        raise _failed("its answer is not JSON") from None
+        message = jsonrpc.parse_answer(raw)
+    except Refusal as refusal:
+        raise _failed(f"its answer cannot be read: {refusal.detail}") from None
     answers = isinstance(message, dict) and type(message.get("id")) is int and message["id"] == request_id
     return message if answers and "method" not in message else {}
 
@@ -343,7 +347,7 @@ def _server(result: Mapping[str, Any]) -> str:
 
 def _capabilities(result: Mapping[str, Any]) -> tuple[str, ...]:
     named = result.get("capabilities")
-    return tuple(sorted(map(_line, named))[:MAX_CAPABILITIES]) if isinstance(named, dict) else ()
+    return tuple(sorted(map(_line, islice(named, MAX_CAPABILITIES)))) if isinstance(named, dict) else ()
 
 
 def _line(word: str) -> str:

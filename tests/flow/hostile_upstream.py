@@ -78,15 +78,35 @@ class HostileUpstream:
                 self.asked.append(message)
                 await self.scripts[script](conversation, message)
             else:
-                await conversation.send(self._answer(message))
+                await conversation.send(self.answer(message))
 
-    def _answer(self, message: dict[str, Any]) -> bytes:
+    def answer(self, message: dict[str, Any]) -> bytes:
         said = self._polite.answer(message)
         headers = [
             f"{name}: {value}" for name, value in said.headers.items() if name in ("Content-Type", "Mcp-Session-Id")
         ]
         body = said.body if isinstance(said.body, bytes) else b""
         return response(body, *headers, status=f"{said.status} OK")
+
+
+@dataclass
+class Liar:
+    """It says these results to whoever asks, the sidecar itself first, and to all else what is right."""
+
+    results: Mapping[str, Any]
+    _polite: HostileUpstream = field(default_factory=lambda: HostileUpstream({}))
+
+    async def converse(self, conversation: Conversation) -> None:
+        while True:
+            _, _, raw = (await conversation.request()).partition(b"\r\n\r\n")
+            message = json.loads(raw) if raw else {}
+            if message.get("method") == "server/discover":
+                await conversation.send(response(b"", status="404 Not Found"))
+            elif message.get("method") in self.results:
+                told = {"jsonrpc": "2.0", "id": message["id"], "result": self.results[message["method"]]}
+                await conversation.send(response(bytes_of(told), "Content-Type: application/json"))
+            else:
+                await conversation.send(self._polite.answer(message))
 
 
 @dataclass

@@ -287,8 +287,9 @@ STREAMS: dict[str, Misbehaviour] = {
 }
 
 # What is right in the session era: its servers may ask, a stream may be left to be fetched again, and whoever says 404
-# to a session has forgotten it.
+# to a session has forgotten it; and its caller begins by himself.
 IN_A_SESSION: Mapping[str, str] = {
+    **dict.fromkeys(["a revision that is a list", "a revision that is none", "no greeting"], REFUSED),
     "a server that asks": "",
     "a ping": "",
     "no answer": "no message",
@@ -456,6 +457,76 @@ LISTS: dict[str, Misbehaviour] = {
     "in a stream without its last line": Misbehaviour(events(b"data: " + bytes_of(listed(ONE)) + b"\n"), FAILED),
     "in a gzip": Misbehaviour(body(lambda m: gzip.compress(bytes_of(listed(m))), "Content-Encoding: gzip"), REFUSED),
 }
+
+# What is too much of it for one turn of the loop, though it fits the bound on bytes (threats I11, F14).
+MANY: dict[str, Misbehaviour] = {
+    "thousands of tools": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [*[{**SECRET, "name": f"{CANARY}_{n}"} for n in range(20_000)], SEEN]})), ""
+    ),
+    "a hundred thousand tools": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [{**SEEN, "name": f"t{number}"} for number in range(100_000)]})), REFUSED
+    ),
+    "thousands of long tools": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN, *[{**SECRET, "description": CANARY * 300}] * 4500]})), ""
+    ),
+    "a tool of nine megabytes": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [{**SEEN, "description": "a\u200b" * 2**20}]})), ""
+    ),
+    "members without end": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN], **{f"Tool{n}": 1 for n in range(90_000)}})), REFUSED
+    ),
+    "a tool of members without end": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN, {**SECRET, **{f"Name{n}": 1 for n in range(90_000)}}]})), ""
+    ),
+    "more members than are counted": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN], **{f"Tool{n}": 1 for n in range(400_000)}})), REFUSED
+    ),
+    "tasks without end": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN], "tasks": [{"taskId": f"t{n}"} for n in range(90_000)]})), REFUSED
+    ),
+    "questions without end": Misbehaviour(
+        body(lambda m: listed(m, {"inputRequests": {str(n): {"method": "roots/list"} for n in range(65)}})), REFUSED
+    ),
+    "brackets without end": Misbehaviour(
+        body(lambda m: listed(m, {"tools": [SEEN], "x": [[["x"]]] * 800_000})), REFUSED
+    ),
+}
+LISTS |= MANY
+
+# --- what is said to the sidecar's own enquiry ------------------------------------------------------------------------
+
+
+def hello(**changes: Any) -> dict[str, Any]:
+    info = {"name": "hostile", "version": "1"}
+    return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info, **changes}
+
+
+PLAIN_SCHEMA = {"type": "object"}
+GREETINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "capabilities without end": ({"initialize": hello(capabilities={f"c{n}": {} for n in range(90_000)})}, FAILED),
+    "capabilities that are a list": ({"initialize": hello(capabilities=[1])}, ""),
+    "a name that is a list": ({"initialize": hello(serverInfo=[1])}, ""),
+    "a revision that is a list": ({"initialize": hello(protocolVersion=["2025-11-25"])}, FAILED),
+    "a revision that is none": ({"initialize": hello(protocolVersion="1999-01-01")}, FAILED),
+    "instructions of megabytes": ({"initialize": hello(instructions="x" * 5_000_000)}, FAILED),
+    "no greeting": ({"initialize": []}, FAILED),
+    "the same page for ever": ({"tools/list": {"tools": [], "nextCursor": "a"}}, FAILED),
+    "a cursor that is a list": ({"tools/list": {"tools": [], "nextCursor": ["a"]}}, FAILED),
+    "a cursor of megabytes": ({"tools/list": {"tools": [], "nextCursor": "a" * 2**20}}, FAILED),
+    "a list that is an object": ({"tools/list": {"tools": {"search_code": SEEN}}}, FAILED),
+    "three thousand tools": ({"tools/list": {"tools": [SEEN] * 3_000}}, FAILED),
+    "values without end": ({"tools/list": {"tools": [SEEN], "x": [{}] * 2_000_000}}, FAILED),
+    "a name of a megabyte": ({"tools/list": {"tools": [{**SEEN, "name": "t" * 2**20}]}}, "tool-unknown"),
+    "a schema of megabytes": (
+        {"tools/list": {"tools": [{**SEEN, "inputSchema": {**PLAIN_SCHEMA, "properties": {"p" * 2**21: {}}}}]}},
+        "schema-unavailable",
+    ),
+    "a schema that is a list": ({"tools/list": {"tools": [{**SEEN, "inputSchema": []}]}}, "schema-unavailable"),
+    "a tool twice": ({"tools/list": {"tools": [SEEN, {**SEEN, "inputSchema": {}}]}}, "schema-unavailable"),
+    "a list for ever": ({"tools/list": {"tools": [SEEN], "ttlMs": 1e308}}, ""),
+    "a list for no time": ({"tools/list": {"tools": [SEEN], "ttlMs": -1e308}}, ""),
+}
+"""By method what a server says, and what whoever calls its `search_code` hears."""
 
 # --- the endpoint of HTTP+SSE -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tests.flow.hostile_upstream import (
     HostileSessions,
     HostileStateless,
     HostileUpstream,
+    Liar,
     before,
     grows_at_most,
     in_turn,
@@ -40,6 +41,7 @@ from tests.flow.misbehaviours import (
     COOKIES,
     FAILED,
     FINE,
+    GREETINGS,
     IN_A_SESSION,
     LARGE,
     LIES,
@@ -71,12 +73,15 @@ STATUS = {REFUSED: 502, FAILED: 502, TIMEOUT: 504, "": 200}
 
 
 @asynccontextmanager
-async def beside_a_calm_one(folder: Path, mcp_settings: str = "timeout_s: 15", **options: Any) -> AsyncIterator[World]:
-    """A sidecar before a hostile `github` and a server that is well, `calm`."""
+async def beside_a_calm_one(
+    folder: Path, mcp_settings: str = "timeout_s: 15", *, more: str = "", **options: Any
+) -> AsyncIterator[World]:
+    """A sidecar before a hostile `github` and a server that is well, `calm`; and before `more`."""
     options.setdefault("rules", CALM)
     async with listening(Upstream().handle) as base:
-        more = f"breaker: {{failures: 100000}}, probe: {{enabled: false}}}}\n  calm: {{mcp: {{url: '{base}/mcp'}}"
-        async with world(folder, upstream_settings=more, mcp_settings=mcp_settings, **options) as running:
+        calm = f"calm: {{mcp: {{url: '{base}/mcp'}}, probe: {{enabled: false}}"
+        both = f"breaker: {{failures: 100000}}, probe: {{enabled: false}}}}\n{more}  {calm}"
+        async with world(folder, upstream_settings=both, mcp_settings=mcp_settings, **options) as running:
             for server in ("calm", "github"):
                 await Talk(running, "session", server=server).ask("tools/list")
             yield running
@@ -144,7 +149,9 @@ async def test_bytes_of_every_kind_are_told_by_their_reason(
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(tmp_path: Path, era: Era) -> None:
+async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(
+    tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """BL-021, threats L1, L3: neither a name, nor a description, nor an address of what its reader may not use."""
     hostile = HostileUpstream({name: script.attack for name, script in LISTS.items()})
     async with (
@@ -159,12 +166,44 @@ async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(tmp_path: 
             assert reason or "search_code" in str(answer[1]), (name, answer)
             return reason
 
-        async with nothing_left(running, sessions=100), unharmed(**callers(running)):
-            came_to = await in_turn([*LISTS], play, 8)
+        with callbacks(monkeypatch) as longest:
+            async with nothing_left(running, sessions=100), unharmed(**callers(running)):
+                came_to = await in_turn([*LISTS], play, 4)
+        assert max(longest.values(), default=0.0) < LAG_S, longest
         expected = {name: script.reason for name, script in LISTS.items()}
         if era == "session":
             expected |= {name: IN_A_SESSION[name] for name in expected if name in IN_A_SESSION}
         assert came_to == expected
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_is_said_to_our_own_enquiry_fails_that_server_alone(
+    tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anybody can call a server, it is asked for its tools; one sidecar stands before all of these."""
+    async with AsyncExitStack() as servers:
+        more = []
+        for number, (results, _) in enumerate(GREETINGS.values()):
+            liar = await servers.enter_async_context(serving(Liar(results).converse))
+            more.append(f"  liar{number}: {{mcp: {{url: '{liar.url}'}}, probe: {{enabled: false}}}}\n")
+        running = await servers.enter_async_context(
+            beside_a_calm_one(tmp_path, rules="p, *, *, *, -, -, -, allow\n", more="".join(more))
+        )
+
+        async def play(name: str) -> str:
+            talk = Talk(running, era, server=f"liar{[*GREETINGS].index(name)}")
+            if era == "session" and not (opened := await talk.open())[2].get("Mcp-Session-Id"):
+                return heard(opened)
+            return heard(await talk.call("search_code", POLITE))
+
+        with callbacks(monkeypatch) as longest:
+            async with nothing_left(running, sessions=100), unharmed(**callers(running)):
+                came_to = await in_turn([*GREETINGS], play, 4)
+        expected = {name: reason for name, (_, reason) in GREETINGS.items()}
+        if era == "session":
+            expected |= {name: IN_A_SESSION[name] for name in expected if name in IN_A_SESSION}
+        assert came_to == expected
+        assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
 @pytest.mark.parametrize("era", ERAS)
