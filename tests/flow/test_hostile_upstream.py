@@ -314,7 +314,7 @@ async def test_words_on_the_stream_of_a_2024_server(tmp_path: Path) -> None:
     ):
         others = {name: call for name, call in callers(running).items() if name != "same stateless"}
         async with nothing_left(running, sessions=10), unharmed(**others):
-            came_to = await words(running, "session", rude_call, at_once=16)
+            came_to = await words(running, "session", rude_call, at_once=10)
         assert came_to == over_lines() | ON_A_2024_STREAM
 
 
