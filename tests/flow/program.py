@@ -33,6 +33,15 @@ def flood_noise() -> None:
         os.write(1, b"not json\n" * 1000)
 
 
+def flood(method: str = "", id: int | None = None, **params: Any) -> None:
+    """The same message again and again: a notification, with an id a request, without a method an answer."""
+    message: dict[str, Any] = {"jsonrpc": "2.0"} if id is None else {"jsonrpc": "2.0", "id": id}
+    message |= {"method": method, "params": params} if method else {"result": {}}
+    lines = (json.dumps(message) + "\n").encode() * 100
+    while True:
+        os.write(1, lines)
+
+
 def flood_errors() -> None:
     for _ in range(2000):
         os.write(2, b"\x1b]52;c;evil\x07" + LINE.encode() + b"\n")
@@ -68,6 +77,12 @@ MOODS: dict[str, Callable[[], object]] = {
     "flood_line": flood_line,
     "flood_noise": flood_noise,
     "flood_errors": flood_errors,
+    "flood_notes": lambda: flood("notifications/message", level="info", data=LINE),
+    "flood_progress": lambda: flood("notifications/progress", progressToken=2, progress=1),
+    "flood_changes": lambda: flood("notifications/tools/list_changed"),
+    "flood_pings": lambda: flood("ping", id=1),
+    "flood_questions": lambda: flood("sampling/createMessage", id=1, messages=[]),
+    "flood_answers": lambda: flood(id=999),
     "some_noise": some_noise,
     "partial_line": partial_line,
     "orphans": orphans,

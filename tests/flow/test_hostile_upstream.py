@@ -8,6 +8,7 @@ answer and one terminal record, whatever happens.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -61,8 +62,9 @@ from tests.flow.misbehaviours import (
     done,
     say,
 )
+from tests.flow.streams import hearing
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import RULES, Upstream, World, listening, until, world
+from tests.flow.world import RULES, Upstream, World, listening, request, until, world
 from tests.unit.egress.hostile import serving
 
 CALM = RULES + "p, nhi:planner, tool:calm/*, use, -, -, -, allow\n"
@@ -286,6 +288,42 @@ async def words(
         return reason or ("" if FINE in str(answer[1]) else "nothing")
 
     return await in_turn([*JSON_WORDS], play, at_once)
+
+
+FLOODS = ["flood_notes", "flood_progress", "flood_changes", "flood_pings", "flood_questions", "flood_answers"]
+
+
+async def reason_of_flood(talk: Talk, how: str) -> str:
+    """Why the call ended; what came before is read and not kept."""
+    call, end = request("tools/call", {"name": "misbehave", "arguments": {"how": how}}), b""
+    async with hearing(talk.world.http, f"{talk.world.url}/mcp/github", talk.in_session, call) as ear:
+        while chunk := await ear.response.content.read(65_536):
+            end = (end + chunk)[-4096:]
+    return re.findall(rb'"reason":"([a-z-]+)"', end)[-1].decode()
+
+
+async def test_a_flood_on_a_line_ends_its_call_in_time_and_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threats X5, X7: whatever it is that never stops, though every line of it is well-formed; and it goes on until its
+    session ends."""
+    async with beside_a_calm_one(tmp_path, program=PIPES, rules=LINES, mcp_settings="") as running:
+        calm = {name: call for name, call in callers(running).items() if not name.startswith("same")}
+        same = partial(Talk(running, "session").call, "count")
+
+        async def play(how: str) -> str:
+            talk = Talk(running, "session")
+            await talk.call("count")
+            reason = await reason_of_flood(talk, how)
+            await asyncio.sleep(0.1)
+            await talk.verb("DELETE")
+            return reason
+
+        with grows_at_most(100), callbacks(monkeypatch) as longest:
+            async with nothing_left(running, sessions=10), unharmed(**calm, same=same):
+                came_to = await in_turn(FLOODS, play, 3)
+        assert came_to == dict.fromkeys(FLOODS, TIMEOUT)
+        assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
 async def rude_call(talk: Talk, name: str) -> Any:
