@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.flow.apart import SessionsOnly, StatelessOnly
-from tests.flow.misbehaviours import PASSES, WORDS, Attack, bytes_of
+from tests.flow.misbehaviours import PASSES, WORDS, Attack, bytes_of, listed
 from tests.flow.world import TOOLS, Upstream, World, world
 from tests.unit.egress.hostile import Conversation, Hostile, response, serving
 from tests.unit.upstreams.old import RESULTS, Old
@@ -111,7 +111,8 @@ class Liar:
 
 @dataclass
 class HostileOld(Old):
-    """On the stream of whoever asked, or with a script `wrong stream` on all the others'."""
+    """On the stream of whoever asked, or with a script `wrong stream` on all the others'; a list of what is secret, on
+    all of them."""
 
     async def answer(self, message: dict[str, Any], number: int) -> None:
         script = script_in(message)
@@ -120,6 +121,9 @@ class HostileOld(Old):
         if not script:
             results = {**RESULTS, "tools/list": {"tools": TOOLS}, "tools/call": polite_answer(message)["result"]}
             await self.say({"id": message["id"], "result": results.get(message["method"], {})}, number)
+        elif message["method"] == "tools/list":
+            for stream in self.streams:
+                await stream.send(as_event(bytes_of(listed(message))))
         elif script == "wrong stream":
             for other in {*range(len(self.streams))} - {number}:
                 await self.say({"id": message["id"], "result": {"content": [{"type": "text", "text": "stray"}]}}, other)

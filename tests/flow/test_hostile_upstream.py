@@ -387,6 +387,24 @@ async def test_an_endpoint_that_lies_and_one_that_is_none(tmp_path: Path) -> Non
         assert not any(b"evil" in request for request in old.server.requests)
 
 
+async def test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filtered(tmp_path: Path) -> None:
+    """BL-090: nobody else hears of it, also on the stream that his session keeps open."""
+    old = HostileOld()
+    async with (
+        serving(old.converse) as old.server,
+        beside_a_calm_one(tmp_path, f"{SSE}, timeout_s: 5", upstream_url=old.server.url) as running,
+    ):
+        mine, other = Talk(running, "session"), Talk(running, "session")
+        for talk in (mine, other):
+            await talk.call("search_code", POLITE)
+        async with hearing(running.http, f"{running.url}/mcp/github", other.in_session) as ear:
+            said = await mine.ask("tools/list", {"cursor": "secret"})
+            assert [tool["name"] for tool in said[1]["result"]["tools"]] == ["search_code"] and CANARY not in str(said)
+            assert "done" in str(await other.call("search_code", POLITE))
+            with pytest.raises(TimeoutError):
+                await ear.message(within_s=0.2)
+
+
 async def test_an_answer_on_another_clients_stream_is_nobodys(tmp_path: Path) -> None:
     """Threats S5: what is said there to a question that was asked elsewhere answers nothing."""
     old = HostileOld()

@@ -184,6 +184,7 @@ BL-087
   unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another
   unit/policy/test_roles.py test_another_callers_roles_change_nothing
 BL-090
+  flow/test_hostile_upstream.py test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filtered
   flow/test_paired.py test_lists_are_those_of_streamable_http
   flow/test_paired.py test_a_list_in_a_stream_or_on_another_stream_is_filtered_too
 BL-091
