@@ -28,7 +28,7 @@ from sidecar.protocols.eras import (
     SESSION_VERSIONS,
     STATELESS_VERSIONS,
 )
-from sidecar.protocols.jsonrpc import Id, Notification, Request
+from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, Outbound, Upstream
 
@@ -51,6 +51,10 @@ _FORGOTTEN: Final = frozenset({400, 404, 405})
 
 CHANGED: Final = "notifications/tools/list_changed"
 OURSELVES: Final = {"name": "sidecar", "version": __version__}
+# Servers list some tools only to clients that can be asked what those ask: the list is to be of all that any caller may
+# see. Nothing is called here, so what a server asks us all the same (its client's roots, mostly) is declined.
+ABILITIES: Final[Mapping[str, Any]] = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
+_DECLINED: Final = {"code": _METHOD_NOT_FOUND, "message": "Method not found"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,8 @@ class Enquiry:
                 for event in parser.feed(chunk):
                     if event.data and _tells_of_change(event.data):
                         yield
+                    elif event.data and self._session_id is not None and (asked := _question(event.data)) is not None:
+                        await self._decline(asked)  # without a session it may be a caller whom it asks
 
     async def close(self) -> None:
         """End our session, if there is one."""
@@ -212,7 +218,7 @@ class Enquiry:
     async def _initialize(self, within_s: float | None) -> Mapping[str, Any]:
         params = {
             "protocolVersion": SESSION_VERSIONS[-1],
-            "capabilities": {},
+            "capabilities": ABILITIES,
             "clientInfo": OURSELVES,
         }
         reply = await self._call("initialize", params, within_s)
@@ -270,11 +276,16 @@ class Enquiry:
     def _request(self, method: str, params: dict[str, Any]) -> Request:
         self._last_id += 1
         if self.stateless:
-            params = {**params, "_meta": {META_VERSION: self.version, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}}
+            meta = {META_VERSION: self.version, META_CAPABILITIES: ABILITIES, META_CLIENT: OURSELVES}
+            params = {**params, "_meta": meta}
         return Request(self._last_id, method, params)
 
+    async def _decline(self, question: Id) -> None:
+        with await self._send(Response(question, error=dict(_DECLINED))):
+            pass  # whatever it says to that
+
     async def _send(
-        self, message: Request | Notification, within_s: float | None = None, *, endless: bool = False
+        self, message: Request | Notification | Response, within_s: float | None = None, *, endless: bool = False
     ) -> Answer:
         timeout_s = within_s or self.upstream.timeout_s
         return await self.upstream.exchange(
@@ -335,6 +346,18 @@ def _tells_of_change(data: str) -> bool:
     except orjson.JSONDecodeError:
         return False
     return isinstance(message, dict) and message.get("method") == CHANGED
+
+
+def _question(data: str) -> Id | None:
+    """The id of a request of the server's."""
+    if '"method"' not in data:
+        return None
+    try:
+        message = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    id = message.get("id") if isinstance(message, dict) and "method" in message else None
+    return id if isinstance(id, str) or type(id) is int else None
 
 
 def _server(result: Mapping[str, Any]) -> str:

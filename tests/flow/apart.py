@@ -66,11 +66,12 @@ class Server:
     def of_method(self, method: str) -> list[dict[str, Any]]:
         return [message for _, message in self.seen if message.get("method") == method]
 
-    async def emit(self, message: Any) -> None:
-        """Say something unasked."""
+    async def emit(self, message: Any, session: str = "") -> None:
+        """Say something unasked, in one session or in all."""
         for stream in list(self.streams):
-            with suppress(ConnectionError):
-                await stream.write(event(message))
+            if session in ("", stream.get("session")):
+                with suppress(ConnectionError):
+                    await stream.write(event(message))
 
     def hang_up(self) -> None:
         """End every open stream."""
@@ -124,7 +125,9 @@ class SessionsOnly(Server):
             if request.method == "DELETE":
                 self.sessions.discard(session)
                 return web.Response(status=200)
-            return await self._stay(await self._open(request))
+            stream = await self._open(request)
+            stream["session"] = session
+            return await self._stay(stream)
         message = json.loads(await request.read())
         self.seen.append((dict(request.headers), message))
         if message.get("method") == "initialize":
@@ -165,7 +168,7 @@ class SessionsOnly(Server):
             await stream.write(event({"jsonrpc": "2.0", **said}))
         if wanted.get("wait"):
             await self._wait()
-        answered = [await self._ask(stream, method) for method in wanted.get("ask", [])]
+        answered = [await self._ask(request, stream, method) for method in wanted.get("ask", [])]
         if "fail" in wanted:
             await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "error": wanted["fail"]}))
         else:
@@ -174,13 +177,13 @@ class SessionsOnly(Server):
             await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "result": result}))
         return stream
 
-    async def _ask(self, stream: web.StreamResponse, method: str) -> dict[str, Any]:
+    async def _ask(self, request: web.Request, stream: web.StreamResponse, method: str) -> dict[str, Any]:
         self.asked += 1
         asked_id = f"ask-{self.asked}"
         self.answers[asked_id] = asyncio.get_running_loop().create_future()
         question = {"jsonrpc": "2.0", "id": asked_id, "method": method, "params": QUESTIONS.get(method, {})}
         if self.on_session_stream:
-            await self.emit(question)
+            await self.emit(question, request.headers["Mcp-Session-Id"])
         else:
             await stream.write(event(question))
         try:
@@ -196,16 +199,19 @@ class SessionsOnly(Server):
 
 @dataclass
 class StatelessOnly(Server):
-    """It ends a call with all its questions at once."""
+    """It ends a call with all its questions at once. `refuses` is how many requests it sends back for their revision,
+    naming the same one again."""
 
     rounds: int = 1
+    refuses: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method != "POST":
             self.verbs.append((request.method, dict(request.headers)))
             return web.Response(status=405)
         message = json.loads(await request.read())
-        if request.headers.get("MCP-Protocol-Version") != STATELESS:
+        self.refuses -= 1
+        if self.refuses >= 0 or request.headers.get("MCP-Protocol-Version") != STATELESS:
             data = {"supported": [STATELESS], "requested": SESSION}
             error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
             return web.json_response({"jsonrpc": "2.0", "id": message.get("id"), "error": error}, status=400)

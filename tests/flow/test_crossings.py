@@ -485,10 +485,36 @@ async def test_the_eras_are_asked_for_once(tmp_path: Path) -> None:
         assert isinstance(server, SessionsOnly) and server.probed == 1
 
 
+async def test_a_server_that_refuses_a_revision_and_names_a_stateless_one_is_asked_for_no_session(
+    tmp_path: Path,
+) -> None:
+    server = StatelessOnly(refuses=1)
+    rules = RULES.format(who="nhi:planner")
+    async with world(tmp_path, rules=rules, settings=MANY, upstream=server) as running:  # type: ignore[arg-type]
+        assert (await running.ask("server/discover"))[0] == 400  # which a client takes as told, and asks again
+        assert (await running.ask("server/discover"))[0] == 200
+        bridge: Any = running.app.live.current.services["github"].upstream
+        assert bridge.eras.stateless is not False and "initialize" not in server.methods()
+
+
+async def test_our_own_enquiry_can_be_asked_everything_and_declines_it(tmp_path: Path) -> None:
+    """Servers that list tools only to clients with a model, such as `server-everything`, list them to us too."""
+    async with down(tmp_path) as running:
+        assert (await running.ask("tools/list"))[0] == 200
+        server = server_of(running)
+        able = [message["params"]["capabilities"].keys() for message in server.of_method("initialize")]
+        assert {"sampling", "elicitation", "roots"} in able
+        await until(lambda: bool(server.streams))
+        await server.emit({"jsonrpc": "2.0", "id": "where", "method": "roots/list"}, server.streams[0]["session"])
+        await until(lambda: any(message.get("id") == "where" for _, message in server.seen))
+        (answer,) = [message for _, message in server.seen if message.get("id") == "where"]
+        assert answer["error"]["code"] == -32601
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "told"), [(-32002, -32602), (-32601, -32601), (7, 7)])
+@pytest.mark.parametrize(("code", "told"), [(-32002, -32602), (-32601, -32601), (-32021, -32021), (7, 7)])
 async def test_errors_of_a_session_server_in_the_stateless_era(tmp_path: Path, code: int, told: int) -> None:
     async with down(tmp_path) as running:
         said = await act(running, {"fail": {"code": code, "message": "m"}})

@@ -20,7 +20,14 @@ from sidecar import __version__
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, STATELESS_SET, STATELESS_VERSIONS
 from sidecar.protocols.jsonrpc import Request, encode
-from sidecar.upstreams.bridging.eras import REFUSALS, Eras, opens_session, speaks_stateless, whole_answer
+from sidecar.upstreams.bridging.eras import (
+    REFUSALS,
+    Eras,
+    offers_stateless_instead,
+    opens_session,
+    speaks_stateless,
+    whole_answer,
+)
 from sidecar.upstreams.bridging.lending import Lender
 from sidecar.upstreams.bridging.playing import Player
 from sidecar.upstreams.bridging.words import META_CLIENT
@@ -145,7 +152,7 @@ class Bridge:
             body, response = await whole_answer(answer, message.id, self.max_response_bytes, outbound.deadline_s)
             if answer.status == 200 and speaks_stateless(response):
                 self.eras.learn_stateless(True, self._now())
-            elif answer.status in REFUSALS:
+            elif answer.status in REFUSALS and not offers_stateless_instead(response):
                 self.eras.learn_stateless(False, self._now())
             return _again(answer, body)
 

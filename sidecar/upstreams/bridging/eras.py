@@ -21,6 +21,7 @@ from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer
 
 # What says "I do not know this era", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
+VERSION_UNSUPPORTED: Final = -32022
 # An answer that does not fit may also be an ordinary error: doubt costs one more question, and not for each of them.
 DOUBT_AFTER_S: Final = 30.0
 
@@ -77,7 +78,21 @@ async def _from_stream(
 
 def speaks_stateless(response: Response | None) -> bool:
     """Whether this answer to `server/discover` offers a stateless revision that we know."""
-    offered = _result(response).get("supportedVersions")
+    return _names_stateless(_result(response).get("supportedVersions"))
+
+
+def offers_stateless_instead(response: Response | None) -> bool:
+    """Whether this refusal of a revision names a stateless one that we know: the era is the right one."""
+    error = response.error if response is not None and response.error is not None else {}
+    data = error.get("data")
+    return (
+        error.get("code") == VERSION_UNSUPPORTED
+        and isinstance(data, Mapping)
+        and _names_stateless(data.get("supported"))
+    )
+
+
+def _names_stateless(offered: object) -> bool:
     return isinstance(offered, list) and any(
         version in STATELESS_SET for version in offered if isinstance(version, str)
     )

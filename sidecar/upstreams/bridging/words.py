@@ -33,6 +33,7 @@ RESOURCE_NOT_FOUND: Final = -32002
 URL_ELICITATION_REQUIRED: Final = -32042
 MISSING_CAPABILITY: Final = -32021
 _OF_STATELESS: Final = frozenset({-32020, MISSING_CAPABILITY, -32022})
+_STATUS: Final[Mapping[object, int]] = {METHOD_NOT_FOUND: 404, MISSING_CAPABILITY: 400}
 _NEWEST: Final = SESSION_VERSIONS[-1]
 # Which capability a client declares so that it may be asked for this.
 CAPABILITY_OF: Final[Mapping[str, str]] = {
@@ -112,8 +113,8 @@ def lent_error(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_status(error: Mapping[str, Any]) -> int:
-    """The HTTP status of an error: one code has its own."""
-    return 404 if error.get("code") == METHOD_NOT_FOUND else 200
+    """The HTTP status of an error (MCP 2026-07-28, transports): two codes that may cross have their own."""
+    return _STATUS.get(error.get("code"), 200)
 
 
 def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
