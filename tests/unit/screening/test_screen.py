@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import copy
+import gc
 import json
+import time
 from typing import Any
 
 import orjson
@@ -280,3 +282,19 @@ def test_what_is_no_pointer_is_refused(pointer: str) -> None:
 def test_rules_that_could_not_hold_are_refused_when_they_are_read(responses: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Responses.model_validate(responses)
+
+
+def test_however_much_is_found_no_step_is_long() -> None:
+    """Threats I11: by processor time, and with the collector at rest."""
+    message = Response(1, {"content": [{"type": "text", "text": "a@b.co " * 250_000}]})
+    steps, longest, replaced = screen({"classes": ["email"]}).reading("tools/call", "t").message(message), 0.0, 0
+    gc.disable()
+    while not replaced:
+        began = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            replaced = end.value
+        longest = max(longest, time.thread_time() - began)
+    gc.enable()
+    assert replaced == 250_000 and longest < 0.05
