@@ -109,14 +109,9 @@ async def test_only_the_tools_that_are_named_are_pinned(desk: Callable[..., Any]
 async def test_what_is_gone_loses_its_pin_and_what_cannot_be_pinned_gets_none(desk: Callable[..., Any]) -> None:
     async with desk(SEARCH, READ) as at:
         await at.say("github", "--pin", "--yes")
-        deep: Any = 0.5
-        for _ in range(150):
-            deep = [deep]
-        far = {"name": "far", "annotations": deep, "inputSchema": {"type": "object"}}
-        at.server.tools = [READ, SEARCH, {**SEARCH, "title": "Twice"}, far]
+        at.server.tools = [READ, SEARCH, {**SEARCH, "title": "Twice"}]
         done = await at.say("github", "--pin", "--yes")
         assert "search cannot be pinned: the tool is listed twice" in done.output
-        assert "far cannot be pinned: it is no plain JSON" in done.output
         assert (done.exit_code, set(at.pins["github"])) == (0, {"read"})
         at.server.tools = []
         assert (await at.say("github", "--pin", "--yes")).exit_code == 0
