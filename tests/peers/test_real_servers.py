@@ -151,7 +151,7 @@ async def test_a_server_that_is_killed_amid_a_call_fails_it_and_is_there_for_the
     server = SERVERS[name]
     async with before(tmp_path, name, root) as (on, program), client(on.at(name), "auto") as peer:
         assert not (await peer.call_tool(server.tool, server.arguments(root))).is_error
-        first = pids(program)  # the caller's own, and the one that the sidecar asks for its tools
+        first = pids(program)  # the caller's, and the one that the sidecar asks for its tools
         _signal(first, signal.SIGSTOP)
         call = asyncio.create_task(peer.call_tool(server.tool, server.arguments(root)))
         await asyncio.sleep(0.1)
@@ -193,17 +193,18 @@ async def _again(peer: Client, server: Server, root: Path) -> Any:
             await asyncio.sleep(0.1)
 
 
-@both_eras
-async def test_files_are_read_and_written_within_the_root_alone(tmp_path: Path, root: Path, era: str) -> None:
+async def test_files_are_read_and_written_within_the_root_alone(tmp_path: Path, root: Path) -> None:
     outside = tmp_path / "outside.txt"
-    async with before(tmp_path, "filesystem", root) as (on, _), client(on.at("filesystem"), era) as peer:
-        read = await peer.call_tool("read_text_file", {"path": str(root / "note.txt")})
-        assert text_of(read) == "hällo"
-        await peer.call_tool("write_file", {"path": str(root / "new.txt"), "content": "grüße"})
-        assert (root / "new.txt").read_text() == "grüße"
-        strayed = await peer.call_tool("write_file", {"path": str(outside), "content": "x"})
-        assert strayed.is_error and "Access denied" in text_of(strayed) and not outside.exists()
-        assert on.ends()[-1]["event"] == "outcome"  # the server's own no, passed on
+    async with before(tmp_path, "filesystem", root) as (on, _):
+        for era in ERAS:
+            async with client(on.at("filesystem"), era) as peer:
+                read = await peer.call_tool("read_text_file", {"path": str(root / "note.txt")})
+                assert text_of(read) == "hällo"
+                await peer.call_tool("write_file", {"path": str(root / "new.txt"), "content": "grüße"})
+                assert (root / "new.txt").read_text() == "grüße"
+                strayed = await peer.call_tool("write_file", {"path": str(outside), "content": "x"})
+                assert strayed.is_error and "Access denied" in text_of(strayed) and not outside.exists()
+                assert on.ends()[-1]["event"] == "outcome"  # the server's own no, passed on
 
 
 @pytest.mark.parametrize("lends_roots", [False, True])
@@ -242,27 +243,29 @@ async def test_two_users_have_memories_of_their_own(tmp_path: Path, root: Path, 
         assert [one.structured_content["entities"] for one in found] == [[entity], []]
 
 
-@both_eras
-async def test_times_are_converted(tmp_path: Path, root: Path, era: str) -> None:
-    async with before(tmp_path, "time", root) as (on, _), client(on.at("time"), era) as peer:
-        asked = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
-        converted = json.loads(text_of(await peer.call_tool("convert_time", asked)))
-        assert converted["target"]["datetime"].partition("T")[2].startswith("13:00")
-        nowhere = await peer.call_tool("get_current_time", {"timezone": "Mars/Olympus"})
-        assert nowhere.is_error and "Mars/Olympus" in text_of(nowhere)
+async def test_times_are_converted(tmp_path: Path, root: Path) -> None:
+    async with before(tmp_path, "time", root) as (on, _):
+        for era in ERAS:
+            async with client(on.at("time"), era) as peer:
+                asked = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
+                converted = json.loads(text_of(await peer.call_tool("convert_time", asked)))
+                assert converted["target"]["datetime"].partition("T")[2].startswith("13:00")
+                nowhere = await peer.call_tool("get_current_time", {"timezone": "Mars/Olympus"})
+                assert nowhere.is_error and "Mars/Olympus" in text_of(nowhere)
 
 
-@both_eras
-async def test_a_repository_is_read_and_changed(tmp_path: Path, root: Path, era: str) -> None:
+async def test_a_repository_is_read_and_changed(tmp_path: Path, root: Path) -> None:
     (root / "new.txt").write_text("x")
-    async with before(tmp_path, "git", root) as (on, _), client(on.at("git"), era) as peer:
-        at = {"repo_path": str(root)}
-        assert "First light" in text_of(await peer.call_tool("git_log", at))
-        assert "new.txt" in text_of(await peer.call_tool("git_status", at))
-        await peer.call_tool("git_add", {**at, "files": ["new.txt"]})
-        assert "Changes to be committed" in text_of(await peer.call_tool("git_status", at))
-        elsewhere = await peer.call_tool("git_status", {"repo_path": str(tmp_path)})
-        assert elsewhere.is_error  # outside of the repository that it was given
+    async with before(tmp_path, "git", root) as (on, _):
+        for era in ERAS:
+            async with client(on.at("git"), era) as peer:
+                at = {"repo_path": str(root)}
+                assert "First light" in text_of(await peer.call_tool("git_log", at))
+                assert "new.txt" in text_of(await peer.call_tool("git_status", at))
+                await peer.call_tool("git_add", {**at, "files": ["new.txt"]})
+                assert "Changes to be committed" in text_of(await peer.call_tool("git_status", at))
+                elsewhere = await peer.call_tool("git_status", {"repo_path": str(tmp_path)})
+                assert elsewhere.is_error  # outside of the repository that it was given
 
 
 @dataclass
