@@ -22,6 +22,7 @@ from typing import Any
 
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
+from sidecar.settings.secrets import keep_once
 
 ARGS, FACT, HEAD = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 KEY_BYTES = 32  # RFC 2104: a key as long as the digest
@@ -83,7 +84,7 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
     """The key in `path`, one line of hex; made at first start with mode 0600. Raises SettingsError."""
     try:
         if not path.exists():
-            _make_key(path, entropy(KEY_BYTES))
+            keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
         return load_key(path)
     except OSError as error:
         raise _unusable(path, f"cannot be used: {error.strerror}") from None
@@ -137,23 +138,6 @@ def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")
-
-
-def _make_key(path: Path, secret: bytes) -> None:
-    """Written aside and linked into place: two sidecars that start at once end with one key, and never half a key."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        os.write(descriptor, secret.hex().encode() + b"\n")
-        os.fsync(descriptor)
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass  # the other one was first; its key is as good
-    finally:
-        os.close(descriptor)
-        aside.unlink()
 
 
 def _unusable(path: Path, message: str, *, hint: str = "") -> SettingsError:

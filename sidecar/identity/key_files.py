@@ -27,6 +27,7 @@ from sidecar.identity.api_keys import (
 from sidecar.identity.credentials import API_KEY_PREFIX
 from sidecar.identity.names import is_principal
 from sidecar.settings.documents import read_document
+from sidecar.settings.secrets import keep_once
 
 RandomBytes = Callable[[int], bytes]
 _EMPTY = "version: 1\nkeys:\n"
@@ -77,11 +78,7 @@ def remove_key(path: Path, key_id: str, now: float) -> bool:
 def ensure_pepper(path: Path, random: RandomBytes) -> bytes:
     """The pepper of this file, made at first use (mode 0600). Raises SettingsError."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_secret(path, random(32).hex() + "\n")
-        except FileExistsError:
-            pass  # another process was first; its pepper is the one
+        keep_once(path, random(32).hex().encode() + b"\n")
     return read_pepper(path)
 
 

@@ -1,10 +1,12 @@
-"""Is this file's content fit to be a secret?
+"""Is this file's content fit to be a secret, and how is one of our own kept?
 
 There is no built-in secret, and one that could be guessed stops the start (threats A12).
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +60,24 @@ def checked_secret(path: Path, whose: Whose) -> str:
     if whose == "ours" and (weakness := _weakness_of(secret)):
         raise WeakSecretError(Finding(weakness, "S121", "make one: openssl rand -hex 32"))
     return secret
+
+
+def keep_once(path: Path, content: bytes) -> None:
+    """Make a file of ours (mode 0600) unless it is there. Written aside and linked into place: two sidecars that start
+    at once end with one content, and never half of one; who is killed here is in nobody's way. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass  # the other one was first; its content is as good
+    finally:
+        os.close(descriptor)
+        aside.unlink()
 
 
 def _text(path: Path) -> str:

@@ -6,8 +6,6 @@ that others may read is refused.
 
 from __future__ import annotations
 
-import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.root import Settings
+from sidecar.settings.secrets import keep_once
 from sidecar.signing_keys import SigningKey, generate, read_public_jwk, read_signing_key
 
 MAX_PUBLISHED: Final = 16
@@ -100,21 +99,8 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _keep(path: Path, key: SigningKey) -> None:
-    """Written aside and linked into place: two sidecars that start at once end with one key, and never half a key."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # who was killed here is in nobody's way
-        descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
-            os.write(descriptor, key.pem().encode())
-            os.fsync(descriptor)
-            try:
-                os.link(aside, path)
-            except FileExistsError:
-                pass  # the other one was first; its key is as good
-        finally:
-            os.close(descriptor)
-            aside.unlink()
+        keep_once(path, key.pem().encode())
     except OSError as error:
         raise _unusable(path, f"cannot be made: {(error.strerror or 'unwritable').lower()}") from None
 

@@ -1,12 +1,15 @@
 """Does a secret that could be guessed stop the start?"""
 
+import os
 import secrets
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings.secrets import read_secret
+from sidecar.settings.secrets import keep_once, read_secret
 
 STRONG = secrets.token_hex(32)
 
@@ -52,3 +55,16 @@ def test_another_party_may_have_given_us_a_short_one(tmp_path: Path) -> None:
 def test_a_secret_that_is_not_there_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="none cannot be read: no such file"):
         read_secret(tmp_path / "none", "ours")
+
+
+def test_what_is_made_once_is_whole_and_nobody_stands_in_its_way(tmp_path: Path) -> None:
+    """In a container every start has the same process id: what a killed one left aside must not stop the next."""
+    path = tmp_path / "keys" / "a.key"
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / f".a.key.{os.getpid()}").write_text("half")
+    with ThreadPoolExecutor(8) as at_once:
+        list(at_once.map(lambda number: keep_once(path, b"%d" % number * 1000), range(8)))
+    content = path.read_bytes()
+    assert len(content) == 1000 and len(set(content)) == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(found.name for found in (tmp_path / "keys").iterdir()) == [f".a.key.{os.getpid()}", "a.key"]
