@@ -29,6 +29,7 @@ from sidecar.clients.references import (
     without_defaults,
 )
 from sidecar.errors import Fault
+from sidecar.settings.credentials import CREDENTIAL_HEADERS
 from sidecar.settings.fields import seconds_from
 from sidecar.settings.findings import findings_of
 from sidecar.settings.nodes import Loc
@@ -101,8 +102,11 @@ class _Importer:
         section: dict[str, Any] = {"mcp": mcp}
         if (timeout_s := self.timeout_s()) is not None:
             mcp["timeout_s"] = timeout_s
-        if credential := self.credential():
+        secret, beside = self.headers()
+        if credential := self.credential(secret):
             section["credential"] = credential
+        if beside:
+            mcp["headers"] = beside
         if logins := LOGINS.intersection(server.unread):
             self.note(f"{', '.join(sorted(logins))}: the client logged in by itself; give the upstream a credential")
         if unread := [key for key in server.unread if key not in LOGINS]:
@@ -220,15 +224,22 @@ class _Importer:
         path = _SEGMENT.sub(segment, f"/{path}")[1:] if slash else ""
         return _PARAMETER.sub(parameter, f"{head}{scheme}{host}{slash}{path}")
 
-    def credential(self) -> dict[str, str] | None:
-        headers = {
-            name: value
-            for name, value in self.server.headers.items()
-            if name.lower() not in ("accept", "content-type", "user-agent")
-        }
+    def headers(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Those that are a secret, and those that say something beside."""
+        secret, beside = dict[str, str](), dict[str, str]()
+        for name, value in self.server.headers.items():
+            if name.lower() in ("accept", "content-type", "user-agent"):
+                continue
+            (secret if self.is_secret(name, value) else beside)[name] = value
+        return secret, beside
+
+    def is_secret(self, name: str, value: str) -> bool:
+        return name.lower() in CREDENTIAL_HEADERS or "${" in value or names_a_secret(name) or looks_secret(value)
+
+    def credential(self, headers: Mapping[str, str]) -> dict[str, str] | None:
         if len(headers) > 1:
-            hint = "the sidecar shows a server one header: take out what it can do without"
-            self.fault(("headers",), f"{len(headers)} headers: {', '.join(headers)}", "C104", hint)
+            hint = "the sidecar shows a server one secret: take out what it can do without"
+            self.fault(("headers",), f"{len(headers)} headers with secrets: {', '.join(headers)}", "C104", hint)
             return None
         for name, value in headers.items():
             return self.one_header(name, value)

@@ -24,6 +24,7 @@ RESERVED_HEADERS = frozenset(
     | {"expect", "host", "keep-alive", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
     | {"mcp-session-id", "origin", "te", "trailer", "transfer-encoding", "upgrade", "via"}
 )
+CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 MIN_TTL_S = 10.0  # of a token of ours: what is shorter may be over before a slow upstream reads it
 MAX_TTL_S = 300.0
 

@@ -263,6 +263,11 @@ NhiName = Annotated[
 HeaderName = Annotated[
     str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9-]+", "header name", "such as X-Api-Key"))
 ]
+HeaderValue = Annotated[
+    str,
+    Field(max_length=8 * 1024),
+    AfterValidator(named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII")),
+]
 Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
     Field(max_length=256),

@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sidecar.settings.credentials import UpstreamCredential
+from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS, UpstreamCredential
 from sidecar.settings.fields import (
     Argument,
     Command,
     Count,
+    HeaderName,
+    HeaderValue,
     HttpUrl,
     Many,
     PathField,
@@ -34,6 +36,8 @@ class McpUpstream(Section):
     """Its address."""
     transport: Literal["auto", "http", "sse"] = "auto"
     """What is spoken there: Streamable HTTP, or the HTTP+SSE of 2024-11-05; `auto` finds out by POST, then GET."""
+    headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
+    """What every request of ours says beside, such as `X-MCP-Toolsets: repos`. A secret is a `credential`."""
     command: Command | None = None
     """A program on stdio, in place of a url: a name on PATH, or a path from the file's folder. No shell reads it."""
     args: Many[Argument] = ()
@@ -77,6 +81,20 @@ class McpUpstream(Section):
         for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
             what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
             yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
+        yield from self._faults_in_headers()
+
+    def _faults_in_headers(self) -> Iterator[Finding]:
+        seen: set[str] = set()
+        for name in self.headers:
+            lower, at = name.lower(), ("headers", name)
+            if lower in RESERVED_HEADERS or lower.startswith("mcp-param-"):
+                yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
+            elif lower in CREDENTIAL_HEADERS:
+                hint = "credential: {bearer_path: ...}, or header: with value_path:"
+                yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
+            elif lower in seen:
+                yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
+            seen.add(lower)
 
     def _says(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True))
@@ -85,7 +103,7 @@ class McpUpstream(Section):
 _OF_PROGRAMS = frozenset(
     {"args", "env", "env_path", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"}
 )
-_OF_ADDRESSES = frozenset({"transport", "connect_timeout_s", "max_connections"})
+_OF_ADDRESSES = frozenset({"transport", "headers", "connect_timeout_s", "max_connections"})
 
 
 class Upstream(Section):
@@ -122,6 +140,12 @@ class Upstream(Section):
         elif self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
             reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
+        if self.mcp is not None and self.credential is not None and self.credential.header is not None:
+            shown = self.credential.header.lower()
+            if any(name.lower() == shown for name in self.mcp.headers):
+                hint = "remove one of them"
+                at = ("credential", "header")
+                reject_any([Finding(f"{self.credential.header} is among mcp.headers too", "S114", hint, at)])
         if self.anonymous and self.credential is not None and self.credential.needs_token:
             hint = "remove anonymous, or use another kind of credential"
             reject_any([Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))])

@@ -7,7 +7,7 @@ three refusals; none is ever retried, because the upstream may have executed wha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from types import TracebackType
@@ -33,7 +33,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import STATELESS_SET, routing_headers
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.settings import upstreams as settings
-from sidecar.upstreams.credentials import CredentialSource, same, shown_within
+from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Outbound, Upstream
 
 _EXTRA = frozenset({"traceparent", "tracestate"})
@@ -94,17 +94,19 @@ class HttpUpstream:
         url: str,
         *,
         credential: CredentialSource | None = None,
+        headers: Sequence[Header] = (),
         timeout_s: float = 30.0,
         max_response_bytes: int = 10 * 2**20,
         connect_timeout_s: float = 5.0,
         max_connections: int = 100,
     ) -> None:
-        """Raises ValueError for a URL that names no place."""
+        """`headers` go with every request. Raises ValueError for a URL that names no place."""
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
         self._origin = parse_origin(url)
         self._credential = credential
+        self._headers = headers
         self._fixed = None if credential is None else credential.fixed
         self._forms: dict[tuple[str, str, bool], RequestForm] = {}
         self._client = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
@@ -161,6 +163,7 @@ class HttpUpstream:
                 first.append(("Content-Type", JSON))
             if version:
                 first.append(("MCP-Protocol-Version", version))
+            first += self._headers
             last = [] if self._fixed is None else [self._fixed]
             form = RequestForm(verb, self._origin.path, self._origin.host_header, first, last)
             if len(self._forms) < MAX_FORMS:
@@ -200,6 +203,7 @@ def http_upstream_from(
         name,
         mcp.url,
         credential=credential,
+        headers=tuple(mcp.headers.items()),
         timeout_s=mcp.timeout_s,
         max_response_bytes=max_response_bytes,
         connect_timeout_s=mcp.connect_timeout_s,

@@ -45,12 +45,14 @@ BOUNDS: Final = Bounds(max_per_caller=64, max_lines=MAX_STREAMS)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one server is, how it is called, and how much it may say at once, in seconds and bytes."""
+    """Where one server is, how it is called, how much it may say at once, in seconds and bytes, and what every request
+    to it says beside."""
 
     url: str
     credential: CredentialSource | None = field(compare=False)
     timeout_s: float
     max_message_bytes: int
+    headers: Sequence[Header] = ()
     origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +76,7 @@ class Address:
         return self._form("POST", told.path, [("Accept", JSON), ("Content-Type", JSON)])
 
     def _form(self, verb: str, path: str, headers: list[tuple[str, str]]) -> RequestForm:
-        return RequestForm(verb, path, self.origin.host_header, headers)
+        return RequestForm(verb, path, self.origin.host_header, [*headers, *self.headers])
 
     async def shown(self, caller: Caller | None, deadline_s: float) -> tuple[Sequence[Header], float]:
         """What one request shows, and the time that is left for it. Raises Unsent."""
@@ -260,5 +262,5 @@ def sse_upstream_from(
     mcp = section.mcp
     if mcp is None or mcp.url is None:
         raise ValueError("the settings promise an MCP upstream its URL")
-    address = Address(mcp.url, credential, mcp.timeout_s, max_response_bytes)
+    address = Address(mcp.url, credential, mcp.timeout_s, max_response_bytes, tuple(mcp.headers.items()))
     return SseUpstream(name, address, connect_timeout_s=mcp.connect_timeout_s, max_connections=mcp.max_connections)

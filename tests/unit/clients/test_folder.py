@@ -31,7 +31,11 @@ FILE = {
             "args": ["-m", "files", "${workspaceFolder}", "--token", TOKEN, f"--api-key={TOKEN}"],
             "env": {"LOG_LEVEL": "debug", "API_TOKEN": TOKEN, "FROM": "${env:MINE}", "WITH": f"${{SET:-{TOKEN}}}"},
         },
-        "GitHub": {"type": "http", "url": "https://x.example/mcp", "headers": {"Authorization": f"Bearer {TOKEN}"}},
+        "GitHub": {
+            "type": "http",
+            "url": "https://x.example/mcp",
+            "headers": {"Authorization": f"Bearer {TOKEN}", "X-MCP-Toolsets": "repos,issues"},
+        },
         "jira": {"url": f"https://x.example/mcp?apikey={TOKEN}&v=1", "headers": {"X-Api-Key": "${input:jira-key}"}},
         "off": {"command": "x", "disabled": True},
     },
@@ -70,6 +74,8 @@ def test_no_secret_stands_in_clear_and_check_passes(tmp_path: Path) -> None:
     jira = loaded.upstreams["jira"].mcp
     assert jira is not None and jira.url == f"https://x.example/mcp?apikey={TOKEN}&v=1"
     assert list(loaded.upstreams) == ["my-files", "github", "jira"]
+    github = loaded.upstreams["github"].mcp
+    assert github is not None and github.headers == {"X-MCP-Toolsets": "repos,issues"}
 
 
 def test_no_rule_of_it_allows_everything(tmp_path: Path) -> None:
@@ -97,7 +103,10 @@ def test_no_rule_of_it_allows_everything(tmp_path: Path) -> None:
             {"url": "http://x", "headers": {"A": "${UNSET}"}},
             "mcp.json:6:14: error[C105]: the variable UNSET is not set",
         ),
-        ({"url": "http://x", "headers": {"A": "1", "B": "2"}}, "mcp.json:5:7: error[C104]: 2 headers: A, B"),
+        (
+            {"url": "http://x", "headers": {"X-Api-Key": "1", "X-Token": "2"}},
+            "mcp.json:5:7: error[C104]: 2 headers with secrets: X-Api-Key, X-Token",
+        ),
         ({"url": "http://x", "headers": {"Host": "1"}}, "mcp.json"),
         ({"command": "x", "args": ["${command:y}"]}, "mcp.json:6:9: error[C105]: ${command:y} is not understood here"),
         (

@@ -153,6 +153,26 @@ REFUSED = [
         'the key "value_path" is missing',
     ),
     (
+        'upstreams: {a: {mcp: {url: "http://a/mcp", headers: {Mcp-Method: x}}}}\n',
+        "S114",
+        "Mcp-Method is written by the sidecar itself",
+    ),
+    (
+        'upstreams: {a: {mcp: {url: "http://a/mcp", headers: {authorization: x}}}}\n',
+        "S114",
+        "authorization is a credential's header",
+    ),
+    (
+        'upstreams: {a: {mcp: {url: "http://a/mcp", headers: {X-A: b, x-a: c}}}}\n',
+        "S114",
+        "x-a is there more than once",
+    ),
+    (
+        'upstreams: {a: {mcp: {url: "http://a/mcp", headers: {X-A: "a\\nb"}}}}\n',
+        "Y104",
+        "this is no header value",
+    ),
+    (
         "upstreams: {a: {mcp: {url: 'http://x'}, credential: {header: Host, value_path: v}}}",
         "S114",
         "Host is written by the sidecar itself",

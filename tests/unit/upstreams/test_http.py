@@ -73,6 +73,15 @@ async def test_the_upstream_hears_what_we_decided_and_nothing_else() -> None:
         assert body == encode_message(call)
 
 
+async def test_what_the_operator_adds_goes_with_every_request() -> None:
+    async with serving(say(OK)) as server:
+        upstream = HttpUpstream("notes", server.url, headers=[("X-MCP-Toolsets", "repos,issues")])
+        for outbound in (post(), get(), post(verb="DELETE", message=None, session_id="s")):
+            (await upstream.exchange(outbound)).close()
+        await upstream.close()
+        assert [b"\r\nX-MCP-Toolsets: repos,issues\r\n" in said for said in server.requests] == [True] * 3
+
+
 async def test_a_session_has_no_routing_headers() -> None:
     async with behind(say(OK)) as (server, upstream):
         (await upstream.exchange(post(version="2025-11-25"))).close()
