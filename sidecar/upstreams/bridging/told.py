@@ -1,0 +1,122 @@
+"""How does a stateless caller hear the answer of a call that goes on in a session?
+
+As far as it is to have it now: up to the answer, or up to the server's next question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Protocol
+
+from sidecar.egress import ENDLESS, Deadline
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import sse
+from sidecar.protocols.jsonrpc import (
+    Message,
+    Notification,
+    Request,
+    Response,
+    encode_notification,
+    encode_response,
+)
+from sidecar.upstreams.bridging.courses import Course, Mark
+from sidecar.upstreams.bridging.lent import Lent
+from sidecar.upstreams.transport import EVENT_STREAM, Made
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a caller hears of one message: in between, or at last. `state` names the call that is held now."""
+
+    between: Notification | None = None
+    final: Response | None = None
+    state: str = ""
+
+
+class Asking(Made):
+    """A whole answer that may be a question of the server's."""
+
+    __slots__ = ("_withheld",)
+
+    def __init__(self, status: int, body: bytes, *, withheld: Callable[[], None]) -> None:
+        super().__init__(status, body)
+        self._withheld = withheld
+
+    def withhold(self) -> None:
+        """As `Waiting.withhold`."""
+        self._withheld()
+
+
+class Calls(Protocol):
+    """Who knows what becomes of a call."""
+
+    def told(self, lent: Lent, course: Course, message: Message) -> Told:
+        """What the caller hears of one message. Raises Refusal(RESPONSE_REFUSED)."""
+
+    def give_up(self, lent: Lent, course: Course) -> None:
+        """The caller left."""
+
+    def drop(self, state: str) -> None:
+        """Nobody comes back for the call that this names."""
+
+
+class Crossing:
+    """A `transport.Answer`: a call's stream, as far as its caller is to have it now."""
+
+    __slots__ = ("_calls", "_course", "_done", "_lent", "_state", "headers", "media_type", "status")
+
+    def __init__(self, calls: Calls, lent: Lent, course: Course) -> None:
+        self.status = 200
+        self.headers: Mapping[str, str] = MappingProxyType({})
+        self.media_type = EVENT_STREAM
+        self._calls, self._lent, self._course = calls, lent, course
+        self._done = False
+        self._state = ""
+
+    async def read(self, max_bytes: int) -> bytes:
+        """As `Answer.read`."""
+        pieces, size = [], 0
+        async for piece in self.chunks():
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                self.close()
+                raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        return b"".join(pieces)
+
+    async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        """As `Answer.chunks`."""
+        try:
+            while not self._done:
+                arrival = await self._course.next(deadline)
+                if isinstance(arrival, Mark):
+                    yield sse.KEEP_ALIVE
+                elif isinstance(arrival, Request | Notification | Response):
+                    told = self._calls.told(self._lent, self._course, arrival)
+                    if told.between is not None:
+                        yield sse.encode_event(encode_notification(told.between))
+                    if told.final is not None:
+                        self._done, self._state = True, told.state
+                        yield sse.encode_event(encode_response(told.final))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """As `Answer.close`."""
+        if not self._done:
+            self._done = True
+            self._calls.give_up(self._lent, self._course)
+
+    def withhold(self) -> None:
+        """As `Waiting.withhold`."""
+        self._calls.drop(self._state)
+
+    def __enter__(self) -> Crossing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
