@@ -210,7 +210,7 @@ class Refusal(Exception):
 
 
 class Unsent(Refusal):
-    """There was nothing to show to the upstream, so nothing was sent to it."""
+    """Nothing was sent to the upstream, so nothing is charged: there was nothing to show to it, or no use in trying."""
 
 
 @dataclass(frozen=True, slots=True)

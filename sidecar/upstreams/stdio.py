@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sidecar.errors import Reason, Refusal, SettingsError, fault_in
+from sidecar.errors import Reason, Refusal, SettingsError, Unsent, fault_in
 from sidecar.processes import Process, Processes, Program, StartFailed
 from sidecar.settings import upstreams as settings
 from sidecar.settings.programs import environment_of, executable_of
-from sidecar.upstreams.transport import OfOneCaller
 from sidecar.upstreams.wired import Bounds, WiredUpstream
 from sidecar.vocabulary import Caller
 
@@ -186,11 +185,12 @@ class Launcher:
         streak = self._streaks.get(owner)
         if streak is not None and began < streak.until_mono_s:
             left_s = streak.until_mono_s - began
-            raise Refusal(
+            # Nothing was tried, so it says nothing new of the server: who asks again and again opens no breaker.
+            raise Unsent(
                 Reason.UPSTREAM_FAILED,
                 f"its program keeps ending: {streak.how}; it is not started again for {left_s:.0f} s",
                 retry_after_s=left_s,
-            ) from (OfOneCaller() if owner else None)
+            )
         try:
             process = await self._processes.start(self._program)
         except StartFailed as failure:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.flow.process import served
-from tests.flow.talk import Era, Talk
+from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.world import ACCEPT, SESSION, World, request, until, world
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +202,16 @@ async def test_a_program_that_never_lives_is_started_ever_less_often(tmp_path: P
         assert {answer["data"]["reason"] for answer in answers} == {"upstream-failed"}
         assert "it is not started again for" in answers[-1]["message"]
         assert answers[-1]["data"]["retry_after_s"] >= 1
+
+
+async def test_who_asks_again_and_again_while_a_program_rests_opens_no_breaker(tmp_path: Path) -> None:
+    async with before(tmp_path, PROGRAM + ", shared: true") as running:
+        for _ in range(2):
+            assert reason_of(await Talk(running, "session").call("misbehave", {"how": "exit"})) == "upstream-failed"
+        while reason_of(resting := await Talk(running, "session").open()) == "upstream-failed":
+            assert "it is not started again" in resting[1]["error"]["message"]
+            await asyncio.sleep(0.02)
+        assert resting[0] == 200 and "result" in resting[1]
 
 
 async def test_a_program_gets_what_it_is_given_and_nothing_else(
