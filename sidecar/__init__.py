@@ -20,6 +20,7 @@ A call's way, and where each question is answered:
     snapshot   what one request reads, frozen; swapped whole on reload
     watching   whether the operator's files changed; reloading: how that comes into force
     turn       what is known of one request while it is on its way
+    oversight  whether who was let in may still have what they have; places: how many streams each may have
     drift      whether a server's tools are still those that were approved
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found
     federation/ how many servers look like one, at the address of all

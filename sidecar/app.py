@@ -38,7 +38,9 @@ from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
 from sidecar.loading import first_snapshot, next_snapshot, tasks_from
 from sidecar.metrics import Metrics
+from sidecar.oversight import Oversight
 from sidecar.pipeline import Pipeline
+from sidecar.places import Places
 from sidecar.plain import Plain
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
@@ -141,7 +143,8 @@ class App:
         )
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
-        exchanges = Exchanges(live, sessions, switch, tasks)
+        places = Places(secrets.SystemRandom().random)
+        exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
         pipeline = Pipeline(

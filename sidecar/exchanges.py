@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -21,12 +21,14 @@ from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.intents import EVENT_STREAM, JSON, Ask, Intent, Leave, Listen, Pair, Reply, Tell
 from sidecar.outlets import Outlet
-from sidecar.paired import KEEP_ALIVE_S, Paired
+from sidecar.oversight import LOOK_EVERY_S, Oversight, end_of
+from sidecar.paired import Paired
 from sidecar.passage import Passage
+from sidecar.places import Places
 from sidecar.protocols import mcp, mcp_tasks
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.relay import Relay
-from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.snapshot import Live, Service
 from sidecar.tasks import Tasks
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
@@ -39,7 +41,6 @@ FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them holds up
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
 NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
-SWEEP_EVERY_S = 1.0  # how long a stream may outlive its permission (threats S7)
 # How long the server's own stream stays closed after it broke: twice as long each time, while it breaks at once.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
@@ -60,10 +61,15 @@ class Exchanges:
     sessions: Sessions
     switch: KillSwitch
     tasks: Tasks
-    streams: set[Exchange] = field(default_factory=set)
+    oversight: Oversight
+    places: Places
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
     pairs: dict[str, Paired] = field(default_factory=dict)
-    keep_alive_s: float = KEEP_ALIVE_S
+
+    @property
+    def streams(self) -> set[Exchange]:
+        """All that pass an event stream on right now."""
+        return self.oversight.streams
 
     async def carry_out(
         self, turn: Turn, service: Service, caller: Caller, decision: Decision, intent: Intent, timeout_s: float | None
@@ -73,7 +79,8 @@ class Exchanges:
         exchange = self.opened(turn, service, caller, decision, intent, timeout_s)
         match intent:
             case Ask():
-                return await self._ask(exchange, intent)
+                async with exchange.under_way(self.oversight.calls):
+                    return await self._ask(exchange, intent)
             case Tell():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
                 return await self._deliver(exchange, sent)
@@ -103,6 +110,8 @@ class Exchanges:
         creator = exchange.call.question if mcp_tasks.may_become_task(message.method, message.params) else None
         if message.method == "subscriptions/listen":
             exchange.has_no_end()
+            with self.place(exchange), await exchange.post(message) as answer:
+                return await self.relay(exchange, (message.id,)).answer(answer)
         with await exchange.post(message) as answer:
             if message.method == "initialize":
                 return await self._begin(exchange, message, answer)
@@ -155,6 +164,10 @@ class Exchanges:
         return empty(exchange.turn, 202)
 
     async def _listen(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
+        with self.place(exchange):
+            return await self._listen_in(exchange, intent)
+
+    async def _listen_in(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
         session, close = intent.session, partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
         try:
@@ -169,10 +182,14 @@ class Exchanges:
 
     async def _pair(self, exchange: Exchange) -> web.StreamResponse:
         """A session that is a stream: it begins with it, and ends with it here and at the upstream."""
+        with self.place(exchange):
+            return await self._pair_in(exchange)
+
+    async def _pair_in(self, exchange: Exchange) -> web.StreamResponse:
         turn, session = exchange.turn, self._start(exchange, paired=True)
         exchange.session = session
         exchange.has_no_end()
-        paired = Paired(partial(self._hear, exchange, session), self.keep_alive_s)
+        paired = Paired(partial(self._hear, exchange, session))
         close = partial(exchange.cut_off, Reason.SESSION_UNKNOWN)
         session.open_stream(close)
         self.pairs[session.id] = paired
@@ -184,6 +201,10 @@ class Exchanges:
             session.close_stream(close)
             self.sessions.end(session)
             self.say_farewell(session)
+
+    def place(self, exchange: Exchange) -> AbstractContextManager[None]:
+        """A place for one more stream without an end. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        return self.places.place(exchange.caller, exchange.turn.now.settings.streams)
 
     def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, Paired]:
         """The caller's session and its stream. Raises Refusal(SESSION_UNKNOWN) if it is not the caller's."""
@@ -272,34 +293,10 @@ class Exchanges:
     async def run_sweeps(self) -> None:
         """End what is over: sessions that nobody uses, streams that nobody may have. Runs as long as the process."""
         while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            self.review()
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.oversight.look()
             for session in self.sessions.sweep():
                 self.say_farewell(session)
-
-    def review(self) -> None:
-        """Cut off every stream of who or what was disabled meanwhile, and every endless one whose credential or grant
-        is over, or that newer rules deny."""
-        now, now_s = self.live.current, self.live.clock()
-        disabled = [each for each in (self.switch.disabled, now.disabled) if each.entries]
-        for exchange in list(self.streams):
-            if any(each.touched_by(exchange.caller.chain, exchange.call, now_s) for each in disabled):
-                exchange.cut_off(Reason.PRINCIPAL_DISABLED)
-            elif self.switch.switched_off.entries and self.switch.switched_off.turns_off(exchange.call, now_s):
-                exchange.cut_off(Reason.TOOL_DISABLED)
-            elif exchange.endless:
-                self._judge_anew(exchange, now, now_s)
-
-    def _judge_anew(self, exchange: Exchange, now: Snapshot, now_s: float) -> None:
-        if exchange.judged_by is not now:
-            exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
-            decision = now.decide(exchange.caller.chain, exchange.call, now_s)
-            exchange.until = end_of(exchange.caller, decision, now)
-            if not decision.allowed and not now.shadows(now_s):
-                exchange.cut_off(decision.reason or Reason.NO_MATCHING_RULE)
-                return
-        if exchange.until is not None and now_s >= exchange.until:
-            exchange.cut_off(Reason.EXPIRED)
 
     def relay(self, exchange: Exchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING) -> Relay:
         """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
@@ -313,13 +310,6 @@ class Exchanges:
             if session.whole is not None:  # the others of its session go on
                 raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session; the next call begins another")
             raise Refusal(Reason.SESSION_UNKNOWN)
-
-
-def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
-    """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
-    let it pass. None: never."""
-    passes_until = decision.until if decision.allowed else rules.shadow_until
-    return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
 
 
 def _forwarded(exchange: Exchange, message: Request | Notification) -> dict[str, Any]:

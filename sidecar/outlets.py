@@ -6,12 +6,15 @@ session has, which all of the session's answers share (`paired.py`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.sse import KEEP_ALIVE
 
 STREAM_HEADERS = {
     "Server": "sidecar",
@@ -43,6 +46,10 @@ class Outlet(Sink, Protocol):
     @property
     def response(self) -> web.StreamResponse: ...
 
+    async def keep_alive(self) -> None:
+        """Send a comment, unless the caller does not take even what waits already. Waits for nothing, and raises
+        nothing: who is gone is noticed otherwise."""
+
     async def end(self) -> None:
         """Nothing more comes of this answer. Raises Refusal(CALLER_GONE)."""
 
@@ -52,9 +59,18 @@ class OwnStream:
     """The answer of one request, which has it to itself."""
 
     response: web.StreamResponse
+    protocol: web.RequestHandler
+    writer: StreamWriter
     bytes_out: int = 0
     resumable: bool = False
     shared: bool = False
+
+    async def keep_alive(self) -> None:
+        """As `Outlet.keep_alive`."""
+        if not self.protocol.writing_paused:
+            self.bytes_out += len(KEEP_ALIVE)
+            with suppress(ConnectionError):
+                await self.writer.write(KEEP_ALIVE, drain=False)
 
     async def write(self, data: bytes) -> None:
         """As `Outlet.write`."""
@@ -85,6 +101,10 @@ class Shared:
     def response(self) -> web.StreamResponse:
         return self.stream.response
 
+    async def keep_alive(self) -> None:
+        """As `Outlet.keep_alive`."""
+        await self.stream.keep_alive()
+
     async def write(self, data: bytes) -> None:
         """As `Outlet.write`."""
         self.bytes_out += len(data)
@@ -101,4 +121,5 @@ async def open_stream(request: web.BaseRequest) -> OwnStream:
         await stream.prepare(request)
     except ConnectionError:
         raise Refusal(Reason.CALLER_GONE) from None
-    return OwnStream(stream)
+    assert isinstance(request.writer, StreamWriter)  # aiohttp's only one
+    return OwnStream(stream, request.protocol, request.writer)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -20,7 +19,6 @@ from sidecar.outlets import Outlet, Shared
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 
-KEEP_ALIVE_S: Final = 15.0  # well within a minute, after which nginx and most load balancers cut a silent stream
 # What one stream may have under way: a caller with more to ask at once opens another. Notifications and answers are
 # counted apart, so that 64 calls that wait for the caller's answer do not keep it out.
 MAX_CALLS: Final = 64
@@ -33,11 +31,10 @@ class Paired:
     """The stream of one session, and what is under way for it. `hear` passes on what the server says unasked, for as
     long as it says something."""
 
-    __slots__ = ("_closed", "_failure", "_group", "_hear", "_heard", "_keep_alive_s", "_stream", "_told", "_under_way")
+    __slots__ = ("_closed", "_failure", "_group", "_hear", "_heard", "_stream", "_told", "_under_way")
 
-    def __init__(self, hear: Callable[[Outlet], Coroutine[Any, Any, None]], keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(self, hear: Callable[[Outlet], Coroutine[Any, Any, None]]) -> None:
         self._hear = hear
-        self._keep_alive_s = keep_alive_s
         self._stream: Outlet | None = None
         self._closed = asyncio.Event()
         self._failure: Refusal | None = None
@@ -66,21 +63,14 @@ class Paired:
         self._stream = stream
         await stream.write(sse.encode_endpoint(endpoint))
         async with asyncio.TaskGroup() as self._group:
-            keeping_alive = self._group.create_task(self._keep_alive(stream))
             try:
                 await self._closed.wait()
             finally:
                 self._group = None
-                for task in (keeping_alive, self._heard, *self._under_way):
+                for task in (self._heard, *self._under_way):
                     if task is not None:
                         task.cancel()
         raise self._failure or Refusal(Reason.UPSTREAM_FAILED, "the stream was closed")
-
-    async def _keep_alive(self, stream: Outlet) -> None:
-        while True:
-            await asyncio.sleep(self._keep_alive_s)
-            with suppress(Refusal):  # who is gone ends this otherwise
-                await stream.write(sse.KEEP_ALIVE)
 
     def take(self, message: Message, answer: Work) -> asyncio.Task[None]:
         """Have a message answered on the stream. Raises Refusal: SESSION_UNKNOWN, TOO_MANY_CONCURRENT."""

@@ -168,14 +168,16 @@ class Relay:
             self.exchange.turn.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: Outlet, until_answer: bool) -> None:
-        """The status line is out: the refusal follows as the answer's event, in the protocol."""
+        """The status line is out: the refusal follows in the protocol, as the answer or as a stream's last words."""
         told = self.exchange.turn.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
+        facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
         try:
             if until_answer:
-                facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
                 await sent.write(sse.encode_event(error_body(told, self.exchange.turn.request_id, facts)))
+            else:
+                await sent.write(sse.encode_farewell(str(facts.get("reason", "denied"))))
             await sent.end()
         except Refusal:  # the caller left meanwhile; what happened is on record
             return
@@ -183,7 +185,7 @@ class Relay:
     async def _events(self, source: Closable, passing: Passing, sent: Outlet, until_answer: bool) -> bool:
         """Pass events on until the answer, or the end of the stream; True when the answer came."""
         try:
-            with self.exchange.streaming(source):
+            with self.exchange.streaming(source, sent):
                 return await passing(sent)
         except Refusal:
             cut = self.exchange.cut

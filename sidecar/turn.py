@@ -7,8 +7,8 @@ filled as the stages go; what is in them is never read to decide what an earlier
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -176,6 +176,8 @@ class Exchange:
     `streams` are all exchanges that pass an event stream on right now. `endless` ones have no answer to end with:
     they last until their credential or grant does (`until`, in seconds since the epoch, None never ends), and are
     decided anew under every new snapshot (`judged_by`). `outward` None is the server's own address: all goes as it is.
+    `outlet` is where its events go out. The last line is `oversight.py`'s: by what and when it was judged last, whether
+    it lost its permission, and what its reader was sent by when.
     """
 
     turn: Turn
@@ -191,6 +193,14 @@ class Exchange:
     cut: Reason | None = None
     answer: Closable | None = None
     outward: Outward | None = None
+    outlet: Outlet | None = None
+    cancelling: asyncio.Timeout | None = None
+    reviewed_by: object = None
+    reviewed_s: float = 0.0
+    revoked: Reason | None = None
+    revoked_s: float | None = None
+    told_bytes: int = -1
+    told_s: float = 0.0
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
 
     @property
@@ -227,24 +237,44 @@ class Exchange:
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     @contextmanager
-    def streaming(self, answer: Closable) -> Iterator[None]:
+    def streaming(self, answer: Closable, outlet: Outlet | None = None) -> Iterator[None]:
         """While an event stream is passed on: it is counted, and it can be cut off from outside. Raises Refusal if
         it was cut off before it began."""
         if self.cut is not None:
             raise Refusal(self.cut)
-        self.answer = answer
+        self.answer, self.outlet = answer, outlet
         self.streams.add(self)
         try:
             yield
         finally:
             self.streams.discard(self)
-            self.answer = None  # it may lead back here, and what goes round in circles is freed late
+            self.answer = self.outlet = None  # it may lead back here, and what goes round in circles is freed late
+
+    @asynccontextmanager
+    async def under_way(self, calls: set[Exchange]) -> AsyncIterator[None]:
+        """While a call is carried out, it is one of `calls`, and whatever it waits for, it can be cut off. Raises
+        Refusal if it was."""
+        calls.add(self)
+        try:
+            async with asyncio.timeout(None) as self.cancelling:
+                yield
+        except TimeoutError:
+            if self.cut is None:
+                raise
+            raise Refusal(self.cut) from None
+        finally:
+            calls.discard(self)
+            self.cancelling = None
 
     def cut_off(self, reason: Reason) -> None:
-        """End the stream: its session is over, or its permission, or the sidecar is."""
+        """End the stream or the call: its session is over, or its permission, or the sidecar is. Twice is no fault."""
+        if self.cut is not None:
+            return
         self.cut = reason
         if self.answer is not None:
             self.answer.close()
+        elif self.cancelling is not None:
+            self.cancelling.reschedule(asyncio.get_running_loop().time())
 
     async def post(self, message: Message) -> Answer:
         """Send one message and wait for the head of what comes back."""

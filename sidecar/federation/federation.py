@@ -18,7 +18,7 @@ from aiohttp import web
 from sidecar import __version__
 from sidecar.arrival import EVERY, Headers, head_of
 from sidecar.errors import Reason, Refusal
-from sidecar.exchanges import Exchanges, empty, end_of
+from sidecar.exchanges import Exchanges, empty
 from sidecar.federation.cursors import Seal
 from sidecar.federation.gathering import LEFT_OUT, UNAVAILABLE, Gathering, Page, Unavailable, note
 from sidecar.federation.merging import Merging
@@ -29,6 +29,7 @@ from sidecar.federation.visible import view_of
 from sidecar.identity import check_caller
 from sidecar.intents import END, JSON, STREAM, Ask, Intent
 from sidecar.metrics import Metrics
+from sidecar.oversight import end_of
 from sidecar.protocols import jsonrpc, mcp
 from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
@@ -276,8 +277,9 @@ class Federation:
         merging = self._merging(turn, caller, spread)
         self._heard.setdefault(session.id, set()).add(merging)
         try:
-            async with merging.running(servers) as answer:
-                return await Relay(exchange, None).stream(answer)
+            with self.exchanges.place(exchange):
+                async with merging.running(servers) as answer:
+                    return await Relay(exchange, None).stream(answer)
         finally:
             session.close_stream(close)
             self._heard[session.id].discard(merging)
@@ -288,8 +290,9 @@ class Federation:
         self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]
     ) -> web.StreamResponse:
         exchange = self._stream(turn, caller, spread, servers)
-        async with self._merging(turn, caller, spread).running(servers) as answer:
-            return await Relay(exchange, None).answer(answer)
+        with self.exchanges.place(exchange):
+            async with self._merging(turn, caller, spread).running(servers) as answer:
+                return await Relay(exchange, None).answer(answer)
 
     def _stream(self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]) -> Exchange:
         """The caller's stream: its session is the one here, and any of the servers stands for all of them."""

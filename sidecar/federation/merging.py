@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.exchanges import Exchanges, end_of
+from sidecar.exchanges import Exchanges
 from sidecar.federation.gathering import UNAVAILABLE, Gathering, Unavailable, note, patience_of
 from sidecar.federation.names import Names, wrapped
 from sidecar.federation.parts import opened_exchange
 from sidecar.federation.understanding import Spread
+from sidecar.oversight import end_of
 from sidecar.protocols import jsonrpc, mcp, sse
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.snapshot import Live, Service, Snapshot

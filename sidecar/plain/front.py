@@ -65,9 +65,10 @@ class Plain:
         """The answer to the caller, on record. Raises Refusal as `Exchanges.carry_out` does."""
         assert isinstance(intent, Ask)
         exchange = self.exchanges.opened(turn, service, caller, decision, intent, timeout_s)
-        if intent.message.method == "tools/list":
-            return await self._list(exchange, intent.message)
-        return await self._call(exchange, intent.message)
+        async with exchange.under_way(self.exchanges.oversight.calls):
+            if intent.message.method == "tools/list":
+                return await self._list(exchange, intent.message)
+            return await self._call(exchange, intent.message)
 
     async def _call(self, exchange: Exchange, message: Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()

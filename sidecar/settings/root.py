@@ -25,6 +25,7 @@ from sidecar.settings.server import (
 )
 from sidecar.settings.signing import SigningSettings
 from sidecar.settings.store import StoreSettings
+from sidecar.settings.streams import StreamSettings
 from sidecar.settings.tasks import TaskSettings
 from sidecar.settings.upstreams import Upstream
 
@@ -60,6 +61,8 @@ class Settings(Section):
     """The servers behind us, by name."""
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     """MCP sessions."""
+    streams: StreamSettings = Field(default_factory=StreamSettings)
+    """What stays open, and what is under way."""
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     """Who owns which task."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)

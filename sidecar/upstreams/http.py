@@ -40,8 +40,8 @@ _EXTRA = frozenset({"traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
 _ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": JSON}
 # Streams that stay open have connections of their own: however many callers listen, none keeps another's call waiting
-# (threats D3). As many as there may be callers' connections.
-MAX_STREAMS: Final = 1024
+# (threats D3). `settings.streams` bounds them where they are opened; this bounds what nobody foresaw.
+MAX_STREAMS: Final = 65_536
 MAX_FORMS: Final = 64  # verbs by revisions by what they accept are fewer
 
 

@@ -133,7 +133,7 @@ async def test_an_open_stream_of_a_disabled_principal_is_cut(tmp_path: Path) -> 
         async with stream(alice) as hers, stream(bob) as his:
             await until(lambda: emitter(running).count == 2)
             await disable(running, "user:alice")
-            assert await hers.block(SPREAD_S) == b""
+            assert await hers.block(SPREAD_S) == b": closed, principal-disabled\n\n"
             note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}
             theirs = {s.id: s.upstream_id or "" for s in running.app.sessions}
             await emitter(running).emit(theirs[bob.session], event(note))

@@ -292,7 +292,7 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
             await begun.wait()
             if how == "the caller is disabled":
                 await running.app.disable("user:alice", reason="", until=None, by="test")
-                running.app.pipeline.exchanges.review()
+                await running.app.pipeline.exchanges.oversight.look()
             if how == "the session is too many":
                 await opened(running)
             if how != "the caller leaves":
@@ -329,14 +329,15 @@ async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(
     async def large(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(result_of(message, {"content": [{"type": "text", "text": "x" * 4_000_000}]}))
 
-    async with gateway(tmp_path, upstream=Upstream(script={"tools/call": large})) as running:
-        running.app.pipeline.exchanges.keep_alive_s = 0.02
+    often = "streams: {keep_alive_s: 0.02}\n"
+    async with gateway(tmp_path, upstream=Upstream(script={"tools/call": large}), settings=often) as running:
         async with pair(running, ALICE) as mine:
             for each in range(8):
                 await mine.say(request("tools/call", {"name": "search_code", "arguments": GOOD}, id=each))
             await asyncio.sleep(0.3)  # the first answer fills what lies between us, and the rest waits
+            await running.app.pipeline.exchanges.oversight.look()  # no comment waits behind what nobody reads
             await running.app.disable("user:alice", reason="", until=None, by="test")
-            running.app.pipeline.exchanges.review()
+            await running.app.pipeline.exchanges.oversight.look()
             await until(lambda: not any(each.busy for each in running.app.pipeline.exchanges.pairs.values()))
         await until(lambda: running.app.pipeline.inside == 0)
 
@@ -346,7 +347,7 @@ async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
         token = bearer(IDP.token("user:alice", f"{running.url}/mcp/github", ttl_s=600))
         async with pair(running, token) as mine, pair(running, BOB) as bobs:
             running.app.live.clock = lambda: time.time() + 601
-            running.app.pipeline.exchanges.review()
+            await running.app.pipeline.exchanges.oversight.look()
             assert await mine.ear.rest() == []
             assert (await bobs.call("search_code", GOOD))["result"]
         (stream,) = [record for record in ends_of(running, "session/stream") if record["agent_id"] == "user:alice"]
@@ -430,10 +431,11 @@ async def test_an_upstream_that_forgot_the_session_ends_it(tmp_path: Path) -> No
 
 
 async def test_a_quiet_stream_is_kept_alive(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as running:
-        running.app.pipeline.exchanges.keep_alive_s = 0.05
-        async with pair(running, ALICE) as mine:
-            assert [await mine.ear.block() for _ in range(2)] == [b": keep-alive\n\n"] * 2
+    async with gateway(tmp_path, settings="streams: {keep_alive_s: 0.02}\n") as running, pair(running, ALICE) as mine:
+        for _ in range(4):
+            await running.app.pipeline.exchanges.oversight.look()
+            await asyncio.sleep(0.03)
+        assert [await mine.ear.block() for _ in range(2)] == [b": keep-alive\n\n"] * 2
 
 
 async def test_what_is_no_message_is_400_and_never_on_the_stream(tmp_path: Path) -> None:

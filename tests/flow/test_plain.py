@@ -290,7 +290,7 @@ async def test_a_stream_behind_a_plain_call_ends_when_its_caller_is_disabled(tmp
         call = asyncio.create_task(plain(running).call("search_code", GOOD))
         await begun.wait()
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
-        running.app.pipeline.exchanges.review()  # as it does each second
+        await running.app.pipeline.exchanges.oversight.look()  # as it does each second
         async with asyncio.timeout(5):
             answer = await call
         check_described(CALL, answer)

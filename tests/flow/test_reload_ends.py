@@ -161,7 +161,7 @@ async def test_what_is_written_before_the_system_listens_is_seen_soon(
 async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.exchanges, "SWEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
     upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream) as running:
         alice = await opened(running)

@@ -190,7 +190,7 @@ async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
             file = running.folder / "sidecar.yaml"
             file.write_text(file.read_text().replace("max_bytes: 1MiB", "redact: [{classes: [email]}]"))
             await running.app.reload("test")
-            running.app.pipeline.exchanges.review()
+            await running.app.pipeline.exchanges.oversight.look()
             await emitter.emit("upstream-1", event(said))
             assert (await ear.message())["params"]["data"] == GONE
 

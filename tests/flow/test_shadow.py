@@ -35,7 +35,7 @@ PASSES = {
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams are looked at more often than they need."""
-    monkeypatch.setattr(sidecar.exchanges, "SWEEP_EVERY_S", 0.1)
+    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.1)
 
 
 def shadow(seconds: float = 3600.0) -> str:
@@ -180,7 +180,7 @@ async def test_it_ends_by_the_clock_and_without_a_restart(tmp_path: Path) -> Non
             assert (await alice.call("search_code", GOOD))[0] == 200
             app.pipeline.clock = app.live.clock = lambda: time.time() + 1801
             assert reason_of(await alice.call("search_code", GOOD)) == "no-matching-rule"
-            assert await ear.block() == b""
+            assert await ear.block() == b": closed, expired\n\n"
         await until(lambda: "enforce" in [_mode(record) for record in running.records()])
         assert app.status()["policy"]["mode"] == "enforce" and app.banners() == ()
         assert 'sidecar_enforcement_mode{mode="enforce"} 1.0' in await running.metrics()
@@ -216,11 +216,11 @@ async def test_a_stream_that_shadow_mode_let_open_ends_when_it_is_turned_off(tmp
             await until(lambda: emitter(running).count == 1)
             config.write_text(config.read_text().replace(", shadow_until", ", watch: true, shadow_until"))
             await running.app.reload("test")
-            running.app.pipeline.exchanges.review()
+            await running.app.pipeline.exchanges.oversight.look()
             assert emitter(running).count == 1  # another revision, and still in shadow
             config.write_text(config.read_text().replace("mode: shadow", "mode: enforce"))
             await running.app.reload("test")
-            assert await ear.block() == b""
+            assert await ear.block() == b": closed, no-matching-rule\n\n"
         assert running.ends()[-1]["reason"] == "no-matching-rule"
 
 

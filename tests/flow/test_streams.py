@@ -79,7 +79,7 @@ async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path
         await until(lambda: feed.count == 2)
         await end(running)
         if case != "expired token":  # once the sidecar shall come to it by itself
-            running.app.pipeline.exchanges.review()
+            await running.app.pipeline.exchanges.oversight.look()
         last = await mine.rest()
         told = [] if era == "session" else [reason]
         assert [message["error"]["data"]["reason"] for message in last] == told
@@ -113,7 +113,7 @@ async def test_new_rules_filter_a_stream_that_is_already_open(house: World) -> N
         rules = RULES + "p, user:alice, resource:github/file:*, use, -, -, -, allow\n"
         (house.folder / "policies/agent_to_tool.csv").write_text(rules)
         await house.app.reload("test")
-        house.app.pipeline.exchanges.review()
+        await house.app.pipeline.exchanges.oversight.look()
         await emitter(house).emit("upstream-1", event(changed))
         assert (await ear.message())["method"] == changed["method"]
 

@@ -1,0 +1,123 @@
+"""May they still have what they have?
+
+Whoever was let in is asked again while a stream is open or a call under way: at once when rules, the kill switch or a
+tool's switch changed, when a credential or a grant ends, and every so often in any case, because conditions read the
+time (threats S7, S8). A look at what nothing happened to is a few comparisons; the rest is done in slices, so that
+thousands of streams keep no call waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Final, NamedTuple
+
+from sidecar.disabled import Disabled, KillSwitch
+from sidecar.errors import Reason
+from sidecar.snapshot import Live, Snapshot
+from sidecar.turn import Exchange
+from sidecar.vocabulary import Caller, Decision
+
+LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
+SLICE_S: Final = 0.002  # of one look, before others have their turn
+
+
+class Rules(NamedTuple):
+    """What an exchange was judged by. Another object whenever anything of it changed."""
+
+    snapshot: Snapshot
+    disabled: Disabled
+    switched_off: Disabled
+
+
+@dataclass(slots=True)
+class Oversight:
+    """Looks after every stream that is open (`streams`), and every call that is under way (`calls`)."""
+
+    live: Live
+    switch: KillSwitch
+    streams: set[Exchange] = field(default_factory=set)
+    calls: set[Exchange] = field(default_factory=set)
+    _rules: Rules | None = field(default=None, init=False)
+
+    async def look(self) -> None:
+        """One look at all of them."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SLICE_S
+        for exchange in self.reviewed(loop.time()):
+            await self._keep_alive(exchange, loop.time())
+            if loop.time() >= until_s:
+                await asyncio.sleep(0)
+                until_s = loop.time() + SLICE_S
+
+    def reviewed(self, mono_s: float) -> Iterator[Exchange]:
+        """Each of them, after it was cut off if it must not go on. `mono_s` is the loop's time."""
+        rules, now_s = self._current(), self.live.clock()
+        review_s = rules.snapshot.settings.streams.review_s
+        for exchange in [*self.streams, *(self.calls - self.streams)]:
+            if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= review_s:
+                exchange.reviewed_by, exchange.reviewed_s = rules, mono_s
+                exchange.revoked = self._judge(exchange, rules, now_s)
+            if exchange.revoked is None and exchange.until is not None and now_s >= exchange.until:
+                exchange.revoked = Reason.EXPIRED
+            self._cut(exchange, mono_s)
+            yield exchange
+
+    def _current(self) -> Rules:
+        """The same object for as long as nothing changed."""
+        rules = Rules(self.live.current, self.switch.disabled, self.switch.switched_off)
+        if self._rules is None or not all(map(is_, rules, self._rules)):
+            self._rules = rules
+        return self._rules
+
+    def _judge(self, exchange: Exchange, rules: Rules, now_s: float) -> Reason | None:
+        """Why it must not go on; None if it may. A stream without an end is under the newest rules from now on."""
+        chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
+        if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
+            return Reason.PRINCIPAL_DISABLED
+        if rules.switched_off.entries and rules.switched_off.turns_off(call, now_s):
+            return Reason.TOOL_DISABLED
+        if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
+            return Reason.EXPIRED  # the same rules would only say that there is none any more
+        if exchange.endless and exchange.judged_by is not now:
+            exchange.judged_by = exchange.turn.now = self.live.renew(exchange.turn.now)
+        decision = now.decide(chain, call, now_s)
+        exchange.until = end_of(exchange.caller, decision, now)
+        if decision.allowed or now.shadows(now_s):
+            return None
+        return decision.reason or Reason.NO_MATCHING_RULE
+
+    def _cut(self, exchange: Exchange, mono_s: float) -> None:
+        """A stream at once; a call when it has had its time, unless nobody may have anything any more."""
+        reason = exchange.revoked
+        if reason is None:
+            exchange.revoked_s = None
+            return
+        if exchange.revoked_s is None:
+            exchange.revoked_s = mono_s
+        bounds = self.live.current.settings.streams
+        waits = not exchange.endless and reason not in (Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED)
+        if waits and bounds.revoked_calls == "finish" and mono_s - exchange.revoked_s < bounds.revoked_grace_s:
+            return
+        exchange.cut_off(reason)
+
+    async def _keep_alive(self, exchange: Exchange, mono_s: float) -> None:
+        """A comment where nothing went out for long: else nobody would notice a reader who is gone, and what stands
+        between us would close the silent connection."""
+        outlet = exchange.outlet
+        if outlet is None or not exchange.endless:
+            return
+        if outlet.bytes_out != exchange.told_bytes:
+            exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+        elif mono_s - exchange.told_s >= exchange.turn.now.settings.streams.keep_alive_s:
+            await outlet.keep_alive()
+            exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+
+
+def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
+    """When its permission ends, in seconds since the epoch: with the credential, and the grant or the shadow mode that
+    let it pass. None: never."""
+    passes_until = decision.until if decision.allowed else rules.shadow_until
+    return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
