@@ -252,7 +252,8 @@ def _without_cache_hints(said: Any) -> Any:
 
 
 def _environment() -> Mapping[str, str]:
-    return {**os.environ, "PATH": f"{node_bin()}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(ROOT)}
+    path = f"{node_bin()}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {"NODE_OPTIONS": "--use-system-ca", **os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

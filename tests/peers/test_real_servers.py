@@ -31,7 +31,7 @@ from tests.servers.stand import Stand, everything_over, node, pids, pypi, stand
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}"),
-    pytest.mark.skipif(not (servers.HOME / "ready").exists(), reason="`make test` brings the servers"),
+    pytest.mark.skipif(not servers.complete(), reason="`make test` brings the servers, where npm is reached"),
 ]
 ERAS = ("legacy", "auto")
 PLANNER, OTHER = "nhi:planner", "nhi:other"

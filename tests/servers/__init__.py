@@ -7,6 +7,11 @@ from pathlib import Path
 HOME = Path(__file__).parents[2] / ".venv-servers"
 
 
+def complete() -> bool:
+    """Whether all of them are here: a machine that does not reach npm has only those of PyPI."""
+    return (HOME / "ready").exists() and npm_server("server-memory").exists()
+
+
 def python() -> Path:
     """The interpreter that has the servers of PyPI."""
     return HOME / "bin" / "python"
