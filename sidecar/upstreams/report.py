@@ -62,6 +62,7 @@ async def report_on(upstream: Upstream, *, now_s: float) -> HealthReport:
     """Begin a conversation, list the tools, end it. Whatever fails is in the report."""
     report = await _asked(upstream, now_s)
     if isinstance(upstream, WiredUpstream):
+        await upstream.close()  # then all that it wrote is read
         return replace(report, stderr=tuple(upstream.last_words()[-STDERR_LINES:]))
     return report
 

@@ -115,6 +115,7 @@ class ProgramWire:
         """As `Wire.close`."""
         self._asked_to = True
         await self._process.end()
+        await asyncio.wait({self._beside[0]}, timeout=LAST_WORDS_S)
         for task in self._beside:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
