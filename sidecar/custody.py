@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sidecar.errors import Refusal
-from sidecar.policy import Engine
 from sidecar.protocols import mcp_tasks
 from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp_tasks import Seen
@@ -32,17 +31,17 @@ class Created(NamedTuple):
     by: Question
 
 
-async def ask_again(tasks: Tasks, engine: Engine, caller: Caller, call: Call, now_s: float) -> list[Decision]:
-    """What policy says now of whatever created each task that the call names. Raises Refusal: TASK_UNKNOWN for what is
-    not the caller's, UNAUTHENTICATED where nobody could own what the call is to create, STORE_UNAVAILABLE."""
+async def created_by(tasks: Tasks, caller: Caller, call: Call) -> tuple[Question, ...]:
+    """What created the tasks that the call names, each question once: it is asked again. Raises Refusal: TASK_UNKNOWN
+    for what is not the caller's, UNAUTHENTICATED where nobody could own what the call is to create, STORE_UNAVAILABLE.
+    """
     if call.wants_task:
         await tasks.may_create(caller)
     if not call.tasks:
-        return []
+        return ()
     owned = await tasks.all_owned(caller, call.upstream, call.tasks)
-    questions = dict.fromkeys((record.object, record.action) for record in owned)
     first = {(record.object, record.action): record.question for record in reversed(owned)}
-    return [engine.reconsider(caller.chain, first[question], now_s) for question in questions]
+    return tuple(first[record] for record in dict.fromkeys((record.object, record.action) for record in owned))
 
 
 def joined(decision: Decision, again: Decision) -> Decision:

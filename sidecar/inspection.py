@@ -97,7 +97,7 @@ def _in_the_end(asked: Asked, message: Message, owned: Owned) -> tuple[Asked, di
     if len(owned) != 1:
         raise refused("its result is of a task that nobody can name")
     (record,) = owned.values()
-    return asked._replace(method=record.action, tool=record.question.name), result
+    return asked._replace(method=record.action, question=record.question), result
 
 
 async def _screened(reading: Reading, message: Message) -> int:

@@ -20,6 +20,7 @@ from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidd
 from sidecar.protocols.jsonrpc import Id
 from sidecar.turn import Exchange, Outward
 from sidecar.upstreams.pins import digest_of
+from sidecar.upstreams.sessions import Asked
 from sidecar.vocabulary import Decision, Question
 
 SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: each takes some 10 us (threats I11)
@@ -28,7 +29,8 @@ SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: 
 class Passed(NamedTuple):
     """What became of one message. `out` goes to the caller, `reply` back to the upstream; either may be nothing.
     `final` says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` what
-    a call came to; a task that is `created` needs its owner on record before anything goes out."""
+    a call came to; a task that is `created` needs its owner on record before anything goes out. The answer to an
+    earlier call may be `withheld`: its caller hears why instead."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
@@ -36,6 +38,7 @@ class Passed(NamedTuple):
     version: str = ""
     result: Mapping[str, Any] | None = None
     created: Created | None = None
+    withheld: Reason | None = None
 
 
 @dataclass(slots=True)
@@ -58,12 +61,17 @@ class Passage:
         if isinstance(message, jsonrpc.Response):
             return await self._response(message, owned, foreign=foreign)
         if isinstance(message, jsonrpc.Request):
-            return self._request(message, foreign=foreign)
-        return Passed() if foreign else self._notification(message, owned)
+            return self._request(message, owned, foreign=foreign)
+        return Passed() if foreign or self._lost_one(owned) else self._notification(message, owned)
 
     async def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> Passed:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
+        earlier = self._earlier(response.id)
+        if (lost := self._lost_in_answer(earlier, owned)) is not None:
+            if earlier is None:
+                raise Refusal(lost)
+            return Passed(final=True, withheld=lost)
         if response.error is not None:
             return Passed(jsonrpc.encode_response(response), final=True)
         if not isinstance(response.result, dict):
@@ -79,6 +87,39 @@ class Passage:
             result = self._outward.result(result)
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
         return Passed(out, final=True, version=version, result=result, created=created)
+
+    def _earlier(self, request_id: Id) -> Asked | None:
+        """The call that is answered, if it is not the one that this is the answer of. Raises Refusal for an id that
+        names two: nobody can say what holds for it."""
+        session = self.exchange.session
+        if session is None or request_id == self.exchange.call.request_id:
+            return None
+        asked = session.sent.get(request_id)
+        if asked is None:
+            raise refused("it answers another request")
+        return asked
+
+    def _lost_in_answer(self, earlier: Asked | None, owned: Owned) -> Reason | None:
+        """Why an answer is not to be had any more: rules and switches were others when its call was let in, or the
+        task created that it is about."""
+        if earlier is not None and not earlier.question.object.startswith("nhi:"):
+            return self._lost(earlier.question)
+        method = self.exchange.call.method if earlier is None else earlier.method
+        return None if method in mcp_tasks.ENDING_OR_LISTING else self._lost_one(owned)
+
+    def _lost_one(self, owned: Owned) -> Reason | None:
+        return next((lost for record in owned.values() if (lost := self._lost(record.question)) is not None), None)
+
+    def _lost(self, question: Question) -> Reason | None:
+        """Why what was allowed once is not any more; where it is not, that is on record."""
+        exchange, now_s = self.exchange, self.now_s()
+        decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
+        if decision.allowed or exchange.judged_by.shadows(now_s):
+            if self.switch.switched_off.find(question.object, now_s) is None:
+                return None
+            decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
+        exchange.turn.record.judged(question, decision)
+        return decision.reason
 
     @property
     def _outward(self) -> Outward | None:
@@ -100,7 +141,11 @@ class Passage:
             raise refused("its tasks are too many")
         now_s = self.now_s()
         mine = ((entry, owned.get(mcp_tasks.listed_id(entry))) for entry in entries)
-        return [entry for entry, task in mine if task is not None and self._may_list(task.question, now_s)]
+        return [entry for entry, task in mine if task is not None and self._is_on(task.question, now_s)]
+
+    def _is_on(self, question: Question, now_s: float) -> bool:
+        off = self.switch.switched_off.find(question.object, now_s) is not None
+        return not off and self._may_list(question, now_s)
 
     @property
     def _beginning(self) -> bool:
@@ -176,7 +221,7 @@ class Passage:
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
-    def _request(self, request: jsonrpc.Request, *, foreign: bool) -> Passed:
+    def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> Passed:
         session = self.exchange.session
         if self._beginning:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
@@ -185,7 +230,7 @@ class Passage:
         shown = request if self._outward is None else self._outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in mcp.SERVER_REQUESTS):
             return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
-        if foreign:
+        if foreign or self._lost_one(owned):
             return Passed(reply=_no(request.id, _NOT_PERMITTED))
         if request.method != "ping":
             if not self._ask(request.method).allowed:
@@ -202,7 +247,7 @@ class Passage:
         question = mcp.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
         shadow = exchange.judged_by.shadows(now_s)
-        exchange.turn.record.server_asked(question, decision, "shadow" if shadow else "enforce")
+        exchange.turn.record.judged(question, decision, "shadow" if shadow else "enforce")
         return decision._replace(allowed=True) if shadow else decision
 
     def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> Passed:
@@ -223,9 +268,8 @@ class Passage:
         return Passed(jsonrpc.encode_notification(notification))
 
     def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
-        """Whether what created the task is still allowed, and so is whatever the task asks of its owner."""
-        now_s, record = self.now_s(), owned.get(mcp_tasks.listed_id(task))
-        if record is None or not self._may_list(record.question, now_s):
+        """Whether it is its hearer's, and may ask of them what it asks."""
+        if mcp_tasks.listed_id(task) not in owned:
             return False
         try:
             return all(self._ask(method).allowed for method in mcp.asked_of_client(task))

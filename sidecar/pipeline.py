@@ -43,7 +43,7 @@ from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
-from sidecar.protocols import eras, sse
+from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.snapshot import Live, Service
@@ -239,11 +239,16 @@ class Pipeline:
         return decision
 
     async def _ask_again(self, turn: Turn, caller: Caller, call: Call, decision: Decision) -> Decision:
-        """A task is its owner's alone, and who may not do any more what created it has lost it."""
-        for again in await custody.ask_again(self.tasks, turn.now.engine, caller, call, self.clock()):
+        """A task is its owner's alone, and who may not do any more what created it has lost it. Of one whose tool is
+        switched off, all that can be had is its end."""
+        now_s, questions = self.clock(), await custody.created_by(self.tasks, caller, call)
+        for question in questions:
+            again = turn.now.engine.reconsider(caller.chain, question, now_s)
             decision = turn.record.decision = custody.joined(decision, again)
             if not turn.shadow:
                 decision.or_refuse()
+        if questions and call.method != mcp_tasks.CANCEL:
+            self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
 
     def _charge_session_call(self, turn: Turn, caller: Caller, call: Call) -> None:

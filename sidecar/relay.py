@@ -102,9 +102,18 @@ class Relay:
         passed = await self.passage.judge(message, owned)
         if inspection is not None:
             inspection.settle(passed)
+        if passed.withheld is not None:
+            passed = passed._replace(out=self._instead(message, passed.withheld))
         if passed.created is not None:
             await self.custody.keep(passed.created)
         return passed
+
+    def _instead(self, message: jsonrpc.Message, reason: Reason) -> bytes:
+        """What the caller of an earlier call hears instead of its answer."""
+        refusal, request_id = Refusal(reason), message.id if isinstance(message, jsonrpc.Response) else None
+        return error_body(
+            refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.turn.now.manner)
+        )
 
     def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         """The judged answer as one JSON object, on record."""

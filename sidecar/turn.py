@@ -162,6 +162,11 @@ class Turn:
         return outlet
 
 
+def asked_of(call: Call, record: Recording) -> Asked:
+    """What a call is remembered as."""
+    return Asked(call.method, call.question.without_arguments, record.decision_id, record.args_hash)
+
+
 class Closable(Protocol):
     """What can be ended from outside."""
 
@@ -206,9 +211,7 @@ class Exchange:
     @property
     def asked(self) -> Asked:
         """What an answer to it is an answer to, also when it comes on another stream."""
-        return Asked(
-            self.call.method, self.call.question.name, self.turn.record.decision_id, self.turn.record.args_hash
-        )
+        return asked_of(self.call, self.turn.record)
 
     def has_no_end(self) -> None:
         """This is a stream that goes on until somebody ends it."""

@@ -126,6 +126,11 @@ class Question(NamedTuple):
     arguments: Mapping[str, Any] = _EMPTY
     meta: Mapping[str, Any] = _EMPTY
 
+    @property
+    def without_arguments(self) -> Question:
+        """As it can be kept for later: what the caller wrote is nobody's to remember."""
+        return self._replace(arguments=_EMPTY, meta=_EMPTY)
+
 
 class Call(NamedTuple):
     """One parsed request, as the stages need it. `method` is the word on the wire, `protocol_version` the revision.

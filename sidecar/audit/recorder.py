@@ -269,9 +269,10 @@ class Recording:
         if named is not None:
             self._kept.append(named)
 
-    def server_asked(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
-        """Write what policy said to a request that the server makes of its client during this one: a `decision` with
-        an id of its own, and a reason where the client is not asked. Raises Refusal(AUDIT_UNAVAILABLE)."""
+    def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
+        """Write what policy said during this request to what it does not name: a request that the server makes of its
+        client, the answer to an earlier call. It is a `decision` with an id of its own, and a reason where that does
+        not reach the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(None, charged=0) | self._described(decision, enforcement)
         record["decision_id"] = self.audit.new_id()
         record["method"] = record["action"] = question.action

@@ -35,8 +35,8 @@ from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
 from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service, Snapshot
-from sidecar.turn import Exchange, Turn
-from sidecar.upstreams.sessions import Asked, Session, Sessions
+from sidecar.turn import Exchange, Turn, asked_of
+from sidecar.upstreams.sessions import Session, Sessions
 from sidecar.vocabulary import Caller
 from sidecar.whole import Whole
 
@@ -124,8 +124,9 @@ class Federation:
         if not isinstance(intent, Ask) or session is None or not is_whole(session):
             return intent
         part = await self.parts.at(turn, service, caller, session, service.timeout_s)
-        asked = Asked(intent.call.method, intent.call.question.name, turn.record.decision_id, turn.record.args_hash)
-        part.remember(intent.message.id, asked)  # before it goes: its cancellation must find its way
+        part.remember(
+            intent.message.id, asked_of(intent.call, turn.record)
+        )  # before it goes: its cancellation must find its way
         return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
 
     def admit(self, turn: Turn, service: Service, caller: Caller) -> None:

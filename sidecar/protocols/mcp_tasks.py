@@ -27,6 +27,8 @@ from sidecar.protocols.jsonrpc import (
 RELATED_TASK = "io.modelcontextprotocol/related-task"
 VERSIONS = frozenset({"2025-11-25"})  # of the session era, whose core has tasks
 NOTIFICATIONS = frozenset({"notifications/tasks/status", "notifications/tasks"})
+CANCEL = "tasks/cancel"
+ENDING_OR_LISTING = frozenset({CANCEL, "tasks/list"})
 MISSING_CAPABILITY = -32021
 MAX_SUBSCRIBED = 100
 MAX_NAMED = 10_000  # in one message of the upstream's: a page of a list

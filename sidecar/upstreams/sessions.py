@@ -32,13 +32,18 @@ _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID ca
 
 
 class Asked(NamedTuple):
-    """What a request of the caller's was, for who looks at its answer: a method, and the tool that it calls;
-    `decision_id` and `args_hash` as the audit has them."""
+    """What a request of the caller's was, for who looks at its answer: a method, and the question that named it, as
+    `without_arguments` leaves it; `decision_id` and `args_hash` as the audit has them."""
 
     method: str
-    tool: str
+    question: Question
     decision_id: str
     args_hash: str | None
+
+    @property
+    def tool(self) -> str:
+        """The tool that it calls, if it calls one."""
+        return self.question.name
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +95,7 @@ class Session:
         self.sent[request_id] = None if twice else asked
         self.creators.pop(request_id, None)
         if creator is not None and not twice:
-            self.creators[request_id] = creator._replace(arguments={}, meta={})
+            self.creators[request_id] = creator.without_arguments
         if len(self.sent) > MAX_REMEMBERED:
             oldest, _ = self.sent.popitem(last=False)
             self.creators.pop(oldest, None)

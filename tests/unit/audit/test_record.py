@@ -183,7 +183,7 @@ def test_what_was_charged_is_told_anew_for_each_record(audit: Audit, path: Path)
     recording = understood(audit)
     recording.decided()
     assert recording.call is not None and recording.decision is not None
-    recording.server_asked(recording.call.question, recording.decision)
+    recording.judged(recording.call.question, recording.decision)
     recording.charged = 0
     recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502)
     assert [record["limits"][0]["charged"] for record in records(path)] == [1, 0, 0]

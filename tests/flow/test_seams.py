@@ -1,0 +1,81 @@
+"""Does what holds on the straight way hold on every way round it?
+
+Where two parts meet that know nothing of each other: the switch and tasks, evidence and subscriptions, revocation and
+resumption, pins and the bridge, redaction and lines that say nothing of whose a message is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.flow.streams import event, hearing, streamed
+from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.test_responses import text
+from tests.flow.test_tasks import OPS, op, stage
+from tests.flow.world import Upstream, world
+
+GOOD = {"repo": "acme/site"}
+OFF = {"reason": "", "until": None, "by": "test"}
+PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
+
+
+# --- tasks, and the switch of the tool that made them -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_task_of_a_tool_that_is_off_can_only_be_cancelled(era: Era, tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        owner = on.talk("nhi:planner", era)
+        task_id = await on.create(owner)
+        await on.running.app.switch_off("github", "search_code", **OFF)
+        on.server.seen.clear()
+        said = {method: reason_of(await op(owner, method, task_id)) for method in OPS[era]}
+        assert said.pop("tasks/cancel") == ""
+        assert set(said.values()) == {"tool-disabled"}
+        assert on.server.methods() == ["tasks/cancel"]
+        if era == "session":
+            assert (await owner.ask("tasks/list"))[1]["result"]["tasks"] == []
+        assert await on.running.app.switch_on("github", "search_code", by="test")
+        assert reason_of(await op(owner, "tasks/get", task_id)) == ""
+
+
+# --- what is fetched later, and what was revoked meanwhile ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["rule", "tool"])
+async def test_an_answer_that_is_fetched_later_needs_its_permission_still(how: str, tmp_path: Path) -> None:
+    async def called(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(request, event(PROGRESS, id="e1"))
+
+    async def resumed(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(request, event({"jsonrpc": "2.0", "id": 5, "result": text("secret")}, id="e2"))
+
+    upstream = Upstream(script={"tools/call": called, "GET": resumed})
+    async with world(tmp_path, upstream=upstream) as running:
+        talk, address = Talk(running, "session"), f"{running.url}/mcp/github"
+        await talk.open()
+        call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "search_code", "arguments": GOOD}}
+        async with hearing(running.http, address, talk.in_session, call) as ear:
+            last = next(line[4:] for line in (await ear.block()).decode().splitlines() if line.startswith("id: "))
+            await ear.rest()
+        there = {**talk.in_session, "Last-Event-ID": last}
+        async with hearing(running.http, address, there) as ear:
+            assert (await ear.message())["result"]["content"][0]["text"] == "secret"
+        if how == "tool":
+            await running.app.switch_off("github", "search_code", **OFF)
+        else:
+            (running.folder / "policies" / "agent_to_tool.csv").write_text(
+                "p, nhi:planner, tool:github/get_file, use, -, -, -, allow\n"
+            )
+            await running.app.reload("test")
+        async with hearing(running.http, address, there) as ear:
+            heard = await ear.rest()
+        assert "secret" not in json.dumps(heard)
+        assert [one["error"]["data"]["reason"] for one in heard] == [
+            "tool-disabled" if how == "tool" else "no-matching-rule"
+        ]
