@@ -35,7 +35,7 @@ class Inspection:
         Raises Refusal: RESPONSE_REFUSED for what is too large to be kept, AUDIT_UNAVAILABLE."""
         record = self.exchange.turn.record
         record.replaced(self.replaced)
-        if self.result is not None and passed.final:
+        if self.result is not None and passed.out is not None:
             record.keep(
                 server=self.exchange.service.name,
                 tool=self.asked.tool,
@@ -56,16 +56,18 @@ async def inspect(exchange: Exchange, message: Message, raw: bytes | str, owned:
     asked, result = _in_the_end(first, message, owned)
     # What is fetched later is remembered only for a while: then too, no rule of any call is got round.
     strictly = first != exchange.asked
-    reading = around = screen.reading(asked.method, asked.tool, strictly=strictly)
+    reading = screen.reading(asked.method, asked.tool, strictly=strictly)
     if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
         raise refused(f"it is larger than {reading.max_bytes} bytes")
     if reading.checks_output and result is not None:
         await _check_output(exchange, asked.tool, result, reading)
-    replaced = 0
-    if result is not None and not (isinstance(message, Response) and message.result is result):
-        replaced = await _screened(reading, Response(0, result))  # its places are those of a result by itself
-        around = screen.reading(first.method, first.tool, strictly=strictly)
-    replaced += await _screened(around, message)
+    if isinstance(message, Response) and message.result is result:
+        replaced = await _screened(reading, message)
+    else:  # what a server says beside an answer is about some call: on a line of one direction, about whichever
+        around = screen.reading(first.method, first.tool, strictly=strictly or not isinstance(message, Response))
+        replaced = await _screened(around, message)
+        if result is not None:  # its places are those of a result by itself
+            replaced += await _screened(reading, Response(0, result))
     return Inspection(exchange, asked, replaced, result if reading.keeps else None)
 
 

@@ -44,7 +44,7 @@ class Redaction(Section):
     """The tools it is for; `*` is any run of characters. A rule for `*` is also for prompts, resources, completions
     and errors."""
     classes: Many[SecretClass] = ()
-    """Kinds of secrets to look for in every text of the answer, and of what the server says during the call."""
+    """Kinds of secrets to look for in every text of the answer, and of whatever the server says beside answers."""
     prefixes: Many[Prefix] = ()
     """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
     pointers: Many[Pointer] = ()

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.test_responses import text
-from tests.flow.test_tasks import OPS, op, stage
-from tests.flow.world import Upstream, world
+from tests.flow.test_responses import GONE, MAIL, before, evidence, text
+from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
+from tests.flow.world import STATELESS, Upstream, world
 
 GOOD = {"repo": "acme/site"}
 OFF = {"reason": "", "until": None, "by": "test"}
@@ -42,6 +42,27 @@ async def test_a_task_of_a_tool_that_is_off_can_only_be_cancelled(era: Era, tmp_
             assert (await owner.ask("tasks/list"))[1]["result"]["tasks"] == []
         assert await on.running.app.switch_on("github", "search_code", by="test")
         assert reason_of(await op(owner, "tasks/get", task_id)) == ""
+
+
+# --- results that come unasked, and evidence --------------------------------------------------------------------------
+
+
+async def test_a_result_that_a_subscription_brings_is_kept_as_well(tmp_path: Path) -> None:
+    rules = "anonymous: true, responses: {evidence: [search_code], redact: [{tools: [search_code], classes: [email]}]}"
+    async with stage(tmp_path, upstream_settings=rules) as on:
+        owner = on.talk("nhi:planner", "stateless")
+        mine = await on.create(owner)
+        told = {"taskId": mine, "status": "completed", "result": text(MAIL)}
+        on.server.script["subscriptions/listen"] = Listened(
+            [mine], {"jsonrpc": "2.0", "method": "notifications/tasks", "params": told}
+        )
+        routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **owner.headers}
+        async with hearing(on.running.http, f"{on.running.url}/mcp/github", routing, subscription(mine)) as ear:
+            heard = (await ear.rest())[1]["params"]["result"]
+        assert heard["content"][0]["text"] == GONE
+        kept = evidence(on.running)
+        assert [one["data"] for one in kept] == [heard]
+        assert [one["id"] for one in on.running.ends()[-1]["evidence"]] == [kept[0]["id"]]
 
 
 # --- what is fetched later, and what was revoked meanwhile ------------------------------------------------------------
@@ -79,3 +100,23 @@ async def test_an_answer_that_is_fetched_later_needs_its_permission_still(how: s
         assert [one["error"]["data"]["reason"] for one in heard] == [
             "tool-disabled" if how == "tool" else "no-matching-rule"
         ]
+
+
+# --- redaction, and who can say whose a message is -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_a_server_says_beside_an_answer_is_under_the_rules_of_all(era: Era, tmp_path: Path) -> None:
+    """On a line that has one direction for everything, it goes to some call that is under way: not to its own."""
+
+    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": MAIL}}
+        answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **text(MAIL)}}
+        return await streamed(request, event(said), event(answer))
+
+    async with before(tmp_path, "redact: [{tools: [get_*], classes: [email]}]", respond) as running:
+        talk = Talk(running, era)
+        _, body, _ = await talk.call("search_code", GOOD)
+        said, answer = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+        assert said["params"]["data"] == GONE
+        assert answer["result"]["content"][0]["text"] == MAIL, "an answer is its own call's"
