@@ -172,6 +172,8 @@ class Passage:
         if "cacheScope" in result:
             # It passed a policy for one caller; no shared cache may serve it to another.
             result["cacheScope"] = "private"
+        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were asked
+            mcp.narrow_to_sessions(result)
         return result
 
     async def _entries(self, member: str, entries: object) -> list[Any]:

@@ -154,6 +154,17 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
     return [str(method) for method in methods]
 
 
+def narrow_to_sessions(result: dict[str, Any]) -> None:
+    """Take out what no revision with sessions has: structured content that is no object (the text says the same), and
+    what a tool promises about such."""
+    if not isinstance(result.get("structuredContent", {}), dict):
+        del result["structuredContent"]
+    for tool in result.get("tools", ()):
+        schema = tool.get("outputSchema")
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            tool.pop("outputSchema", None)
+
+
 def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
     """Capabilities without tasks, in the spelling of either era."""
     kept = {key: value for key, value in capabilities.items() if key != "tasks"}

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.test_pins import SEARCH, called, listed, pins
 from tests.flow.test_responses import GONE, MAIL, before, evidence, text
 from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
 from tests.flow.world import STATELESS, Upstream, world
@@ -100,6 +101,54 @@ async def test_an_answer_that_is_fetched_later_needs_its_permission_still(how: s
         assert [one["error"]["data"]["reason"] for one in heard] == [
             "tool-disabled" if how == "tool" else "no-matching-rule"
         ]
+
+
+# --- pins and output schemas, and the bridge --------------------------------------------------------------------------
+
+LISTING: dict[str, Any] = {**SEARCH, "outputSchema": {"type": "array", "items": {"type": "integer"}}}
+ALL = "p, nhi:planner, *, use, -, -, -, allow\n"
+
+
+def only_stateless(result: dict[str, Any]) -> Upstream:
+    """A server of the stateless era alone."""
+
+    async def unknown(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        error = {"code": -32601, "message": "Method not found"}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=404)
+
+    async def answered(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        body = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+        return web.json_response(body)
+
+    return Upstream(script={"initialize": unknown, "tools/call": answered}, tools=[dict(LISTING)])
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_pinned_tool_is_the_same_tool_on_both_sides_of_the_bridge(era: Era, tmp_path: Path) -> None:
+    server = only_stateless(text("[1]", structuredContent=[1]))
+    async with world(tmp_path, rules=ALL, files=pins(LISTING), upstream=server) as running:
+        talk = Talk(running, era)
+        assert (await listed(talk), await called(talk)) == (["search"], "")
+        running.app.drift.look()
+        assert running.app.status()["upstreams"]["github"]["changed"] == {}
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(("said", "expected"), [([1], ""), (["x"], "response-refused")])
+async def test_an_output_schema_holds_on_both_sides_of_the_bridge(
+    said: list[Any], expected: str, era: Era, tmp_path: Path
+) -> None:
+    server = only_stateless(text("[1]", structuredContent=said))
+    settings = "responses: {check_output: true}"
+    async with world(tmp_path, rules=ALL, upstream=server, upstream_settings=settings) as running:
+        talk = Talk(running, era)
+        answer = await talk.call("search")
+        assert reason_of(answer) == expected
+        if not expected:
+            shown = answer[1]["result"].get("structuredContent")
+            assert shown == ([1] if era == "stateless" else None), "an object in every revision that has sessions"
+        entry = (await talk.ask("tools/list"))[1]["result"]["tools"][0]
+        assert ("outputSchema" in entry) is (era == "stateless")
 
 
 # --- redaction, and who can say whose a message is -------------------------------------------------------------------

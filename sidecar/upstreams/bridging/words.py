@@ -191,22 +191,11 @@ def agreed(requested: object) -> str:
 def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """A result as the session era has it."""
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
-    if "structuredContent" in kept and not isinstance(kept["structuredContent"], dict):
-        del kept["structuredContent"]  # an object in every revision that has sessions; the text says the same
     if isinstance(kept.get("_meta"), dict):
         kept["_meta"] = {key: value for key, value in kept["_meta"].items() if key != META_SERVER}
         if not kept["_meta"]:
             del kept["_meta"]
-    if isinstance(kept.get("tools"), list):
-        kept["tools"] = [_played_tool(tool) for tool in kept["tools"]]
     return kept
-
-
-def _played_tool(tool: object) -> object:
-    """A tool whose result may be other than an object promises nothing about it in a session."""
-    if isinstance(tool, dict) and "outputSchema" in tool and _dict(tool["outputSchema"]).get("type") != "object":
-        return {key: value for key, value in tool.items() if key != "outputSchema"}
-    return tool
 
 
 def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
