@@ -495,7 +495,10 @@ class Channel:
         """To the one client of this line, wherever it listens."""
         for call in reversed(self._calls.values()):
             if not call.opens and not call.outbound.endless:
-                call.pass_on(message)
+                if (
+                    call.session is not None or not call.outbound.is_anonymous
+                ):  # who share a line, and are not one client
+                    call.pass_on(message)
                 return
         for session in self._sessions.values():
             session.tell(sse.encode_event(jsonrpc.encode(message)))

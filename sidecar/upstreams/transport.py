@@ -52,6 +52,11 @@ class Outbound(NamedTuple):
         """Whose state this may touch at the upstream: a chain's, or "" for the sidecar's own."""
         return "" if self.caller is None else self.caller.binding
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether its owner is everybody who did not say who they are."""
+        return self.caller is not None and self.caller.is_anonymous
+
 
 class OfOneCaller(Exception):
     """The cause of a Refusal that says nothing about the server as others meet it: it is about a program that only this

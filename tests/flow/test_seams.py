@@ -6,6 +6,7 @@ resumption, pins and the bridge, redaction and lines that say nothing of whose a
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.flow.apart import META, QUESTIONS, SessionsOnly
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.test_crossings import RULES as ASKED
+from tests.flow.test_crossings import act, down
 from tests.flow.test_pins import SEARCH, called, listed, pins
 from tests.flow.test_responses import GONE, MAIL, before, evidence, text
 from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
-from tests.flow.world import STATELESS, Upstream, world
+from tests.flow.world import SESSION, STATELESS, Upstream, request, until, world
+from tests.unit.upstreams.lines import body, call, events
+from tests.unit.upstreams.test_channel import Far
 
 GOOD = {"repo": "acme/site"}
 OFF = {"reason": "", "until": None, "by": "test"}
@@ -169,3 +175,88 @@ async def test_what_a_server_says_beside_an_answer_is_under_the_rules_of_all(era
         said, answer = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
         assert said["params"]["data"] == GONE
         assert answer["result"]["content"][0]["text"] == MAIL, "an answer is its own call's"
+
+
+# --- who is on one line, or in one session, with whom -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["nhi:planner", "anonymous"])
+async def test_strangers_in_one_session_hear_nothing_that_could_be_each_others(who: str, tmp_path: Path) -> None:
+    """Anonymous callers of the stateless era share a session at a server of the other."""
+    said = {"method": "notifications/message", "params": {"level": "error", "data": "alice"}}
+    server, rules = SessionsOnly(), ASKED.format(who=who)
+    local = {"principal": "", "upstream_settings": "anonymous: true"} if who == "anonymous" else {}
+    async with world(tmp_path, rules=rules, upstream=server, **local) as running:  # type: ignore[arg-type]
+        loud = {f"{META}logLevel": "debug"}
+        first = asyncio.create_task(act(running, {"wait": True, "say": [said]}, meta=loud, id=1))
+        await until(lambda: bool(server.of_method("tools/call")) and bool(server.streams))
+        asked = {"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": QUESTIONS["elicitation/create"]}
+        await server.emit(asked)
+        await until(lambda: who != "anonymous" or "response" in server.methods())
+        server.gate.set()
+        heard = await first
+        assert [one.get("method", "end") for one in heard] == (
+            ["end"] if who == "anonymous" else ["notifications/message", "end"]
+        )
+        assert heard[-1]["result"]["resultType"] == ("complete" if who == "anonymous" else "input_required")
+
+
+async def test_progress_is_its_own_calls_though_both_chose_one_token(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        server: Any = running.upstream
+        calls = [
+            asyncio.create_task(act(running, {"wait": True}, id=number, meta={"progressToken": "p"}))
+            for number in (1, 2)
+        ]
+        await until(lambda: len(server.of_method("tools/call")) == 2 and bool(server.streams))
+        tokens = [message["params"]["_meta"]["progressToken"] for message in server.of_method("tools/call")]
+        assert len(set(tokens)) == 2
+        for token in tokens:
+            await server.emit(
+                {
+                    "jsonrpc": "2.0",
+                    "method": "notifications/progress",
+                    "params": {"progressToken": token, "progress": 1},
+                }
+            )
+        await asyncio.sleep(0.1)
+        server.gate.set()
+        for heard in await asyncio.gather(*calls):
+            assert [one["params"]["progressToken"] for one in heard[:-1]] == ["p"]
+
+
+async def test_a_log_line_on_a_line_of_strangers_is_nobodys() -> None:
+    for name, expected in (("nhi:planner", ["notifications/message", None]), ("anonymous", [None])):
+        far = Far()
+        asked = far.ask(call(), who=name, version=STATELESS)
+        heard = await far.line.hears("tools/call")
+        far.line.says({"method": "notifications/message", "params": {"level": "info", "data": "x"}})
+        far.line.says({"id": heard["id"], "result": {}})
+        answer = await asked
+        told = await events(answer, 2) if expected[0] else [await body(answer)]
+        assert [one.get("method") for one in told] == expected
+        await far.channel.close()
+
+
+# --- a question of the server's, and a sidecar that is to end ---------------------------------------------------------
+
+
+async def test_a_call_that_waits_for_its_callers_word_gets_it_while_draining(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        talk = Talk(running, "session")
+        hello = {
+            "protocolVersion": SESSION,
+            "capabilities": {"elicitation": {}},
+            "clientInfo": {"name": "t", "version": "1"},
+        }
+        talk.session = (await running.post(request("initialize", hello)))[2]["Mcp-Session-Id"]
+        asking = request("tools/call", {"name": "act", "arguments": {"ask": ["elicitation/create"]}}, id=7)
+        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, asking) as ear:
+            question = await ear.message()
+            draining = asyncio.create_task(running.app.pipeline.drain(5))
+            await until(lambda: running.app.pipeline.draining)
+            assert reason_of(await talk.ask("ping")) == "draining"
+            word = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {}}}
+            assert (await running.post(word, headers=talk.in_session))[0] == 202
+            assert "accept" in (await ear.message())["result"]["content"][0]["text"]
+        await asyncio.wait_for(draining, 2)

@@ -100,7 +100,8 @@ class Lender:
         if lent.may_ask and lent.hearing is not None:
             await lent.hearing.open()
         token, upstream_id = progress_token(request), lent.next_id()
-        sent = Request(upstream_id, request.method, words.lent_params(request.params))
+        # The token is ours there: two calls in one session may bear the same.
+        sent = Request(upstream_id, request.method, words.lent_params(request.params, upstream_id))
         # A call that may be held has a connection of its own: however many wait, none keeps another's call waiting.
         patience_s = outbound.deadline_s + (self._question_s if lent.may_ask else 0)
         extra = [header for header in outbound.extra if not header[0].lower().startswith("mcp-param-")]
@@ -120,7 +121,7 @@ class Lender:
             words.fingerprint(request),
             request.id,
             level if level in words.LEVELS else None,
-            token,
+            None if token is None else upstream_id,
             token,
         )
         lent.courses[upstream_id] = course
@@ -212,7 +213,9 @@ class Lender:
 
     def _said(self, lent: Lent, course: Course, notification: Notification) -> Notification | None:
         if notification.method == "notifications/message":
-            return notification if words.at_least(notification.params.get("level"), course.level) else None
+            wanted = words.at_least(notification.params.get("level"), course.level)
+            # Strangers share a session of anonymous callers: nobody can say whose this is.
+            return notification if wanted and not lent.outbound.is_anonymous else None
         if notification.method == "notifications/progress":
             if course.token is None or notification.params.get("progressToken") != course.token:
                 return None

@@ -80,7 +80,10 @@ class Lent:
         return self._last_id
 
     def only_course(self) -> Course | None:
-        """The call that something unasked belongs to: the one there is that does not wait for its caller."""
+        """The call that something unasked belongs to: the one there is that does not wait for its caller. None in a
+        session of anonymous callers: they share it, and are not one client."""
+        if self.outbound.is_anonymous:
+            return None
         running = [course for course in self.courses.values() if not course.held]
         return running[0] if len(running) == 1 else None
 

@@ -68,10 +68,13 @@ def at_least(level: object, threshold: str | None) -> bool:
 # --- a stateless caller's words, for a server of sessions -----------------------------------------------------------
 
 
-def lent_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters without what belongs to the stateless era; `progressToken` and what is the caller's own are kept."""
+def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
+    """Parameters without what belongs to the stateless era; what is the caller's own is kept. Who asks for progress
+    hears it by this `token`."""
     kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
+    if "progressToken" in meta:
+        meta["progressToken"] = token
     if meta:
         kept["_meta"] = meta
     return kept
