@@ -38,14 +38,14 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Spread
 from sidecar.fronts import Fronts
-from sidecar.intents import Ask, Intent, Leave
+from sidecar.intents import Ask, Intent, Leave, Reply, Tell
 from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
 from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
-from sidecar.protocols.jsonrpc import Message, Request
+from sidecar.protocols.jsonrpc import Message, Notification, Request
 from sidecar.snapshot import Live, Service
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
@@ -116,7 +116,7 @@ class Pipeline:
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
         intent = await self.fronts.understand(turn, caller, route)
-        with self._admitted():
+        with self._admitted(begins=_begins(intent)):
             if isinstance(intent, Spread):
                 return await self._spread(turn, caller, intent)
             return await self._carry(turn, caller, intent)
@@ -126,7 +126,7 @@ class Pipeline:
         session, paired = self.exchanges.paired(arrival.session_in(turn.raw_path), caller, turn.server)
         message = await fronts.read(turn)
         turn.shape = Shape.STATELESS  # what is refused here, HTTP has to say
-        if self.draining:
+        if self.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)
         task = paired.take(message, partial(self._answer_there, turn, caller, session, paired, message))
         turn.handed_on, turn.paired, turn.shape = True, paired, Shape.SESSION
@@ -143,7 +143,7 @@ class Pipeline:
                 await paired.outlet().write(sse.encode_event(response.body))
 
     async def _further(self, turn: Turn, caller: Caller, session: Session, message: Message) -> web.StreamResponse:
-        with self._admitted():
+        with self._admitted(begins=isinstance(message, Request)):
             return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
 
     def _abandoned(self, turn: Turn, task: asyncio.Task[None]) -> None:
@@ -196,8 +196,10 @@ class Pipeline:
             turn.record.mark("upstream")
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        if self.draining:
+    def _admitted(self, *, begins: bool) -> Iterator[None]:
+        """Inside, as long as anybody is let in. What `begins` nothing is about what is inside already: a call that
+        waits for its caller's answer would else never end."""
+        if self.draining and begins:
             raise Refusal(Reason.DRAINING)
         self.inside += 1
         try:
@@ -322,3 +324,9 @@ class Pipeline:
             manner=turn.now.manner,
             resource_metadata="" if turn.front is None else turn.now.metadata_url(turn.front),
         )
+
+
+def _begins(intent: Intent | Spread) -> bool:
+    """Whether this is anything but a word on what is under way: an answer to the server, or a notification."""
+    told = isinstance(intent, Spread) and isinstance(intent.message, Notification)
+    return not told and not isinstance(intent, Reply | Tell)
