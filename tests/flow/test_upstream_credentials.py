@@ -22,6 +22,7 @@ from tests.flow.federated import At
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.pairs import pair
 from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.test_crossings import act
 from tests.flow.world import TOOLS, Upstream, World, listening, until, world
 from tests.unit.upstreams import old
 from tests.unit.upstreams.token_endpoint import Issuing, issuing
@@ -200,6 +201,29 @@ async def test_two_callers_of_one_chain_each_show_their_own_token(tmp_path: Path
             assert (await stage.talk(headers=bearer(token)).call("act"))[0] == 200
         calls = [shown for what, shown in stage.shown() if what == "tools/call"]
         assert calls == [f"Bearer {token}" for token in (stage.canary, other, stage.canary, other)]
+
+
+async def test_what_goes_on_in_a_lent_session_shows_the_token_of_who_came_last(tmp_path: Path) -> None:
+    """An answer to the server's question goes with its giver's token; a stream that is opened anew, with no older one
+    than there is."""
+    asks = RULES + "p, nhi:planner, nhi:github, elicitation/create, -, -, -, allow\n"
+    able = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
+    async with scene(tmp_path, "passthrough", SessionsOnly(), rules=asks) as stage:
+        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        arguments: dict[str, Any] = {"ask": ["elicitation/create"]}
+        asked = (await act(stage.running, arguments, who=stage.headers, meta=able))[-1]["result"]
+        answers = {"inputResponses": {"question": {"action": "accept"}}, "requestState": asked["requestState"]}
+        ended = (await act(stage.running, arguments, who=bearer(other), meta=able, id=2, **answers))[-1]["result"]
+        assert ended["resultType"] == "complete"
+        assert [shown for what, shown in stage.shown() if what == "response"] == [f"Bearer {other}"]
+        stage.server.hang_up()
+        await until(lambda: len(opened(stage)) > 1)
+        assert opened(stage)[:2] == [f"Bearer {token}" for token in (stage.canary, other)]
+
+
+def opened(stage: Scene) -> list[str]:
+    """What callers' streams showed, and not our own."""
+    return [shown for what, shown in stage.shown() if what == "GET" and OWN not in shown]
 
 
 @pytest.mark.parametrize("kind", ["passthrough", "token_exchange"])

@@ -77,10 +77,15 @@ class Subscription:
 
 
 class Hearing:
-    """The unasked stream of one session. `heard` gets every message; `lost` is called when the session is gone."""
+    """The unasked stream of one session. `outbound` gives what asks for it, which may show another credential than the
+    last time; `heard` gets every message; `lost` is called when the session is gone."""
 
     def __init__(
-        self, upstream: Upstream, outbound: Outbound, heard: Callable[[Message], None], lost: Callable[[], None]
+        self,
+        upstream: Upstream,
+        outbound: Callable[[], Outbound],
+        heard: Callable[[Message], None],
+        lost: Callable[[], None],
     ) -> None:
         self._upstream = upstream
         self._outbound = outbound
@@ -121,7 +126,7 @@ class Hearing:
             await asyncio.sleep(max(pause_s, place.pause_s))
 
     async def _listen(self, ready: asyncio.Future[bool], place: Place) -> int:
-        asked = self._outbound._replace(last_event_id=place.last_event_id)
+        asked = self._outbound()._replace(last_event_id=place.last_event_id)
         with await self._upstream.exchange(asked) as answer:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 return answer.status if answer.status != 200 else 405

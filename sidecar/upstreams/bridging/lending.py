@@ -275,6 +275,7 @@ class Lender:
         if lent is None or course is None:
             lent = await self._sessions.of(outbound, request)
             return await self._call(lent, outbound, request, deadline)
+        self._sessions.speak_for(lent, outbound)
         course.held, course.request_id, course.token_now = False, request.id, progress_token(request)
         level = request.params.get("_meta", {}).get(words.META_LEVEL)
         course.level = level if level in words.LEVELS else None

@@ -141,11 +141,15 @@ class LentSessions:
             if not done or task.cancelled():
                 raise Refusal(Reason.UPSTREAM_TIMEOUT)
             lent = task.result()
-        lent.outbound = lent.outbound._replace(caller=outbound.caller)  # what it shows is as fresh as its newest call
-        lent.used_s = asyncio.get_running_loop().time()
+        self.speak_for(lent, outbound)
         if lent.key in self._lent:
             self._lent.move_to_end(lent.key)
         return lent
+
+    def speak_for(self, lent: Lent, outbound: Outbound) -> None:
+        """Its owner is here: what the session shows from now on is as fresh as this."""
+        lent.outbound = lent.outbound._replace(caller=outbound.caller)
+        lent.used_s = asyncio.get_running_loop().time()
 
     def _opened(self, key: tuple[str, bytes], task: asyncio.Task[Lent]) -> None:
         self._opening.pop(key, None)
@@ -171,7 +175,7 @@ class LentSessions:
             session_id = upstream_id_from(answer.headers.get(SESSION_ID))
         within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True)
         lent = Lent(key, within, result, capabilities, asyncio.get_running_loop().time())
-        lent.hearing = Hearing(self._inner, within, partial(self._heard, lent), partial(self.lose, lent))
+        lent.hearing = Hearing(self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self.lose, lent))
         try:
             await self.tell(lent, Notification("notifications/initialized", {}))
         except BaseException:
