@@ -1,4 +1,7 @@
-"""Which server keeps every stream open and costs nothing? `python -m bench.holding PORT`, on loopback."""
+"""Which server keeps every stream open and costs nothing? `python -m bench.holding PORT`, on loopback.
+
+`GET /ended` says how many of its sessions somebody ended, of how many.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encod
 class Holding(asyncio.Protocol):
     """One connection."""
 
-    sessions = 0
+    sessions = ended = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -31,6 +34,15 @@ class Holding(asyncio.Protocol):
         self.got += data
         while b"\r\n\r\n" in self.got:
             head, _, rest = self.got.partition(b"\r\n\r\n")
+            if head.startswith(b"GET /ended"):
+                self.got = rest
+                self.transport.write(_json({"ended": Holding.ended, "of": Holding.sessions}))
+                continue
+            if head.startswith(b"DELETE"):
+                self.got = rest
+                Holding.ended += 1
+                self.transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                continue
             if head.startswith(b"GET"):
                 self.got = rest
                 self.transport.write(_STREAM)
@@ -57,9 +69,13 @@ class Holding(asyncio.Protocol):
         if method == "initialize":
             Holding.sessions += 1
             session = b"Mcp-Session-Id: held-%d\r\n" % Holding.sessions
-        body = json.dumps(answer).encode()
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + session
-        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        return _json(answer, session)
+
+
+def _json(answer: dict[str, Any], header: bytes = b"") -> bytes:
+    body = json.dumps(answer).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + header
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def serve(port: int) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import json
 import re
 import resource
+import signal
 import statistics
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import uvloop
@@ -32,7 +33,9 @@ from sidecar.cli.control import ask_control
 from sidecar.settings.shipped import shipped
 
 OUT = Path(__file__).parent / "streams.json"
-OPENED_AT_ONCE, CALLS, SETTLE_S, WITHIN_S = 64, 300, 30.0, 120.0
+OPENED_AT_ONCE, CALLS, SETTLE_S, WITHIN_S = 64, 300, 60.0, 120.0
+OUR_OWN = 1  # the session in which the sidecar itself asks for the tools, from the first call on
+QUIET_S = 6.0  # longer than idle connections are kept
 RULES = "p, nhi:bench, tool:held/*, use, -, -, -, allow\n"
 SETTINGS = """\
 version: 1
@@ -111,6 +114,15 @@ class Caller:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
+class Held(NamedTuple):
+    """What a sidecar holds: megabytes, descriptors, tasks, and objects that streams are made of."""
+
+    rss_mb: int
+    descriptors: int
+    tasks: int
+    objects: int
+
+
 @dataclass
 class Stage:
     """A sidecar before a server that holds streams."""
@@ -119,6 +131,7 @@ class Stage:
     process: Running
     caller: Caller
     admin: int
+    upstream: int
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=10) as answer:
@@ -128,17 +141,39 @@ class Stage:
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.child.pid}/fd").iterdir()))
 
+    async def held(self) -> Held:
+        """Once nothing is under way any more."""
+        await asyncio.sleep(QUIET_S)
+        told = self.folder / "inside.json"
+        told.unlink(missing_ok=True)
+        self.process.child.send_signal(signal.SIGUSR1)
+        async with asyncio.timeout(SETTLE_S):
+            while not told.exists():  # noqa: ASYNC110  # another process writes it
+                await asyncio.sleep(0.05)
+        inside = json.loads(told.read_text())
+        return Held(round(self.process.rss_mb()), self.descriptors, inside["tasks"], inside["objects"])
+
     def order(self, target: str, order: object) -> None:
         status, body = ask_control(self.folder / "data" / "control.sock", target, verb="POST", order=order)
         if status != 200:
             raise BenchFailed(body.decode())
 
+    def sessions_there(self) -> int:
+        """How many sessions the upstream has that nobody ended."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.upstream}/ended", timeout=10) as answer:
+            told = json.load(answer)
+        return int(told["of"] - told["ended"])
+
     async def settled(self) -> None:
-        """Until no stream and no session is left."""
+        """Until no stream and no session is left, here and at the upstream."""
         until_s = time.monotonic() + SETTLE_S
-        while self.metric('sidecar_open_streams{protocol="mcp"}') or self.metric("sidecar_sessions"):
+        while (
+            self.metric('sidecar_open_streams{protocol="mcp"}')
+            or self.metric("sidecar_sessions")
+            or self.sessions_there() > OUR_OWN
+        ):
             if time.monotonic() > until_s:
-                raise BenchFailed("streams or sessions are left")
+                raise BenchFailed(f"streams or sessions are left, {self.sessions_there()} of them at the upstream")
             await asyncio.sleep(0.2)
 
 
@@ -153,52 +188,54 @@ async def staged(folder: Path, idle_s: float) -> AsyncIterator[Stage]:
     settings = SETTINGS.format(port=port, admin=admin, upstream=upstream, idle_s=idle_s)
     (folder / "sidecar.yaml").write_text(settings)
     holding = (sys.executable, "-m", "bench.holding", str(upstream))
-    serving = (sys.executable, "-m", "sidecar", "serve", "-c", str(folder / "sidecar.yaml"))
+    inside = (sys.executable, "-m", "bench.inside", str(folder / "inside.json"))
+    serving = (*inside, "serve", "-c", str(folder / "sidecar.yaml"))
     with running(holding, folder / "upstream.log"), running(serving, folder / "sidecar.log") as process:
         wait_for_200(f"http://127.0.0.1:{admin}/readyz", process)
-        yield Stage(folder, process, Caller(port), admin)
+        yield Stage(folder, process, Caller(port), admin, upstream)
 
 
 async def hold(stage: Stage, count: int) -> dict[str, Any]:
-    """What `count` streams cost while they are open, and what of it is left."""
+    """What `count` streams cost while they are open, what of it is left, and whether that serves the next."""
     caller = stage.caller
     await _open(caller, 200)  # what grows once has grown
     caller.let_go()
     await stage.settled()
-    before_mb, descriptors = stage.process.rss_mb(), stage.descriptors
-    session = await caller.session()
-    idle_ms = statistics.median([(await caller.call(session))[2] for _ in range(CALLS)])
+    before = await stage.held()
+    idle_ms = statistics.median(await _calls(caller))
     await _open(caller, count)
-    await asyncio.sleep(2)
-    while_mb = stage.process.rss_mb()
-    session = await caller.session()  # the other was still for too long
-    answers = [await caller.call(session) for _ in range(CALLS)]
-    if any(status != 200 for status, _, _ in answers):
-        raise BenchFailed("a call failed while the streams were open")
+    while_open = await stage.held()
+    beside_ms = statistics.median(await _calls(caller))
     caller.let_go()
     await stage.settled()
-    await asyncio.sleep(2)
+    after = await stage.held()
+    await _open(caller, count)
+    caller.let_go()
+    await stage.settled()
+    again = await stage.held()
     return {
         "streams": count,
-        "kib_per_stream": round((while_mb - before_mb) * 1e6 / 1024 / count, 1),
-        "call_p50_ms_ratio": round(statistics.median([took for _, _, took in answers]) / idle_ms, 2),
-        "rss_mb": [round(before_mb), round(while_mb), round(stage.process.rss_mb())],
-        "descriptors_left": stage.descriptors - descriptors,
+        "kib_per_stream": round((while_open.rss_mb - before.rss_mb) * 1e6 / 1024 / count, 1),
+        "call_p50_ratio": round(beside_ms / idle_ms, 2),
+        "before": before._asdict(),
+        "open": while_open._asdict(),
+        "closed": after._asdict(),
+        "closed_again": again._asdict(),
     }
 
 
-async def again(stage: Stage, count: int) -> float:
-    """Whether what was not given back serves the next: megabytes after the same once more."""
-    await _open(stage.caller, count)
-    stage.caller.let_go()
-    await stage.settled()
-    await asyncio.sleep(2)
-    return round(stage.process.rss_mb())
+async def _calls(caller: Caller) -> list[float]:
+    """Milliseconds of each of some calls."""
+    session = await caller.session()
+    answers = [await caller.call(session) for _ in range(CALLS)]
+    if any(status != 200 or '"error"' in body for status, body, _ in answers):
+        raise BenchFailed("a call failed")
+    return [took for _, _, took in answers]
 
 
 async def abandon(stage: Stage, count: int) -> dict[str, Any]:
     """Sessions that are opened and never used."""
-    before_mb, descriptors = stage.process.rss_mb(), stage.descriptors
+    before = await stage.held()
     turns, began = iter(range(count)), time.monotonic()
 
     async def work() -> None:
@@ -208,11 +245,12 @@ async def abandon(stage: Stage, count: int) -> dict[str, Any]:
     await asyncio.gather(*(work() for _ in range(OPENED_AT_ONCE)))
     took_s = time.monotonic() - began
     await stage.settled()
+    after = await stage.held()
     return {
         "sessions": count,
         "seconds": round(took_s, 1),
-        "rss_mb": [round(before_mb), round(stage.process.rss_mb())],
-        "descriptors_left": stage.descriptors - descriptors,
+        "before": before._asdict(),
+        "after": after._asdict(),
     }
 
 
@@ -259,12 +297,10 @@ async def _open(caller: Caller, count: int) -> None:
 
 async def measured(folder: Path, streams: int, sessions: int) -> dict[str, Any]:
     async with staged(folder, idle_s=3.0) as stage:
-        held = await hold(stage, streams)
-        held["rss_mb"].append(await again(stage, streams))
         return {
-            "held": held,
+            "held": await hold(stage, streams),
             "abandoned": await abandon(stage, sessions),
-            "revoked": await revoke(stage, min(streams, 1000)),
+            "revoked": await revoke(stage, streams),
         }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sidecar.app import App
 
 NO, INVALID = 1, 3
+MAX_DESCRIPTORS = 65_536
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
@@ -35,6 +37,7 @@ _config = click.option(
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
     _log_to_stderr()
+    _take_descriptors()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(path, os.environ))
@@ -87,6 +90,15 @@ def healthcheck(path: Path, as_json: bool) -> None:
     click.echo(body if as_json else orjson.loads(body)["status"])
     if status != 200:
         raise SystemExit(NO)
+
+
+def _take_descriptors() -> None:
+    """Each stream takes two descriptors, and many systems give a program 1,024 until it asks for what it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # a system may allow less than it says; connections are bounded anyway
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

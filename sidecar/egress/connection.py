@@ -155,7 +155,9 @@ class Connection(asyncio.Protocol):
     def _fail(self, failure: EgressError) -> None:
         if self._failure is None:
             self._failure = failure
-        self._reader = None
+        if self._reader is not None:
+            self._reader.let_go()
+            self._reader = None
         self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(self._failure)

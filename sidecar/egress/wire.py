@@ -247,9 +247,16 @@ class ResponseReader:
                 upgrade = isinstance(error, httptools.HttpParserUpgrade)
                 raise (Unacceptable if upgrade else Broken)("the response is not plain HTTP/1.1") from error
             self.reusable = False
+        if self.complete:
+            self.let_go()
 
     def _finish(self) -> None:
         self.complete = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more will be fed. The parser leads back here, and what goes round in circles is freed late: thousands
+        of streams that end at once would leave their memory to the next collection."""
         self._parser = None
 
     # What follows is called by httptools.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from sidecar.egress import (
     fetch,
     parse_origin,
 )
+from sidecar.egress.wire import ResponseReader
 from tests.unit.egress.certificate import self_signed
 from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, chunked, response, say, serving
 
@@ -416,6 +418,28 @@ async def test_two_hundred_broken_streams_leave_nothing_behind() -> None:
                     pass
         await server.all_gone()
         assert (client.open_connections, len(asyncio.all_tasks())) == (0, before)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_stream_is_freed_when_it_is_over_and_not_when_the_collector_comes(whole: bool) -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.request()
+        events = chunked(b"data: 1\n\n")
+        head = response(b"", framing="Transfer-Encoding: chunked")
+        await conversation.send(head + (events if whole else events.removesuffix(b"0\r\n\r\n")))
+        await conversation.reader.read()
+
+    async with meeting(script) as (_, client):
+        gc.collect()
+        gc.disable()
+        try:
+            with await post(client) as answer:
+                async with aclosing(answer.chunks(idle_s=1)) as chunks:
+                    assert await anext(chunks) == b"data: 1\n\n"
+            del answer, chunks
+            assert not [each for each in gc.get_objects() if isinstance(each, ResponseReader)]
+        finally:
+            gc.enable()
 
 
 async def test_tls_is_checked_against_the_trust_it_was_given(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Do many streams cost nobody else anything, and leave nothing? `python -m bench.streams` is the long run of this.
+
+Threats D3, D4, S10, F9, report BL-037.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import socket
+import statistics
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+
+from sidecar.egress.wire import ResponseReader
+from sidecar.turn import Exchange, Turn
+from tests.flow.guests import BOB, GOOD, RULES, emitter, gateway, gone, opened, stream
+from tests.flow.process import served
+from tests.flow.streams import EVENT_STREAM, Emitter
+from tests.flow.talk import Talk
+from tests.flow.world import Upstream, World, until
+
+MANY = "max_per_principal: 1000, session_calls_per_minute: 100000"
+ROOM = "streams: {max_per_principal: 1000}\n"
+SLOW_READERS = 100
+NOTE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"' + b"x" * 16_000 + b'"}}\n\n'
+
+
+def listening_upstream() -> Upstream:
+    return Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def held() -> Counter[str]:
+    """What of a stream is in memory."""
+    return Counter(
+        type(each).__name__ for each in gc.get_objects() if isinstance(each, Exchange | Turn | ResponseReader)
+    )
+
+
+async def calls_ms(talk: Talk, count: int = 40) -> float:
+    """The median of some calls."""
+    took = []
+    for _ in range(count):
+        began = time.perf_counter()
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        took.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(took)
+
+
+async def test_two_hundred_streams_keep_no_call_waiting_and_leave_nothing(tmp_path: Path) -> None:
+    async with gateway(tmp_path, upstream=listening_upstream(), sessions=MANY, settings=ROOM) as running:
+        bob = await opened(running, BOB)
+        idle_ms = await calls_ms(bob)
+        tasks, before = len(asyncio.all_tasks()), held()
+        open_files = descriptors()
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as http, AsyncExitStack() as ears:
+            talks = [await opened(running) for _ in range(200)]
+            for talk in talks:
+                await ears.enter_async_context(stream(talk, http=http))
+            await until(lambda: emitter(running).count == 200)
+            await running.app.pipeline.exchanges.oversight.look()
+            assert await calls_ms(bob) < 3 * idle_ms + 2
+            for talk in talks:
+                assert (await talk.verb("DELETE"))[0] == 204
+            await until(lambda: not running.app.pipeline.exchanges.streams)
+        await until(lambda: emitter(running).count == 0 and running.app.pipeline.inside == 0)
+        await until(lambda: len(running.app.sessions) == 1 and running.app.pipeline.exchanges.farewells.empty())
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and descriptors() <= open_files)
+        assert running.app.pipeline.exchanges.places.count == 0
+        gc.collect()
+        assert not held() - before
+
+
+async def test_five_hundred_reconnects_leave_another_caller_untouched(tmp_path: Path) -> None:
+    """BL-037."""
+    async with gateway(tmp_path, upstream=listening_upstream()) as running:
+        alice, bob = await opened(running), await opened(running, BOB)
+        statuses: Counter[int] = Counter()
+
+        async def reconnect(times: int) -> None:
+            for _ in range(times):
+                async with stream(alice) as ear:
+                    statuses[ear.status] += 1
+
+        storm = [asyncio.create_task(reconnect(100)) for _ in range(5)]
+        answers = []
+        while not all(each.done() for each in storm):
+            answers.append((await bob.call("search_code", GOOD))[0])
+            answers.append((await bob.ask("tools/list"))[0])
+        await asyncio.gather(*storm)
+        assert statuses.total() == 500 and statuses.keys() <= {200, 429}
+        assert set(answers) == {200}
+        assert (await alice.call("search_code", GOOD))[0] == 200
+        await until(lambda: emitter(running).count == 0 and not running.app.pipeline.exchanges.streams)
+
+
+async def test_a_hundred_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp_path: Path) -> None:
+    sent: Counter[str] = Counter()
+
+    async def flood(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        answer = web.StreamResponse(headers=EVENT_STREAM)
+        await answer.prepare(request)
+        while True:
+            await answer.write(NOTE)
+            sent[request.headers["Mcp-Session-Id"]] += len(NOTE)
+            await asyncio.sleep(0)
+
+    upstream = Upstream(script={"GET": flood, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream, sessions=MANY, settings=ROOM) as running:
+        set_reading_timeout(running, 0.5)
+        bob = await opened(running, BOB)
+        readers = [await unread(await opened(running)) for _ in range(SLOW_READERS)]
+        await until(lambda: len(sent) == SLOW_READERS)
+        assert (await bob.call("search_code", GOOD))[0] == 200
+        await until(lambda: not running.app.pipeline.exchanges.streams, within_s=15)
+        # What lies in the kernel's buffers on both sides, and ours of each: some megabytes, however long it lasts.
+        assert max(sent.values()) < 16 * 2**20
+        ends = Counter(end["reason"] for end in running.ends() if end["bytes_out"] and end["bytes_out"] > 10_000)
+        assert ends == {None: SLOW_READERS}  # leaving is how a stream without an end ends
+        for reader in readers:
+            reader.close()
+
+
+def set_reading_timeout(running: World, seconds: float) -> None:
+    server = running.app.listeners[0]._server
+    assert server is not None
+    server.patience = replace(server.patience, reading_timeout_s=seconds)
+
+
+async def unread(talk: Talk) -> socket.socket:
+    """A session's stream whose reader takes nothing."""
+    address = urlsplit(talk.world.url)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, (address.hostname, address.port))
+    headers = {"Host": address.netloc, "Accept": "text/event-stream", **talk.headers, **talk.in_session}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    await loop.sock_sendall(sock, f"GET /mcp/github HTTP/1.1\r\n{lines}\r\n".encode())
+    return sock
+
+
+async def test_a_sidecar_takes_the_descriptors_that_it_may_have() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        async with served("http://127.0.0.1:1/mcp", rules=RULES) as running:
+            assert running.process is not None
+            assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
