@@ -27,6 +27,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.crowds import Crowds, give_memory_back
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
 from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
@@ -377,13 +378,14 @@ class App:
 
     async def _watch(self) -> None:
         """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
-        loop, metrics = asyncio.get_running_loop(), self.metrics
+        loop, metrics, crowds = asyncio.get_running_loop(), self.metrics, Crowds(give_memory_back)
         while True:
             due = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             metrics.loop_lagged(max(0.0, loop.time() - due))
             metrics.sessions(len(self.sessions))
             metrics.streams("mcp", len(self.pipeline.exchanges.streams))
+            crowds.look(len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
             self._tell_mode()  # shadow mode ends by the clock
             self.drift.look()
