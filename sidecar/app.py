@@ -50,6 +50,7 @@ from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.states import States
 from sidecar.tasks import Tasks
 from sidecar.upstreams import Account
 from sidecar.upstreams.health import Health
@@ -145,7 +146,8 @@ class App:
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         places = Places(secrets.SystemRandom().random)
-        exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places)
+        states = States(audit.key.secret, time.time)
+        exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
         pipeline = Pipeline(

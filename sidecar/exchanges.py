@@ -29,6 +29,7 @@ from sidecar.protocols import mcp, mcp_tasks
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service
+from sidecar.states import States
 from sidecar.tasks import Tasks
 from sidecar.turn import Exchange, Turn
 from sidecar.upstreams import Answer
@@ -63,6 +64,7 @@ class Exchanges:
     tasks: Tasks
     oversight: Oversight
     places: Places
+    states: States
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
     pairs: dict[str, Paired] = field(default_factory=dict)
 
@@ -300,7 +302,7 @@ class Exchanges:
 
     def relay(self, exchange: Exchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING) -> Relay:
         """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
-        passage = Passage(exchange, expected, creators, self.live.clock, self.switch)
+        passage = Passage(exchange, expected, creators, self.live.clock, self.switch, self.states)
         return Relay(exchange, passage, Custody(self.tasks, exchange.caller, exchange.call))
 
     def check_alive(self, session: Session, answer: Answer) -> None:

@@ -18,6 +18,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp, mcp_tasks
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
+from sidecar.states import MAX_STATE_BYTES, States
 from sidecar.turn import Exchange, Outward
 from sidecar.upstreams.pins import digest_of
 from sidecar.upstreams.sessions import Asked
@@ -52,6 +53,7 @@ class Passage:
     creators: Mapping[Id, Question]
     now_s: Callable[[], float]
     switch: KillSwitch
+    states: States
 
     async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> Passed:
         """One message of the upstream; of the tasks that it is about, `owned` are its reader's. However long its lists
@@ -169,12 +171,19 @@ class Passage:
             self._ask(method).or_refuse()
         if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
             result["capabilities"] = mcp.without_tasks(result["capabilities"])
+        if "requestState" in result:
+            result["requestState"] = self._sealed(result["requestState"])
         if "cacheScope" in result:
             # It passed a policy for one caller; no shared cache may serve it to another.
             result["cacheScope"] = "private"
         if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were asked
             mcp.narrow_to_sessions(result)
         return result
+
+    def _sealed(self, state: object) -> str:
+        if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
+            raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
+        return self.states.seal(self.exchange.caller, self.exchange.call, state)
 
     async def _entries(self, member: str, entries: object) -> list[Any]:
         if not isinstance(entries, list):

@@ -161,6 +161,7 @@ class Pipeline:
         if not isinstance(intent, Leave):  # a session of an upstream that is off or out can still be ended
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
+        intent = self._resumed(caller, intent)
         await self._check_arguments(turn, service, intent)
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, intent.call, decision)
         turn.plan = plan
@@ -252,6 +253,14 @@ class Pipeline:
         if questions and call.method != mcp_tasks.CANCEL:
             self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
+
+    def _resumed(self, caller: Caller, intent: Intent) -> Intent:
+        """A call that goes on with what its server asked for. Raises Refusal for a state that is not this call's."""
+        if not isinstance(intent, Ask) or "requestState" not in intent.message.params:
+            return intent
+        state = self.exchanges.states.open(caller, intent.call, intent.message.params["requestState"])
+        params = {**intent.message.params, "requestState": state}
+        return intent._replace(message=intent.message._replace(params=params))
 
     def _charge_session_call(self, turn: Turn, caller: Caller, call: Call) -> None:
         # Who must open a stream again and again shall not lose its lists and pings by it (threats S10).

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.flow.apart import META, QUESTIONS, SessionsOnly
+from sidecar.states import LASTS_S
+from tests.flow.apart import META, QUESTIONS, SessionsOnly, StatelessOnly
+from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.test_crossings import ASKED as ACCEPTED
+from tests.flow.test_crossings import QUESTION, act, again, down, server_of
 from tests.flow.test_crossings import RULES as ASKED
-from tests.flow.test_crossings import act, down
 from tests.flow.test_pins import SEARCH, called, listed, pins
 from tests.flow.test_responses import GONE, MAIL, before, evidence, text
 from tests.flow.test_tasks import OPS, Listened, op, stage, subscription
@@ -260,3 +265,39 @@ async def test_a_call_that_waits_for_its_callers_word_gets_it_while_draining(tmp
             assert (await running.post(word, headers=talk.in_session))[0] == 202
             assert "accept" in (await ear.message())["result"]["content"][0]["text"]
         await asyncio.wait_for(draining, 2)
+
+
+# --- what a stateless server wants back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", ["its own", "another caller", "another tool", "altered", "made up", "no text", "too old"]
+)
+async def test_a_servers_state_is_good_for_the_caller_and_the_call_that_got_it(case: str, tmp_path: Path) -> None:
+    rules = ASKED.format(who="user:alice") + ASKED.format(who="user:bob")
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("act", "other")]
+    async with gateway(tmp_path, upstream=StatelessOnly(tools=tools), rules=rules) as running:
+        asked = (await act(running, QUESTION, who=ALICE))[-1]["result"]
+        assert asked["resultType"] == "input_required"
+        sent = again(asked)
+        if case == "altered":
+            sent["requestState"] = sent["requestState"][:-4] + "AAA="
+        elif case == "made up":
+            sent["requestState"] = "1"  # what the server itself said
+        elif case == "no text":
+            sent["requestState"] = 1
+        elif case == "too old":
+            running.app.pipeline.exchanges.states = replace(
+                running.app.pipeline.exchanges.states, now_s=lambda: time.time() + LASTS_S + 1
+            )
+        who = BOB if case == "another caller" else ALICE
+        more = {"name": "other"} if case == "another tool" else {}
+        server = server_of(running)
+        reached = len(server.of_method("tools/call"))
+        said = (await act(running, QUESTION, who=who, **sent, **more))[-1]
+        if case == "its own":
+            assert json.loads(said["result"]["content"][0]["text"]) == [ACCEPTED]
+            assert server.of_method("tools/call")[-1]["params"]["requestState"] == "1", "the server has its own back"
+        else:
+            assert (said["error"]["code"], "requestState" in said["error"]["message"]) == (-32602, True)
+            assert len(server.of_method("tools/call")) == reached, "nothing reached the server"
