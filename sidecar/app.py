@@ -169,7 +169,6 @@ class App:
         self.reloader = Reloader(
             self.live,
             partial(next_snapshot, self.path, self.environ, self.processes),
-            self.settings,
             self.watcher,
             self.metrics,
             witness=self._witness,

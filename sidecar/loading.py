@@ -30,6 +30,9 @@ from sidecar.upstreams.pins import NO_PINS, Pins
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
+# Every section of settings is in one of the two.
+NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
+RELOADED = frozenset({"version", "identity", "policy", "signing", "upstreams", "streams", "answers"})
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
@@ -121,8 +124,16 @@ async def next_snapshot(
 def _read_snapshot(
     path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, reading: Reading
 ) -> Snapshot:
-    new = _snapshot(load_settings(path, environ), old.services, old.base_url, processes, reading, old.pins)
-    return replace(new, bounds=old.bounds)  # `server` needs a restart, all of it
+    settings, waiting = _reloaded(load_settings(path, environ), old.settings)
+    new = _snapshot(settings, old.services, old.base_url, processes, reading, old.pins)
+    return replace(new, waiting=waiting)
+
+
+def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """The new settings, but for what needs a restart, which is never half applied (CONTRACT 2.4); and what of that was
+    changed."""
+    waiting = tuple(name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name))
+    return written.model_copy(update={name: getattr(running, name) for name in waiting}), waiting
 
 
 def _snapshot(

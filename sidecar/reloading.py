@@ -18,12 +18,10 @@ from typing import Protocol
 
 from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.metrics import Metrics
-from sidecar.settings import Settings
 from sidecar.snapshot import Live, Snapshot
 from sidecar.watching import Watcher
 
 RETIRE_LOOK_S = 0.1
-NEEDS_RESTART = ("data", "server", "local", "admin", "metrics", "store", "audit", "sessions")
 UNRECORDED, UNFORESEEN = "A111", "R101"
 MAX_TOLD = 50
 BY_WATCH = "file change"
@@ -45,12 +43,11 @@ class Build(Protocol):
 
 @dataclass(slots=True)
 class Reloader:
-    """Reloads, one at a time. `running` are the settings of the start, `serves` is called with each new snapshot in
-    force. `trouble` says why the files are not in force as they are."""
+    """Reloads, one at a time. `serves` is called with each new snapshot in force. `trouble` says why the files are not
+    in force as they are."""
 
     live: Live
     build: Build
-    running: Settings
     watcher: Watcher
     metrics: Metrics
     witness: Witness
@@ -116,7 +113,7 @@ class Reloader:
     def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
         self.live.current = new
         self.loaded_at = time.time()
-        self._failed, self.trouble = (), _restart_needed(self.running, new.settings)
+        self._failed, self.trouble = (), _waiting(new)
         self.serves()
         self.metrics.policy_reloaded("ok")
         log.info("reloaded", extra={"by": by, "old": old.engine.revision, "new": new.engine.revision})
@@ -141,7 +138,7 @@ class Reloader:
         """The files say what serves already, also if they were wrong for a while."""
         if self._failed:
             log.info("the files are good again, and say what serves")
-            self._failed, self.trouble = (), _restart_needed(self.running, self.live.current.settings)
+            self._failed, self.trouble = (), _waiting(self.live.current)
         log.debug("files were touched, and say the same")
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
@@ -167,7 +164,6 @@ def _unforeseen(error: Exception, config: Path) -> SettingsError:
     return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
 
 
-def _restart_needed(running: Settings, new: Settings) -> tuple[str, ...]:
-    """What was changed and is not in force: told, never half applied (CONTRACT 2.4)."""
-    changed = [name for name in NEEDS_RESTART if getattr(running, name) != getattr(new, name)]
-    return tuple(f"{name} changed in the configuration and needs a restart" for name in changed)
+def _waiting(now: Snapshot) -> tuple[str, ...]:
+    """What was changed and is not in force, as it is told."""
+    return tuple(f"{name} changed in the configuration and needs a restart" for name in now.waiting)

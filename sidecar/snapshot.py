@@ -78,6 +78,7 @@ class Snapshot:
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
     for each server whose tools must be as pinned, the digest of each tool. `key_set` are our public keys (RFC 7517).
+    `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
     """
 
     settings: Settings
@@ -96,6 +97,7 @@ class Snapshot:
     pins: Pins = NO_PINS
     required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     key_set: bytes = NO_KEYS
+    waiting: tuple[str, ...] = ()
 
     def shadows(self, now_s: float) -> bool:
         """Whether what policy or a limit refuses is let pass, and only put on record."""
@@ -111,6 +113,7 @@ class Snapshot:
             and self.disabled == other.disabled
             and self.keys_digest == other.keys_digest
             and self.pins == other.pins
+            and self.waiting == other.waiting
         )
 
     def approves(self, server: str, tool: str, digest: str) -> bool:

@@ -17,6 +17,8 @@ import sidecar.exchanges
 import sidecar.loading
 import sidecar.watching
 from sidecar.errors import ConfigError
+from sidecar.loading import NEEDS_RESTART, RELOADED
+from sidecar.settings import Settings
 from tests.flow.guests import emitter, gateway, gone, opened, stream
 from tests.flow.process import Served, served
 from tests.flow.streams import Emitter
@@ -187,3 +189,27 @@ async def test_hundreds_of_faults_make_no_long_answer_to_a_probe(tmp_path: Path)
         _, body = await get(running, "/readyz")
         assert body.count("P104") == 50 and "and 150 more" in body  # of the 200 that a load tells
         assert len(controls(running, "reload-failed")) == 1
+
+
+# --- what is taken, and what waits for a restart ----------------------------------------------------------------------
+
+
+def test_every_section_is_taken_or_waits() -> None:
+    later = {"agents", "schedules"}
+    assert Settings.model_fields.keys() - later == NEEDS_RESTART | RELOADED
+    assert not NEEDS_RESTART & RELOADED
+
+
+async def test_what_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        file, before = tmp_path / "sidecar.yaml", running.app.live.current.settings
+        written = file.read_text()
+        file.write_text(written + "tasks: {max: 7}\nsessions: {question_timeout_s: 1s}\nstreams: {max: 9}\n")
+        await running.app.reload("test")
+        settings = running.app.live.current.settings
+        assert (settings.tasks, settings.sessions, settings.streams.max) == (before.tasks, before.sessions, 9)
+        said = (await get(running, "/readyz"))[1]
+        assert "degraded" in said and "sessions changed" in said and "tasks changed" in said
+        file.write_text(written)
+        await running.app.reload("test")
+        assert "degraded" not in (await get(running, "/readyz"))[1]
