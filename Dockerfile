@@ -1,7 +1,7 @@
 # The image of the sidecar: Python, the pinned packages, the program; no compiler, no pip of its own, no root.
 #
 #   docker build -t sidecar .
-#   docker run --read-only -v ./folder:/etc/sidecar:ro -v sidecar-data:/var/lib/sidecar -p 127.0.0.1:8080:8080 sidecar
+#   docker run --read-only --tmpfs /tmp -v ./folder:/etc/sidecar:ro -v sidecar-data:/var/lib/sidecar -p 127.0.0.1:8080:8080 sidecar
 #
 # The folder holds sidecar.yaml (`sidecar init` writes one) with `data: /var/lib/sidecar`, the only place written to.
 ARG PYTHON=3.13
