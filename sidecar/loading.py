@@ -75,7 +75,8 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
     bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
     account = Account(name, definition.breaker)
     patience = Patience(settings.sessions.question_timeout_s, settings.sessions.idle_s)
-    upstream = Bridge(Watched(bare, account), patience)  # what is watched is the server, not what we make of it
+    watched = Watched(bare, account, definition.mcp.share)  # the server, not what we make of it
+    upstream = Bridge(watched, patience)
     responses = definition.responses
     catalogue = Catalogue(
         upstream,

@@ -28,6 +28,8 @@ from sidecar.settings.health import Breaker, Probe
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import Responses
 
+_PLACES_OF_PROGRAMS = 1024  # requests under way on one line
+
 
 class McpUpstream(Section):
     """An MCP server."""
@@ -62,6 +64,15 @@ class McpUpstream(Section):
     """How long a connection may take to open."""
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time."""
+    max_calls_per_caller: Count | None = None
+    """How many calls of one caller it has at once, whatever its transport; further ones wait, and nobody else does. By
+    default three quarters of `max_connections`, and 768 for a program."""
+
+    @property
+    def share(self) -> int:
+        """How many calls of one caller it has at once."""
+        places = _PLACES_OF_PROGRAMS if self.url is None else self.max_connections
+        return self.max_calls_per_caller or max(1, places * 3 // 4)
 
     def all_env(self) -> dict[str, str]:
         """What is named for a program, here and in the file of `env_path`. Raises SettingsError."""

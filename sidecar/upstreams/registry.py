@@ -103,6 +103,7 @@ class Account:
         self.calls = self.successes = self.errors = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
+        self.answered_mono_s = float("-inf")
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
         self._observer: Observer | None = None
@@ -120,6 +121,7 @@ class Account:
 
     def answered(self, given: Pass) -> None:
         """It answered, whatever it said."""
+        self.answered_mono_s = self.clock_mono()
         self.breaker.answered(given)
         if self.breaker.state is State.CLOSED:
             self._heard(News.ANSWERED)

@@ -1,9 +1,10 @@
 """Does this upstream do its part, exchange by exchange?
 
-An upstream around an upstream: it lets nothing through while the breaker is open, and tells the account what came of
-what it let through. Only what callers cannot cause is a fault:
+An upstream around an upstream: it lets no caller have more than a share, and nothing through while the breaker is open,
+and tells the account what came of what it let through. Only what callers cannot cause is a fault:
 
-    fault        it cannot be reached, took longer than a call may, broke off, ended, answered HTTP 5xx or no protocol
+    fault        it cannot be reached, broke off, ended, answered HTTP 5xx or no protocol; took longer than a call may,
+                 and said nothing to anybody meanwhile
     answer       anything else that it said: 4xx, JSON-RPC errors, `isError`, 405 on GET; the head of a stream, when the
                  breaker wants to know whether it is there at all
     neither      the caller left or had less patience, we refused the answer or hung up, our own line was full
@@ -11,16 +12,18 @@ what it let through. Only what callers cannot cause is a fault:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Final
 
-from sidecar.egress import ENDLESS, Crowded, Deadline, NoPlace
+from sidecar.egress import ENDLESS, Crowded, Deadline, EgressError, NoPlace
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
+from sidecar.upstreams.shares import Shares
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, OfOneCaller, Outbound, Upstream
 from sidecar.upstreams.wired import WiredUpstream
 
@@ -32,11 +35,13 @@ _UNAUTHORIZED: Final = 401
 
 
 class Watched:
-    """One upstream, watched over. `inner` is the upstream itself, `account` what is known of it."""
+    """One upstream, watched over. `inner` is the upstream itself, `account` what is known of it, `share` how many calls
+    of one caller it has at once."""
 
-    def __init__(self, inner: Upstream, account: Account) -> None:
+    def __init__(self, inner: Upstream, account: Account, share: int) -> None:
         self.inner = inner
         self.account = account
+        self.shares = Shares(share)
 
     @property
     def name(self) -> str:
@@ -51,7 +56,22 @@ class Watched:
         return self.inner.max_response_bytes
 
     async def exchange(self, outbound: Outbound) -> Answer:
-        """As `Upstream.exchange`. Raises Refusal also as UPSTREAM_OPEN, and then nothing was sent."""
+        """As `Upstream.exchange`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT, and then nothing was
+        sent."""
+        if outbound.caller is None or outbound.endless or not isinstance(outbound.message, Request):
+            return await self._exchange(outbound, _nothing)
+        try:
+            owner, left_s = await self.shares.take(outbound.caller, outbound.deadline_s)
+        except EgressError as full:
+            raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
+        leave = partial(self.shares.give_back, owner)
+        try:
+            return await self._exchange(outbound._replace(deadline_s=left_s), leave)
+        except BaseException:
+            leave()
+            raise
+
+    async def _exchange(self, outbound: Outbound, leave: Callable[[], None]) -> Answer:
         visit = Visit(self.account, outbound, self.account.breaker.enter(), self.timeout_s)
         try:
             answer = await self.inner.exchange(outbound)
@@ -62,7 +82,7 @@ class Watched:
             visit.given_up()
             raise
         visit.head(answer)
-        return WatchedAnswer(answer, visit)
+        return WatchedAnswer(answer, visit, leave)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`; not told to one that is given a rest, so that it holds up no other's."""
@@ -126,7 +146,10 @@ class Visit:
         if self._done:
             return
         ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller) or isinstance(refusal, Unsent)
-        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and not self._patient
+        # Who had less patience than a call may have cannot say; and a server that answered others meanwhile is there:
+        # one caller's slow calls must not close it to everybody.
+        alive = self._account.answered_mono_s >= self._began_mono_s
+        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:
             self._faulted(why)
@@ -159,16 +182,17 @@ class Visit:
 
 
 class WatchedAnswer:
-    """An answer whose end is told to the account."""
+    """An answer whose end is told to the account. `leave` is called once, when it is over."""
 
-    __slots__ = ("_inner", "_visit", "headers", "media_type", "status")
+    __slots__ = ("_inner", "_leave", "_visit", "headers", "media_type", "status")
 
-    def __init__(self, inner: Answer, visit: Visit) -> None:
+    def __init__(self, inner: Answer, visit: Visit, leave: Callable[[], None]) -> None:
         self.status: int = inner.status
         self.headers: Mapping[str, str] = inner.headers
         self.media_type: str = inner.media_type
         self._inner = inner
         self._visit = visit
+        self._leave = leave
 
     async def read(self, max_bytes: int) -> bytes:
         """As `Answer.read`."""
@@ -199,7 +223,12 @@ class WatchedAnswer:
     def close(self) -> None:
         """As `Answer.close`."""
         self._visit.given_up()
+        self._over()
+
+    def _over(self) -> None:
         self._inner.close()
+        leave, self._leave = self._leave, _nothing
+        leave()
 
     def __enter__(self) -> WatchedAnswer:
         return self
@@ -213,4 +242,8 @@ class WatchedAnswer:
             self._visit.refused(error)
         else:
             self._visit.given_up()
-        self._inner.close()
+        self._over()
+
+
+def _nothing() -> None:
+    """What has no share gives none back."""

@@ -195,7 +195,8 @@ async def test_calls_beyond_an_upstreams_connections_wait_for_them_and_it_counts
         return upstream.answer(message)
 
     upstream = Upstream(script={"tools/call": slow})
-    async with world(tmp_path, upstream=upstream, mcp_settings="max_connections: 4") as running:
+    mcp = "max_connections: 4, max_calls_per_caller: 8"
+    async with world(tmp_path, upstream=upstream, mcp_settings=mcp) as running:
         answers = await asyncio.gather(*(running.call("search_code", {"repo": "acme/a"}, id=n) for n in range(12)))
         assert [(status, body["id"]) for status, body, _ in answers] == [(200, n) for n in range(12)]
         assert most == 4
