@@ -15,7 +15,8 @@ from operator import is_
 from typing import Final, NamedTuple
 
 from sidecar.disabled import Disabled, KillSwitch
-from sidecar.errors import Reason
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import check_caller
 from sidecar.snapshot import Live, Snapshot
 from sidecar.turn import Exchange
 from sidecar.vocabulary import Caller, Decision
@@ -79,6 +80,8 @@ class Oversight:
             return Reason.PRINCIPAL_DISABLED
         if rules.switched_off.entries and rules.switched_off.turns_off(call, now_s):
             return Reason.TOOL_DISABLED
+        if exchange.judged_by is not now and (doubt := _doubt(exchange.caller, call.upstream, now)) is not None:
+            return doubt
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
             return Reason.EXPIRED  # the same rules would only say that there is none any more
         if exchange.endless and exchange.judged_by is not now:
@@ -114,6 +117,17 @@ class Oversight:
         elif mono_s - exchange.told_s >= exchange.turn.now.settings.streams.keep_alive_s:
             await outlet.keep_alive()
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+
+
+def _doubt(caller: Caller, server: str, now: Snapshot) -> Reason | None:
+    """Why its credential would not do any more: its key or issuer is gone, or the server asks for more."""
+    if not now.identity.vouches_for(caller):
+        return Reason.BAD_CREDENTIAL
+    try:
+        check_caller(caller, now.audience(server))
+    except Refusal as refusal:
+        return refusal.reason
+    return None
 
 
 def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:

@@ -96,6 +96,11 @@ class ApiKeys:
         principal = Principal(record.principal, ISSUER, frozenset(), record.scopes)
         return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
 
+    def knows(self, key_id: str, principal: str, now: float) -> bool:
+        """Whether a key of this id is still somebody's, and the same one's."""
+        record = self._records.get(key_id)
+        return record is not None and record.principal == principal and record.lives(now)
+
 
 def digest_of(text: str, pepper: bytes) -> bytes:
     """What is kept of a key."""

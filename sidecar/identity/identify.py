@@ -139,6 +139,16 @@ class Identity:
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
 
+    def vouches_for(self, caller: Caller) -> bool:
+        """Whether whoever proved this caller is still believed: the key is there, the issuer is one of ours. Asked of
+        what was let in before these settings were in force."""
+        return all(self._stands(credential, caller) for credential in caller.credentials)
+
+    def _stands(self, credential: Credential, caller: Caller) -> bool:
+        if credential.kind == "api_key":
+            return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
+        return credential.kind != "jwt" or credential.issuer in self._issuer_keys
+
     def _without_token(self, shown: Shown, audience: Audience) -> Caller:
         workload = self._workload(shown)
         if workload is None:

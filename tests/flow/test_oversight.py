@@ -16,7 +16,8 @@ from sidecar.errors import Reason, Refusal
 from sidecar.places import MAX_RETRY_S, MIN_RETRY_S, Places
 from sidecar.settings.streams import StreamSettings
 from sidecar.vocabulary import Caller, Principal
-from tests.flow.guests import ALICE, BOB, emitter, gateway, gone, opened, stream
+from tests.flow.guests import ALICE, BOB, IDP, emitter, gateway, gone, opened, stream
+from tests.flow.idp import ISSUER, bearer
 from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import RULES, Upstream, World, until, world
@@ -165,3 +166,30 @@ async def test_revocation_reaches_new_calls_at_once_and_open_streams_soon(
             assert time.monotonic() - revoked_s < 1
             assert (await ear.block(5)).startswith(b": closed, ")
             assert time.monotonic() - revoked_s < 5
+
+
+@pytest.mark.parametrize("what", ["its key", "its issuer", "another scope", "another's key"])
+async def test_a_stream_ends_with_the_credential_that_opened_it(what: str, tmp_path: Path) -> None:
+    """Nobody takes a credential back and means: from the next call on."""
+    async with gateway(tmp_path, upstream=listening()) as running:
+        token = bearer(IDP.token("user:alice", f"{running.url}/mcp/github"))
+        talk = await opened(running, token if what == "its issuer" else ALICE)
+        async with stream(talk) as ear:
+            await until(lambda: emitter(running).count == 1)
+            file, keys = tmp_path / "sidecar.yaml", tmp_path / "keys.yaml"
+            if what == "its issuer":
+                file.write_text(file.read_text().replace(ISSUER, "https://other.example"))
+            elif what == "another scope":
+                file.write_text(file.read_text().replace("github: {", "github: {scopes: [more], "))
+            else:
+                gone_by = "user:alice" if what == "its key" else "user:bob"
+                lines = keys.read_text().splitlines(keepends=True)
+                keys.write_text("".join(line for line in lines if gone_by not in line))
+            await running.app.reload("test")
+            if what == "another's key":
+                await asyncio.sleep(0.3)
+                assert emitter(running).count == 1
+                return
+            reason = "insufficient-scope" if what == "another scope" else "bad-credential"
+            assert await ear.block() == f": closed, {reason}\n\n".encode()
+        assert running.ends()[-1]["reason"] == reason
