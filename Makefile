@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MCP1 := .venv-mcp1
+A2A03 := .venv-a2a03
 SERVERS := .venv-servers
 SCHEMATHESIS := .venv-schemathesis
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
@@ -13,12 +14,12 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 
 .PHONY: demo test check fix bench conformance lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
-conformance: $(READY) $(SERVERS)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
-lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock
+conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
+lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && echo 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +36,12 @@ $(VENV)/rivals: $(READY) bench/rivals.lock
 $(MCP1)/ready: tests/peers/mcp1.lock
 	$(PYTHON) -m venv $(MCP1)
 	$(MCP1)/bin/python $(INSTALL) --require-hashes -r tests/peers/mcp1.lock
+	touch $@
+
+# The 0.3 line of the official A2A SDK, likewise.
+$(A2A03)/ready: tests/peers/a2a03.lock
+	$(PYTHON) -m venv $(A2A03)
+	$(A2A03)/bin/python $(INSTALL) --require-hashes -r tests/peers/a2a03.lock
 	touch $@
 
 # Tries plain calls by their OpenAPI document. It wants another jsonschema-rs than ours, so it has an environment of its own.
