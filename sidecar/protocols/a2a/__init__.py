@@ -1,0 +1,9 @@
+"""What do agents say to each other, in every version and binding of A2A?
+
+    operations   the eleven operations, and what each is called where
+    schema       how a message is read, once and strictly
+    messages     the messages of 1.0, which is the canonical form
+    errors       what an agent can refuse in its own words
+
+No I/O: bytes and parsed JSON in, typed values out.
+"""

@@ -1,0 +1,58 @@
+"""What can an agent refuse in its own words, and how is each said in every binding?
+
+One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. Beside them stand the errors of JSON-RPC. Whatever
+binding an error came in, its name is what goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+DOMAIN: Final = "a2a-protocol.org"
+ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+
+
+class Kind(NamedTuple):
+    """One kind of error: `reason` as `google.rpc.ErrorInfo` says it, the code of JSON-RPC, HTTP's status and gRPC's."""
+
+    reason: str
+    code: int
+    http: int
+    grpc: str
+    message: str
+
+
+KINDS: Final[tuple[Kind, ...]] = (
+    Kind("TASK_NOT_FOUND", -32001, 404, "NOT_FOUND", "Task not found"),
+    Kind("TASK_NOT_CANCELABLE", -32002, 400, "FAILED_PRECONDITION", "Task cannot be canceled"),
+    Kind("PUSH_NOTIFICATION_NOT_SUPPORTED", -32003, 400, "FAILED_PRECONDITION", "Push notifications are not supported"),
+    Kind("UNSUPPORTED_OPERATION", -32004, 400, "FAILED_PRECONDITION", "This operation is not supported"),
+    Kind("CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, "INVALID_ARGUMENT", "Incompatible content types"),
+    Kind("INVALID_AGENT_RESPONSE", -32006, 500, "INTERNAL", "Invalid agent response"),
+    Kind("EXTENDED_AGENT_CARD_NOT_CONFIGURED", -32007, 400, "FAILED_PRECONDITION", "No extended card is configured"),
+    Kind("EXTENSION_SUPPORT_REQUIRED", -32008, 400, "FAILED_PRECONDITION", "A required extension is not supported"),
+    Kind("VERSION_NOT_SUPPORTED", -32009, 400, "FAILED_PRECONDITION", "This version is not supported"),
+    Kind("PARSE_ERROR", -32700, 400, "INVALID_ARGUMENT", "Invalid JSON payload"),
+    Kind("INVALID_REQUEST", -32600, 400, "INVALID_ARGUMENT", "Request payload validation error"),
+    Kind("METHOD_NOT_FOUND", -32601, 404, "UNIMPLEMENTED", "Method not found"),
+    Kind("INVALID_PARAMS", -32602, 400, "INVALID_ARGUMENT", "Invalid parameters"),
+    Kind("INTERNAL_ERROR", -32603, 500, "INTERNAL", "Internal error"),
+)
+BY_REASON: Final[Mapping[str, Kind]] = {kind.reason: kind for kind in KINDS}
+BY_CODE: Final[Mapping[int, Kind]] = {kind.code: kind for kind in KINDS}
+OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for kind in KINDS[9:]}
+
+
+class AgentError(NamedTuple):
+    """An agent's no, as it said it. `code` is JSON-RPC's, also where it came by another binding; `data` are details as
+    a list of objects with `@type` (1.0), whatever form they came in."""
+
+    code: int
+    message: str
+    data: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind; an error that A2A does not know is an internal one."""
+        return BY_CODE.get(self.code, BY_REASON["INTERNAL_ERROR"])

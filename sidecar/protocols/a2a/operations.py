@@ -1,0 +1,206 @@
+"""Which operations does A2A have, and what is each called in every version and binding?
+
+One row for each; whatever it is called, policy is asked the same word (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A 0.3,
+3.5.6; and the Protocol Buffers of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+Version = Literal["0.3", "1.0"]
+Binding = Literal["jsonrpc", "http_json", "grpc"]
+VERSIONS: Final[tuple[Version, ...]] = ("0.3", "1.0")
+BINDINGS: Final[tuple[Binding, ...]] = ("jsonrpc", "http_json", "grpc")
+
+
+class Route(NamedTuple):
+    """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment.
+    With `has_body` the parameters are the body, else the query; what the path names is in neither."""
+
+    verb: str
+    path: str
+    has_body: bool = False
+
+
+class Operation(NamedTuple):
+    """One operation. `action` is the canonical word, `request` and `response` the messages of 1.0; where it `streams`,
+    each event is a `StreamResponse`. "" is what a version does not have."""
+
+    action: str
+    request: str
+    response: str
+    rpc10: str
+    rpc03: str
+    grpc03: str
+    http10: tuple[Route, ...]
+    http03: tuple[Route, ...]
+    streams: bool = False
+
+    @property
+    def grpc10(self) -> str:
+        """In 1.0, JSON-RPC has gRPC's names."""
+        return self.rpc10
+
+    def rpc(self, version: Version) -> str:
+        """The method in JSON-RPC."""
+        return self.rpc10 if version == "1.0" else self.rpc03
+
+    def grpc(self, version: Version) -> str:
+        """The method in gRPC."""
+        return self.grpc10 if version == "1.0" else self.grpc03
+
+    def http(self, version: Version) -> tuple[Route, ...]:
+        """Its addresses in HTTP+JSON; the first is the one that we call."""
+        return self.http10 if version == "1.0" else self.http03
+
+
+def _routes(*routes: Route) -> tuple[Route, ...]:
+    return routes
+
+
+_CONFIGS: Final = "/tasks/{task}/pushNotificationConfigs"
+_ONE_CONFIG: Final = _CONFIGS + "/{config}"
+
+SEND: Final = Operation(
+    "message/send",
+    "SendMessageRequest",
+    "SendMessageResponse",
+    "SendMessage",
+    "message/send",
+    "SendMessage",
+    _routes(Route("POST", "/message:send", True)),
+    _routes(Route("POST", "/v1/message:send", True)),
+)
+STREAM: Final = Operation(
+    "message/stream",
+    "SendMessageRequest",
+    "StreamResponse",
+    "SendStreamingMessage",
+    "message/stream",
+    "SendStreamingMessage",
+    _routes(Route("POST", "/message:stream", True)),
+    _routes(Route("POST", "/v1/message:stream", True)),
+    streams=True,
+)
+GET: Final = Operation(
+    "tasks/get",
+    "GetTaskRequest",
+    "Task",
+    "GetTask",
+    "tasks/get",
+    "GetTask",
+    _routes(Route("GET", "/tasks/{task}")),
+    _routes(Route("GET", "/v1/tasks/{task}")),
+)
+LIST: Final = Operation(
+    "tasks/list",
+    "ListTasksRequest",
+    "ListTasksResponse",
+    "ListTasks",
+    "tasks/list",
+    "",
+    _routes(Route("GET", "/tasks")),
+    _routes(Route("GET", "/v1/tasks")),
+)
+CANCEL: Final = Operation(
+    "tasks/cancel",
+    "CancelTaskRequest",
+    "Task",
+    "CancelTask",
+    "tasks/cancel",
+    "CancelTask",
+    _routes(Route("POST", "/tasks/{task}:cancel", True)),
+    _routes(Route("POST", "/v1/tasks/{task}:cancel", True)),
+)
+# The specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
+RESUBSCRIBE: Final = Operation(
+    "tasks/resubscribe",
+    "SubscribeToTaskRequest",
+    "StreamResponse",
+    "SubscribeToTask",
+    "tasks/resubscribe",
+    "TaskSubscription",
+    _routes(Route("GET", "/tasks/{task}:subscribe"), Route("POST", "/tasks/{task}:subscribe", True)),
+    _routes(Route("GET", "/v1/tasks/{task}:subscribe"), Route("POST", "/v1/tasks/{task}:subscribe", True)),
+    streams=True,
+)
+PUSH_SET: Final = Operation(
+    "push/set",
+    "TaskPushNotificationConfig",
+    "TaskPushNotificationConfig",
+    "CreateTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/set",
+    "CreateTaskPushNotificationConfig",
+    _routes(Route("POST", _CONFIGS, True)),
+    _routes(Route("POST", "/v1" + _CONFIGS, True)),
+)
+PUSH_GET: Final = Operation(
+    "push/get",
+    "GetTaskPushNotificationConfigRequest",
+    "TaskPushNotificationConfig",
+    "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/get",
+    "GetTaskPushNotificationConfig",
+    _routes(Route("GET", _ONE_CONFIG)),
+    _routes(Route("GET", "/v1" + _ONE_CONFIG)),
+)
+PUSH_LIST: Final = Operation(
+    "push/list",
+    "ListTaskPushNotificationConfigsRequest",
+    "ListTaskPushNotificationConfigsResponse",
+    "ListTaskPushNotificationConfigs",
+    "tasks/pushNotificationConfig/list",
+    "ListTaskPushNotificationConfig",
+    _routes(Route("GET", _CONFIGS)),
+    _routes(Route("GET", "/v1" + _CONFIGS)),
+)
+PUSH_DELETE: Final = Operation(
+    "push/delete",
+    "DeleteTaskPushNotificationConfigRequest",
+    "",
+    "DeleteTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/delete",
+    "DeleteTaskPushNotificationConfig",
+    _routes(Route("DELETE", _ONE_CONFIG)),
+    _routes(Route("DELETE", "/v1" + _ONE_CONFIG)),
+)
+CARD: Final = Operation(
+    "card/extended",
+    "GetExtendedAgentCardRequest",
+    "AgentCard",
+    "GetExtendedAgentCard",
+    "agent/getAuthenticatedExtendedCard",
+    "GetAgentCard",
+    _routes(Route("GET", "/extendedAgentCard")),
+    _routes(Route("GET", "/v1/card")),
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    SEND,
+    STREAM,
+    GET,
+    LIST,
+    CANCEL,
+    RESUBSCRIBE,
+    PUSH_SET,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_DELETE,
+    CARD,
+)
+BY_ACTION: Final[Mapping[str, Operation]] = {one.action: one for one in OPERATIONS}
+BY_RPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
+    version: {one.rpc(version): one for one in OPERATIONS} for version in VERSIONS
+}
+BY_GRPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
+    version: {one.grpc(version): one for one in OPERATIONS if one.grpc(version)} for version in VERSIONS
+}
+
+
+def version_meant(said: str) -> Version | None:
+    """The version that an `A2A-Version` means: without one it is 0.3, and a patch number says nothing. None for one
+    that is not spoken here."""
+    known: dict[str, Version] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
+    return known.get(".".join(said.split(".")[:2]))

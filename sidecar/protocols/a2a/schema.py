@@ -1,0 +1,251 @@
+"""How is a message of A2A read, so that no two readers of it read different things?
+
+A2A's messages are defined once, in Protocol Buffers, and travel as JSON too (ProtoJSON). A `Schema` is a table of them
+in our notation, one message to a line:
+
+    Part: 1 text:string/content, 4 data:Value/content, 5 metadata:Struct, 7 media_type:string
+
+number, name, `:` type; `[type]` is a list, `{type}` a map from strings, `/group` says that at most one field of the
+group is there, `?` that "absent" differs from "empty", and `=json` the name in JSON where it is not the camel case.
+
+`read` takes JSON that anybody wrote and gives the canonical form back: names in camel case, enumerations by their
+names, bytes in padded base64, times in UTC, nothing that is unset. Refused are a field in both its spellings, two
+fields of a group, an unknown word of an enumeration, and every value of another type (threats P15). Unknown fields are
+dropped, as ProtoJSON readers do: whoever executes the call never sees them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+INT32_MAX: Final = 2**31 - 1
+_FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?\Z")
+_HUMP = re.compile(r"_([a-z0-9])")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
+_MESSAGES_OF_GOOGLE: Final = frozenset(
+    {"Struct", "Value", "Timestamp"}
+)  # absent differs from empty, as for any message
+_INTEGER = re.compile(r"-?\d{1,10}\Z")
+
+
+class UnreadableError(Exception):
+    """What is wrong with a message, and where (a JSON Pointer); never a value of it."""
+
+    def __init__(self, pointer: str, problem: str) -> None:
+        super().__init__(f"{pointer or '/'} {problem}")
+        self.pointer = pointer
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field. `many` is "" for one, "list" or "map" for more."""
+
+    number: int
+    name: str
+    json: str
+    type: str
+    many: str = ""
+    presence: bool = False
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `spelled` finds a field by either of its names in JSON."""
+
+    name: str
+    fields: tuple[Field, ...]
+    spelled: Mapping[str, Field] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """All messages and enumerations of one version. `package` is theirs in Protocol Buffers."""
+
+    package: str
+    messages: Mapping[str, Message]
+    enums: Mapping[str, tuple[str, ...]]
+
+    def read(self, name: str, given: object, *, defaults: bool = False) -> dict[str, Any]:
+        """The canonical form of a message. With `defaults`, what is there and empty stays there. Raises
+        UnreadableError."""
+        return _Reader(self, defaults).message(self.messages[name], given, "")
+
+
+def schema_from(package: str, text: str, enums: Mapping[str, tuple[str, ...]]) -> Schema:
+    """A schema in the notation above. Raises ValueError for what is not in it."""
+    messages = {message.name: message for message in map(_message, _lines(text))}
+    known = messages.keys() | enums.keys() | _SCALARS.keys()
+    for message in messages.values():
+        for one in message.fields:
+            if one.type not in known:
+                raise ValueError(f"{message.name}.{one.name} has the unknown type {one.type}")
+    return Schema(package, messages, enums)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines, those that are indented joined to the one above."""
+    for line in re.sub(r"\n\s+", " ", text.strip()).split("\n"):
+        if line:
+            yield line
+
+
+def _message(line: str) -> Message:
+    name, _, rest = line.partition(":")
+    fields = tuple(_field(text.strip()) for text in rest.split(",") if text.strip())
+    spelled = {spelling: one for one in fields for spelling in (one.json, one.name)}
+    return Message(name, fields, spelled)
+
+
+def _field(text: str) -> Field:
+    match = _FIELD.match(text)
+    if match is None:
+        raise ValueError(f"no field: {text!r}")
+    number, name, json, bracket, type_, presence, group = match.groups()
+    many = {"": "", "[": "list", "{": "map"}[bracket]
+    there = bool(presence or group) or (not many and type_ in _MESSAGES_OF_GOOGLE)
+    return Field(int(number), name, json or camel(name), type_, many, there, group or "")
+
+
+def camel(name: str) -> str:
+    """A field's name as ProtoJSON writes it."""
+    return _HUMP.sub(lambda match: match[1].upper(), name)
+
+
+class _Reader:
+    __slots__ = ("_defaults", "_schema")
+
+    def __init__(self, schema: Schema, defaults: bool) -> None:
+        self._schema = schema
+        self._defaults = defaults
+
+    def message(self, message: Message, given: object, at: str) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise UnreadableError(at, "must be an object")
+        found: dict[str, tuple[Field, str, object]] = {}
+        for key, value in given.items():
+            one = message.spelled.get(key)
+            if one is None or (value is None and one.type != "Value"):
+                continue  # ProtoJSON: null is absent
+            if one.name in found:
+                raise UnreadableError(f"{at}/{key}", "is there in both its spellings")
+            found[one.name] = (one, key, value)
+        groups: set[str] = set()
+        read: dict[str, Any] = {}
+        for one in message.fields:
+            if one.name not in found:
+                continue
+            _, key, value = found[one.name]
+            place = f"{at}/{key}"
+            if one.group:
+                if one.group in groups:
+                    raise UnreadableError(place, f"stands beside another {one.group}")
+                groups.add(one.group)
+            said = self._many(one, value, place)
+            if self._defaults or one.presence or said or (one.type in self._schema.messages and not one.many):
+                read[one.json] = said
+        return read
+
+    def _many(self, one: Field, given: object, at: str) -> Any:
+        if one.many == "list":
+            if not isinstance(given, list):
+                raise UnreadableError(at, "must be a list")
+            return [self._value(one.type, value, f"{at}/{index}") for index, value in enumerate(given)]
+        if one.many == "map":
+            if not isinstance(given, dict):
+                raise UnreadableError(at, "must be an object")
+            return {key: self._value(one.type, value, f"{at}/{key}") for key, value in given.items()}
+        return self._value(one.type, given, at)
+
+    def _value(self, type_: str, given: object, at: str) -> Any:
+        message = self._schema.messages.get(type_)
+        if message is not None:
+            return self.message(message, given, at)
+        scalar = _SCALARS.get(type_)
+        if scalar is not None:
+            return scalar(given, at)
+        return self._word(type_, given, at)
+
+    def _word(self, enum: str, given: object, at: str) -> str:
+        words = self._schema.enums[enum]
+        if isinstance(given, str) and given in words:
+            word = given
+        elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(words):
+            word = words[given]
+        else:
+            raise UnreadableError(at, f"is no word of {enum}")
+        return word if self._defaults or word != words[0] else ""
+
+
+def _string(given: object, at: str) -> str:
+    if not isinstance(given, str):
+        raise UnreadableError(at, "must be a string")
+    return given
+
+
+def _bool(given: object, at: str) -> bool:
+    if not isinstance(given, bool):
+        raise UnreadableError(at, "must be true or false")
+    return given
+
+
+def _int32(given: object, at: str) -> int:
+    if isinstance(given, str) and _INTEGER.match(given):
+        given = int(given)
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if not isinstance(given, int) or isinstance(given, bool) or not -INT32_MAX - 1 <= given <= INT32_MAX:
+        raise UnreadableError(at, "must be an integer of 32 bits")
+    return given
+
+
+def _bytes(given: object, at: str) -> str:
+    """Padded base64 of the usual alphabet; read in either alphabet, with and without padding, as ProtoJSON says."""
+    try:
+        text = _string(given, at).rstrip("=").replace("-", "+").replace("_", "/")
+        return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()
+    except (binascii.Error, ValueError):
+        raise UnreadableError(at, "must be base64") from None
+
+
+def _timestamp(given: object, at: str) -> str:
+    """RFC 3339 in UTC, with as many groups of three digits of a second as it needs."""
+    match = _TIME.match(given) if isinstance(given, str) else None
+    try:
+        if match is None:
+            raise ValueError
+        moment, digits, zone = match.groups()
+        utc = datetime.fromisoformat(moment + ("+00:00" if zone == "Z" else zone)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UnreadableError(at, "must be a time as RFC 3339 writes it") from None
+    fraction = (digits or "").rstrip("0")
+    fraction += "0" * (-len(fraction) % 3)
+    return utc.strftime("%Y-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
+
+
+def _struct(given: object, at: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise UnreadableError(at, "must be an object")
+    return given
+
+
+def _anything(given: object, at: str) -> Any:
+    return given
+
+
+_SCALARS: Final[Mapping[str, Callable[[object, str], Any]]] = {
+    "string": _string,
+    "bool": _bool,
+    "int32": _int32,
+    "bytes": _bytes,
+    "Timestamp": _timestamp,
+    "Struct": _struct,
+    "Value": _anything,
+}

@@ -1,0 +1,174 @@
+"""Is a message of A2A read as its own Protocol Buffers would, and nothing that two readers read differently?"""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import pytest
+from a2a.types import a2a_pb2
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToDict, ParseDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.schema import Field, Schema, UnreadableError, camel, schema_from
+
+SCALARS = {
+    "string": FieldDescriptor.TYPE_STRING,
+    "bytes": FieldDescriptor.TYPE_BYTES,
+    "bool": FieldDescriptor.TYPE_BOOL,
+    "int32": FieldDescriptor.TYPE_INT32,
+}
+
+
+def test_every_message_and_field_is_that_of_the_official_protocol_buffers() -> None:
+    official = a2a_pb2.DESCRIPTOR.message_types_by_name
+    assert V10.messages.keys() == set(official)
+    for name, message in V10.messages.items():
+        theirs = {field.number: field for field in official[name].fields}
+        assert {one.number for one in message.fields} == theirs.keys(), name
+        for one in message.fields:
+            field = theirs[one.number]
+            assert (one.name, one.json) == (field.name, field.json_name), name
+            assert bool(one.many) == field.is_repeated, one
+            if one.type in SCALARS and one.many != "map":
+                assert field.type == SCALARS[one.type], one
+                assert one.presence == field.has_presence, one
+    for name, words in V10.enums.items():
+        theirs_ = a2a_pb2.DESCRIPTOR.enum_types_by_name[name].values
+        assert words == tuple(word.name for word in sorted(theirs_, key=lambda word: word.number))
+
+
+# --- the judge: what we read is what protobuf reads ---------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=6)
+JSON = st.recursive(
+    st.booleans() | st.integers(-(2**31), 2**31) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": TEXT,
+    "bool": st.booleans(),
+    "int32": st.integers(-(2**31), 2**31 - 1),
+    "bytes": st.sampled_from(["", "AA==", "AP8=", "_-8", "+/8=", "aGk"]),
+    "Timestamp": st.sampled_from(
+        [
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T01:00:00.5+01:00",
+            "2026-12-31T23:59:59.123456789Z",
+            "1969-01-01T00:00:00Z",
+        ]
+    ),
+    "Struct": st.dictionaries(TEXT, JSON, max_size=3),
+    "Value": JSON,
+}
+
+
+def of(schema: Schema, name: str, depth: int = 3) -> st.SearchStrategy[dict[str, Any]]:
+    """A message as somebody may write it: either spelling, one field of a group, and what nobody knows."""
+
+    def value(one: Field) -> st.SearchStrategy[Any]:
+        if one.type in schema.messages:
+            single = of(schema, one.type, depth - 1) if depth else st.just({})
+        elif one.type in schema.enums:
+            words = schema.enums[one.type]
+            single = st.sampled_from(words) | st.integers(0, len(words) - 1)
+        else:
+            single = VALUES[one.type]
+        if one.many == "list":
+            return st.lists(single, max_size=2)
+        return st.dictionaries(TEXT, single, max_size=2) if one.many == "map" else single
+
+    @st.composite
+    def message(draw: st.DrawFn) -> dict[str, Any]:
+        groups: set[str] = set()
+        written: dict[str, Any] = {}
+        for one in schema.messages[name].fields:
+            if one.group in groups or not draw(st.booleans()):
+                continue
+            groups |= {one.group} - {""}
+            written[draw(st.sampled_from([one.name, one.json]))] = draw(value(one))
+        if draw(st.booleans()):
+            written["nobodyKnows" + draw(st.text(string.ascii_letters, max_size=3))] = draw(JSON)
+        return written
+
+    return message()
+
+
+def whole(value: Any) -> Any:
+    """Numbers of a Struct are doubles there: 1 and 1.0 are one."""
+    if isinstance(value, dict):
+        return {key: whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [whole(inner) for inner in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("name", ["SendMessageRequest", "ListTasksRequest", "Task", "StreamResponse", "AgentCard"])
+@given(data=st.data())
+def test_what_is_read_is_what_protobuf_reads(name: str, data: st.DataObject) -> None:
+    written = data.draw(of(V10, name))
+    theirs = MessageToDict(ParseDict(written, getattr(a2a_pb2, name)(), ignore_unknown_fields=True))
+    assert whole(V10.read(name, written)) == whole(theirs)
+
+
+@pytest.mark.parametrize("name", ["SendMessageRequest", "Task"])
+@given(data=st.data())
+def test_the_canonical_form_is_read_as_itself(name: str, data: st.DataObject) -> None:
+    once = V10.read(name, data.draw(of(V10, name)))
+    assert V10.read(name, once) == once
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "where"),
+    [
+        ({"message": {"messageId": "a", "message_id": "a"}}, "/message/message_id"),
+        ({"message": {"parts": [{"text": "a"}, {"text": "a", "url": "b"}]}}, "/message/parts/1/url"),
+        ({"message": {"role": "user"}}, "/message/role"),
+        ({"message": {"role": 3}}, "/message/role"),
+        ({"message": {"role": True}}, "/message/role"),
+        ({"message": []}, "/message"),
+        ({"message": {"parts": {}}}, "/message/parts"),
+        ({"message": {"parts": [{"raw": "*"}]}}, "/message/parts/0/raw"),
+        ({"message": {"parts": [{"raw": "A"}]}}, "/message/parts/0/raw"),
+        ({"message": {"metadata": []}}, "/message/metadata"),
+        ({"configuration": {"historyLength": 2**31}}, "/configuration/historyLength"),
+        ({"configuration": {"historyLength": 1.5}}, "/configuration/historyLength"),
+        ({"configuration": {"historyLength": True}}, "/configuration/historyLength"),
+        ({"configuration": {"returnImmediately": "true"}}, "/configuration/returnImmediately"),
+        ([], ""),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_place(written: Any, where: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        V10.read("SendMessageRequest", written)
+    assert caught.value.pointer == where
+
+
+@pytest.mark.parametrize("moment", ["2026-01-01", "2026-13-01T00:00:00Z", "now", 5, "2026-01-01T00:00:00"])
+def test_a_time_is_of_rfc_3339(moment: Any) -> None:
+    with pytest.raises(UnreadableError):
+        V10.read("ListTasksRequest", {"statusTimestampAfter": moment})
+
+
+def test_what_is_empty_stays_where_it_is_wanted() -> None:
+    given_ = {"tasks": [], "nextPageToken": "", "pageSize": 0}
+    assert V10.read("ListTasksResponse", given_, defaults=True) == given_
+    assert V10.read("ListTasksResponse", given_) == {}
+
+
+def test_the_notation_refuses_what_it_does_not_know() -> None:
+    for text in ("A: 1 b:nothing", "A: b:string", "A: 1 B:string"):
+        with pytest.raises(ValueError, match=r"unknown type|no field"):
+            schema_from("p", text, {})
+
+
+def test_names_are_camel_as_protobuf_makes_them() -> None:
+    assert camel("open_id_connect_url") == "openIdConnectUrl"
+    assert camel("oauth2_metadata_url") == "oauth2MetadataUrl"
