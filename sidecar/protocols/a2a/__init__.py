@@ -3,6 +3,7 @@
     operations   the eleven operations, and what each is called where
     schema       how a message is read, once and strictly
     messages     the messages of 1.0, which is the canonical form
+    v03          0.3 as JSON-RPC has it, to and from 1.0
     errors       what an agent can refuse in its own words
 
 No I/O: bytes and parsed JSON in, typed values out.

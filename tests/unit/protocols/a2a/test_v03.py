@@ -1,0 +1,369 @@
+"""Is A2A 0.3 read and written as the official compatibility layer does it, and nothing more?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from a2a.compat.v0_3 import conversions as sdk
+from a2a.compat.v0_3 import types as sdk_03
+from a2a.types import a2a_pb2
+from google.protobuf.json_format import MessageToDict, ParseDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from sidecar.protocols.a2a import v03
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import (
+    CANCEL,
+    CARD,
+    GET,
+    LIST,
+    OPERATIONS,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    RESUBSCRIBE,
+    SEND,
+    STREAM,
+    Operation,
+)
+from sidecar.protocols.a2a.schema import Field, UnreadableError
+from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
+
+JUDGED = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+# What the official layer calls the conversion of an operation's parameters.
+SDK_NAMES = {
+    SEND: ("send_message", sdk_03.SendMessageRequest),
+    STREAM: ("send_message", sdk_03.SendMessageRequest),
+    GET: ("get_task", sdk_03.GetTaskRequest),
+    CANCEL: ("cancel_task", sdk_03.CancelTaskRequest),
+    RESUBSCRIBE: ("subscribe_to_task", sdk_03.TaskResubscriptionRequest),
+    PUSH_SET: ("create_task_push_notification_config", sdk_03.SetTaskPushNotificationConfigRequest),
+    PUSH_GET: ("get_task_push_notification_config", sdk_03.GetTaskPushNotificationConfigRequest),
+    PUSH_LIST: ("list_task_push_notification_config", sdk_03.ListTaskPushNotificationConfigRequest),
+    PUSH_DELETE: ("delete_task_push_notification_config", sdk_03.DeleteTaskPushNotificationConfigRequest),
+}
+TRANSLATED = list(SDK_NAMES)
+
+
+def theirs_params_10(operation: Operation, params: Any) -> Any:
+    name, model = SDK_NAMES[operation]
+    return MessageToDict(getattr(sdk, f"to_core_{name}_request")(model.model_validate({"id": 1, "params": params})))
+
+
+def theirs_params_03(operation: Operation, canonical: Any) -> Any:
+    message = ParseDict(canonical, getattr(a2a_pb2, operation.request)())
+    request = getattr(sdk, f"to_compat_{SDK_NAMES[operation][0]}_request")(message, 1)
+    return written(request)["params"]
+
+
+def written(model: BaseModel) -> Any:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def theirs_result_10(operation: Operation, result: Any, streamed: bool) -> Any:
+    if streamed:
+        event = sdk_03.SendStreamingMessageSuccessResponse.model_validate({"id": 1, "result": result})
+        return MessageToDict(sdk.to_core_stream_response(event))
+    if operation is SEND:
+        return MessageToDict(
+            sdk.to_core_send_message_response(sdk_03.SendMessageResponse.model_validate({"id": 1, "result": result}))
+        )
+    if operation is PUSH_LIST:
+        listed = sdk_03.ListTaskPushNotificationConfigResponse.model_validate({"id": 1, "result": result})
+        return MessageToDict(sdk.to_core_list_task_push_notification_config_response(listed))
+    if operation.response == "Task":
+        return MessageToDict(sdk.to_core_task(sdk_03.Task.model_validate(result)))
+    config = sdk_03.TaskPushNotificationConfig.model_validate(result)
+    return MessageToDict(sdk.to_core_task_push_notification_config(config))
+
+
+def theirs_result_03(operation: Operation, canonical: Any, streamed: bool) -> Any:
+    message = ParseDict(canonical, getattr(a2a_pb2, "StreamResponse" if streamed else operation.response)())
+    convert: Callable[[Any], BaseModel] = {
+        "Task": sdk.to_compat_task,
+        "TaskPushNotificationConfig": sdk.to_compat_task_push_notification_config,
+        "SendMessageResponse": sdk.to_compat_send_message_response,
+        "ListTaskPushNotificationConfigsResponse": sdk.to_compat_list_task_push_notification_config_response,
+        "StreamResponse": sdk.to_compat_stream_response,
+    }[message.DESCRIPTOR.name]
+    said = written(convert(message))
+    return said.get("result", said)
+
+
+# --- 1.0 to 0.3 -------------------------------------------------------------------------------------------------------
+
+
+def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
+    """What each says, or None for a refusal."""
+    try:
+        official = theirs()
+    except ValueError:
+        official = None
+    try:
+        return ours(), official
+    except UnreadableError:
+        return None, official
+
+
+@pytest.mark.parametrize("operation", TRANSLATED, ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_parameters_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
+    operation: Operation, data: st.DataObject
+) -> None:
+    canonical = V10.read(operation.request, data.draw(of(V10, operation.request)))
+    ours, theirs = said_by_both(
+        lambda: v03.params_to_03(operation, canonical), lambda: theirs_params_03(operation, canonical)
+    )
+    assert whole(ours) == whole(theirs)
+
+
+ANSWERED = [(one, False) for one in (SEND, GET, PUSH_SET, PUSH_LIST)] + [(STREAM, True)]
+
+
+@pytest.mark.parametrize(("operation", "streamed"), ANSWERED, ids=lambda one: getattr(one, "action", ""))
+@JUDGED
+@given(data=st.data())
+def test_results_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
+    operation: Operation, streamed: bool, data: st.DataObject
+) -> None:
+    canonical = V10.read(operation.response, data.draw(of(V10, operation.response)))
+    ours, theirs = said_by_both(
+        lambda: v03.result_to_03(operation, canonical, streamed=streamed),
+        lambda: theirs_result_03(operation, canonical, streamed),
+    )
+    if operation is SEND and not canonical:  # the official layer makes an empty message of an empty answer
+        theirs = None
+    assert whole(without_final(ours)) == whole(without_final(theirs))
+
+
+def without_final(said: Any) -> Any:
+    """The official layer says `final` at terminal states only; 0.3 also ends a stream that waits for the caller."""
+    return {name: value for name, value in said.items() if name != "final"} if isinstance(said, dict) else said
+
+
+@pytest.mark.parametrize(
+    ("state", "final"),
+    [
+        ("TASK_STATE_UNSPECIFIED", False),
+        ("TASK_STATE_SUBMITTED", False),
+        ("TASK_STATE_WORKING", False),
+        ("TASK_STATE_COMPLETED", True),
+        ("TASK_STATE_FAILED", True),
+        ("TASK_STATE_CANCELED", True),
+        ("TASK_STATE_REJECTED", True),
+        ("TASK_STATE_INPUT_REQUIRED", True),
+        ("TASK_STATE_AUTH_REQUIRED", True),
+    ],
+)
+def test_the_last_event_of_a_stream_says_so(state: str, final: bool) -> None:
+    event = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": {"state": state}}}
+    assert v03.result_to_03(STREAM, event, streamed=True)["final"] is final
+
+
+# --- 0.3 to 1.0 -------------------------------------------------------------------------------------------------------
+
+MODELS_DEMAND = {**v03._REQUIRED, "StatusUpdate": (*v03._REQUIRED["StatusUpdate"], "final")}
+SCALARS = {**VALUES, "bytes": st.sampled_from(["", "AA==", "AP8="])}
+PACKED = st.fixed_dictionaries(
+    {"kind": st.just("data"), "data": st.fixed_dictionaries({"value": JSON | st.none()})}
+).map(lambda part: {**part, "metadata": {"data_part_compat": True}})
+
+
+def of_03(name: str, depth: int = 4) -> st.SearchStrategy[dict[str, Any]]:
+    """A message as a peer of 0.3 may write it: in either spelling, with nulls, without `kind`, and with what nobody
+    knows."""
+    message = v03.V03.messages[name]
+
+    def value(one: Field) -> st.SearchStrategy[Any]:
+        words = v03._WORDS.get((name, one.json))
+        if words is not None:
+            single: st.SearchStrategy[Any] = st.sampled_from(sorted(words))
+        elif one.type == "Part":
+            single = of_03("Part", depth - 1) | PACKED
+        else:
+            single = of_03(one.type, depth - 1) if one.type in v03.V03.messages else SCALARS[one.type]
+        return st.lists(single, max_size=2) if one.many else single
+
+    @st.composite
+    def spoken(draw: st.DrawFn) -> dict[str, Any]:
+        wanted = MODELS_DEMAND.get(name, ())
+        contents = [one for one in message.fields if one.group]
+        chosen = draw(st.sampled_from(contents)) if contents else None
+        said: dict[str, Any] = {}
+        for one in message.fields:
+            if one.group and one is not chosen:
+                continue
+            there = one.json in wanted or one is chosen or (depth > 0 and draw(st.booleans()))
+            if not there:
+                continue
+            key = draw(st.sampled_from([one.name, one.json]))
+            optional = one.json not in wanted and one is not chosen and one.json not in ("kind", "parts")
+            said[key] = None if optional and draw(st.integers(0, 5)) == 0 else draw(value(one))
+        if "kind" in said and name == "Part" and chosen is not None:
+            said["kind"] = chosen.json
+        if draw(st.booleans()):
+            said["nobodyKnows"] = draw(JSON)
+        return said
+
+    return spoken()
+
+
+@pytest.mark.parametrize("operation", TRANSLATED, ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_parameters_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
+    said = data.draw(of_03(v03._PARAMS[operation.request].name))
+    assert whole(v03.params_from_03(operation, said)) == whole(theirs_params_10(operation, said))
+
+
+RESULTS = [
+    (SEND, False, "Task"),
+    (SEND, False, "Message"),
+    (GET, False, "Task"),
+    (PUSH_GET, False, "TaskPushNotificationConfig"),
+    (STREAM, True, "Message"),
+    (RESUBSCRIBE, True, "StatusUpdate"),
+    (RESUBSCRIBE, True, "ArtifactUpdate"),
+]
+
+
+@pytest.mark.parametrize(("operation", "streamed", "name"), RESULTS, ids=lambda one: getattr(one, "action", str(one)))
+@JUDGED
+@given(data=st.data())
+def test_results_of_0_3_are_read_as_the_official_layer_reads_them(
+    operation: Operation, streamed: bool, name: str, data: st.DataObject
+) -> None:
+    said = data.draw(of_03(name))
+    theirs = theirs_result_10(operation, said, streamed)
+    assert whole(v03.result_from_03(operation, said, streamed=streamed)) == whole(theirs)
+
+
+# --- what no model knows ----------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_listed_in_0_3_with_its_words() -> None:
+    asked = {"contextId": "c", "status": "input-required", "pageSize": 5, "pageToken": "p", "includeArtifacts": False}
+    canonical = v03.params_from_03(LIST, asked)
+    assert canonical == {**asked, "status": "TASK_STATE_INPUT_REQUIRED"}
+    assert v03.params_to_03(LIST, {**canonical, "tenant": "x"}) == asked
+    task = {"kind": "task", "id": "t", "contextId": "c", "status": {"state": "working"}}
+    listed = {"tasks": [task], "nextPageToken": "", "pageSize": 5, "totalSize": 1}
+    read = v03.result_from_03(LIST, listed, streamed=False)
+    assert read["tasks"] == [{"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING"}}]
+    assert v03.result_to_03(LIST, read, streamed=False)["tasks"] == [task]
+
+
+def test_a_deletion_answers_null() -> None:
+    assert v03.result_to_03(PUSH_DELETE, {}, streamed=False) is None
+    assert v03.result_from_03(PUSH_DELETE, None, streamed=False) == {}
+    with pytest.raises(UnreadableError):
+        v03.result_from_03(PUSH_DELETE, {"task": 1}, streamed=False)
+
+
+def test_the_card_is_asked_for_with_nothing() -> None:
+    assert v03.params_from_03(CARD, None) == v03.params_from_03(CARD, {"tenant": "x"}) == {}
+    assert v03.params_to_03(CARD, {"tenant": "x"}) == {}
+
+
+def test_every_operation_is_translated() -> None:
+    assert {one.request for one in OPERATIONS} == v03._PARAMS.keys()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+TEXT_PART = {"kind": "text", "text": "hi"}
+
+
+def message(**changed: Any) -> dict[str, Any]:
+    said = {"kind": "message", "messageId": "m", "role": "user", "parts": [TEXT_PART], **changed}
+    return {"message": {name: value for name, value in said.items() if value is not ...}}
+
+
+def part(**members: Any) -> dict[str, Any]:
+    return message(parts=[TEXT_PART, members])
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ([], ""),
+        (None, "/message"),
+        ({}, "/message"),
+        (message(messageId=...), "/message/messageId"),
+        (message(role=...), "/message/role"),
+        (message(parts=...), "/message/parts"),
+        (message(parts=None), "/message/parts"),
+        (message(parts={}), "/message/parts"),
+        (message(kind="task"), "/message/kind"),
+        (message(kind=1), "/message/kind"),
+        (message(role="ROLE_USER"), "/message/role"),
+        (message(role=1), "/message/role"),
+        (message(role="User"), "/message/role"),
+        (message(messageId=1), "/message/messageId"),
+        (message(message_id="m"), "/message/message_id"),
+        (message(metadata=[]), "/message/metadata"),
+        (message(referenceTaskIds=["a", 1]), "/message/referenceTaskIds/1"),
+        (part(), "/message/parts/1"),
+        (part(kind="text"), "/message/parts/1"),
+        (part(kind="video", text="a"), "/message/parts/1/kind"),
+        (part(kind="data", text="a"), "/message/parts/1/kind"),
+        (part(kind="text", text="a", data={}), "/message/parts/1/data"),
+        (part(kind="data", data=[]), "/message/parts/1/data"),
+        (part(kind="data", data={}, metadata={"data_part_compat": True}), "/message/parts/1/data/value"),
+        (part(kind="file", file={}), "/message/parts/1/file/bytes"),
+        (part(kind="file", file={"bytes": "*"}), "/message/parts/1/file/bytes"),
+        (part(kind="file", file={"bytes": "", "uri": "a"}), "/message/parts/1/file/uri"),
+        ({**message(), "configuration": {"blocking": "yes"}}, "/configuration/blocking"),
+        ({**message(), "configuration": {"historyLength": 2**31}}, "/configuration/historyLength"),
+        (
+            {**message(), "configuration": {"pushNotificationConfig": {"id": "a"}}},
+            "/configuration/pushNotificationConfig/url",
+        ),
+    ],
+)
+def test_a_wrong_call_is_told_with_its_place(said: Any, where: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        v03.params_from_03(SEND, said)
+    assert caught.value.pointer == where
+
+
+STATUS = {"state": "working"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "result", "where"),
+    [
+        (SEND, None, ""),
+        (SEND, {}, "/kind"),
+        (SEND, {"kind": "status-update", "taskId": "t", "contextId": "c", "status": STATUS}, "/kind"),
+        (SEND, {"kind": ["task"]}, "/kind"),
+        (SEND, {"kind": "task", "id": "t", "status": STATUS}, "/contextId"),
+        (GET, {"kind": "message", "id": "t", "contextId": "c", "status": STATUS}, "/kind"),
+        (GET, {"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING"}}, "/status/state"),
+        (GET, {"id": "t", "contextId": "c", "status": {"state": "done"}}, "/status/state"),
+        (PUSH_LIST, {}, ""),
+        (PUSH_LIST, [{"taskId": "t", "pushNotificationConfig": {}}], "/0/pushNotificationConfig/url"),
+        (LIST, {"tasks": [{"id": "t", "contextId": "c", "status": {}}]}, "/tasks/0/status/state"),
+    ],
+)
+def test_a_wrong_answer_is_told_with_its_place(operation: Operation, result: Any, where: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        v03.result_from_03(operation, result, streamed=False)
+    assert caught.value.pointer == where
+
+
+def test_a_part_that_holds_nothing_cannot_be_said_in_0_3() -> None:
+    with pytest.raises(UnreadableError) as caught:
+        v03.params_to_03(SEND, {"message": {"parts": [{"text": "a"}, {"filename": "b"}]}})
+    assert caught.value.pointer == "/message/parts/1"
