@@ -4,6 +4,8 @@
     schema       how a message is read, once and strictly
     messages     the messages of 1.0, which is the canonical form
     v03          0.3 as JSON-RPC has it, to and from 1.0
+    proto03      0.3 as its Protocol Buffers have it, to and from 1.0
+    wire         messages as bytes of Protocol Buffers, for gRPC
     errors       what an agent can refuse in its own words
 
 No I/O: bytes and parsed JSON in, typed values out.

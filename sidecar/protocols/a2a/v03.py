@@ -34,7 +34,7 @@ STATES: Final[Mapping[str, str]] = {
 ROLES: Final[Mapping[str, str]] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
 _STATES_03: Final = {state: word for word, state in STATES.items()}
 # Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 says that this was the last event.
-_LAST: Final = frozenset(STATES) - {"unknown", "submitted", "working"}
+LAST: Final = frozenset(STATES.values()) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
 
 # A data part of 0.3 is an object. A value of 1.0 that is none travels in one, and this mark in the metadata says so.
 _PACKED: Final = "data_part_compat"
@@ -104,6 +104,26 @@ _WORDS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 }
 
 
+# --- a value that is no object ----------------------------------------------------------------------------------------
+
+
+def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
+    """A value as the object that 0.3 wants, and the metadata that say so."""
+    if isinstance(value, dict):
+        return value, metadata
+    return {"value": value}, {**(metadata or {}), _PACKED: True}
+
+
+def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | None]:
+    """What was packed, and the other metadata. Raises UnreadableError."""
+    rest = dict(metadata or {})
+    if not rest.pop(_PACKED, False):
+        return data, rest or None
+    if "value" not in data:
+        raise UnreadableError(f"{at}/value", "is missing")
+    return data["value"], rest or None
+
+
 # --- reading 0.3 ------------------------------------------------------------------------------------------------------
 
 
@@ -147,8 +167,8 @@ def _check_part(part: Read, at: str) -> None:
         raise UnreadableError(at, "holds no text, no file and no data")
     if part.get("kind", held) != held:
         raise UnreadableError(f"{at}/kind", "is not what the part holds")
-    if held == "data" and (part.get("metadata") or {}).get(_PACKED) and "value" not in part["data"]:
-        raise UnreadableError(f"{at}/data/value", "is missing")
+    if held == "data":
+        unpacked(part["data"], part.get("metadata"), f"{at}/data")
 
 
 # --- 0.3 to 1.0: what is None or empty is left out by the reader of 1.0 -----------------------------------------------
@@ -162,9 +182,8 @@ def _part_10(part: Read) -> Json:
         file: Read = part["file"]
         content = {"raw": file["bytes"]} if "bytes" in file else {"url": file["uri"]}
         return {**content, "mediaType": file.get("mimeType"), "filename": file.get("name"), "metadata": metadata}
-    rest = dict(metadata or {})
-    packed = rest.pop(_PACKED, False)
-    return {"data": part["data"]["value"] if packed else part["data"], "metadata": rest or None}
+    data, metadata = unpacked(part["data"], metadata, "")
+    return {"data": data, "metadata": metadata}
 
 
 def _message_10(message: Read) -> Json:
@@ -263,7 +282,7 @@ def _list_10(params: Read) -> Json:
 # --- 1.0 to 0.3 -------------------------------------------------------------------------------------------------------
 
 
-def _said(**members: Any) -> Json:
+def said(**members: Any) -> Json:
     """The members that are there."""
     return {name: value for name, value in members.items() if value is not None}
 
@@ -271,16 +290,14 @@ def _said(**members: Any) -> Json:
 def _part_03(part: Read, at: str) -> Json:
     metadata = part.get("metadata")
     if "text" in part:
-        return _said(kind="text", text=part["text"], metadata=metadata)
+        return said(kind="text", text=part["text"], metadata=metadata)
     if "data" in part:
-        data = part["data"]
-        if not isinstance(data, dict):
-            data, metadata = {"value": data}, {**(metadata or {}), _PACKED: True}
-        return _said(kind="data", data=data, metadata=metadata)
+        data, metadata = packed(part["data"], metadata)
+        return said(kind="data", data=data, metadata=metadata)
     if "raw" not in part and "url" not in part:
         raise UnreadableError(at, "holds nothing, which A2A 0.3 cannot say")
-    file = _said(bytes=part.get("raw"), uri=part.get("url"), mimeType=part.get("mediaType"), name=part.get("filename"))
-    return _said(kind="file", file=file, metadata=metadata)
+    file = said(bytes=part.get("raw"), uri=part.get("url"), mimeType=part.get("mediaType"), name=part.get("filename"))
+    return said(kind="file", file=file, metadata=metadata)
 
 
 def _parts_03(holder: Read, at: str) -> list[Json]:
@@ -288,7 +305,7 @@ def _parts_03(holder: Read, at: str) -> list[Json]:
 
 
 def _message_03(message: Read, at: str) -> Json:
-    return _said(
+    return said(
         kind="message",
         messageId=message.get("messageId", ""),
         role="user" if message.get("role") == "ROLE_USER" else "agent",
@@ -303,7 +320,7 @@ def _message_03(message: Read, at: str) -> Json:
 
 def _status_03(status: Read, at: str) -> Json:
     message = status.get("message")
-    return _said(
+    return said(
         state=_STATES_03.get(status.get("state", ""), "unknown"),
         message=None if message is None else _message_03(message, f"{at}/message"),
         timestamp=status.get("timestamp"),
@@ -311,7 +328,7 @@ def _status_03(status: Read, at: str) -> Json:
 
 
 def _artifact_03(artifact: Read, at: str) -> Json:
-    return _said(
+    return said(
         artifactId=artifact.get("artifactId", ""),
         name=artifact.get("name"),
         description=artifact.get("description"),
@@ -324,7 +341,7 @@ def _artifact_03(artifact: Read, at: str) -> Json:
 def _task_03(task: Read, at: str) -> Json:
     history = [_message_03(one, f"{at}/history/{index}") for index, one in enumerate(task.get("history", ()))]
     artifacts = [_artifact_03(one, f"{at}/artifacts/{index}") for index, one in enumerate(task.get("artifacts", ()))]
-    return _said(
+    return said(
         kind="task",
         id=task.get("id", ""),
         contextId=task.get("contextId", ""),
@@ -337,18 +354,18 @@ def _task_03(task: Read, at: str) -> Json:
 
 def _status_update_03(event: Read, at: str) -> Json:
     status = _status_03(event.get("status", {}), f"{at}/status")
-    return _said(
+    return said(
         kind="status-update",
         taskId=event.get("taskId", ""),
         contextId=event.get("contextId", ""),
         status=status,
-        final=status["state"] in _LAST,
+        final=event.get("status", {}).get("state") in LAST,
         metadata=event.get("metadata"),
     )
 
 
 def _artifact_update_03(event: Read, at: str) -> Json:
-    return _said(
+    return said(
         kind="artifact-update",
         taskId=event.get("taskId", ""),
         contextId=event.get("contextId", ""),
@@ -363,8 +380,8 @@ def _config_03(config: Read) -> Json:
     authentication = config.get("authentication")
     if authentication is not None:
         schemes = [authentication["scheme"]] if "scheme" in authentication else []
-        authentication = _said(schemes=schemes, credentials=authentication.get("credentials"))
-    return _said(
+        authentication = said(schemes=schemes, credentials=authentication.get("credentials"))
+    return said(
         url=config.get("url", ""), id=config.get("id"), token=config.get("token"), authentication=authentication
     )
 
@@ -375,7 +392,7 @@ def _task_config_03(config: Read, _at: str = "") -> Json:
 
 def _send_03(params: Read) -> Json:
     configuration = params.get("configuration")
-    return _said(
+    return said(
         message=_message_03(params.get("message", {}), "/message"),
         configuration=None if configuration is None else _configuration_03(configuration),
         metadata=params.get("metadata"),
@@ -384,7 +401,7 @@ def _send_03(params: Read) -> Json:
 
 def _configuration_03(configuration: Read) -> Json:
     config = configuration.get("taskPushNotificationConfig")
-    return _said(
+    return said(
         acceptedOutputModes=configuration.get("acceptedOutputModes"),
         pushNotificationConfig=None if config is None else _config_03(config),
         historyLength=configuration.get("historyLength"),
@@ -393,11 +410,11 @@ def _configuration_03(configuration: Read) -> Json:
 
 
 def _query_03(params: Read) -> Json:
-    return _said(id=params.get("id", ""), historyLength=params.get("historyLength"))
+    return said(id=params.get("id", ""), historyLength=params.get("historyLength"))
 
 
 def _cancel_03(params: Read) -> Json:
-    return _said(id=params.get("id", ""), metadata=params.get("metadata"))
+    return said(id=params.get("id", ""), metadata=params.get("metadata"))
 
 
 def _id_03(params: Read) -> Json:
@@ -409,7 +426,7 @@ def _task_id_03(params: Read) -> Json:
 
 
 def _got_config_03(params: Read) -> Json:
-    return _said(id=params.get("taskId", ""), pushNotificationConfigId=params.get("id"))
+    return said(id=params.get("taskId", ""), pushNotificationConfigId=params.get("id"))
 
 
 def _deleted_config_03(params: Read) -> Json:

@@ -1,0 +1,155 @@
+"""How does a message become the bytes of Protocol Buffers, and bytes a message?
+
+gRPC carries bytes. Descriptors are made from the same table that the JSON is read by, so nothing is generated, and
+they live in a pool of their own: the official SDK, which registers the same names in the default pool, can be in the
+same process. What was decoded is read by the schema like any other JSON, so an unknown word, or a time that is none,
+is refused in one place only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import Error as NotJsonError
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import Version
+from sidecar.protocols.a2a.proto03 import PROTO03
+from sidecar.protocols.a2a.schema import Field, Message, Schema, UnreadableError
+
+_GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
+# An object within an object is three messages on the wire and two calls of the writer; readers stop at 100 messages.
+_MAX_WRITTEN: Final = 66
+_GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})
+_SCALARS: Final = {
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+}
+
+
+class Wire:
+    """The bytes of one schema's messages. The name "" is that of no message, as a deletion answers: no bytes."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        pool = DescriptorPool()
+        for file in _GOOGLE:
+            pool.AddSerializedFile(file.serialized_pb)
+        pool.AddSerializedFile(_file(schema).SerializeToString())
+        self._classes = {
+            name: GetMessageClass(pool.FindMessageTypeByName(f"{schema.package}.{name}")) for name in schema.messages
+        }
+
+    def encode(self, name: str, canonical: Mapping[str, Any]) -> bytes:
+        """The bytes of a message in its canonical form. Raises UnreadableError for what they cannot say: half a
+        surrogate, and nesting that no reader of the other side would follow. A number within a value is a double there.
+        """
+        if not name:
+            return b""
+        message = self._classes[name]()
+        try:
+            ParseDict(dict(canonical), message, max_recursion_depth=_MAX_WRITTEN)
+        except (NotJsonError, ValueError, OverflowError):
+            raise UnreadableError("", "cannot be said in Protocol Buffers") from None
+        return message.SerializeToString()
+
+    def decode(self, name: str, data: bytes, max_depth: int) -> dict[str, Any]:
+        """The canonical form of a message. Raises UnreadableError for bytes that are none, and for a message whose JSON
+        is nested deeper than `max_depth`. How long it may be is for whoever read the bytes."""
+        if not name:
+            return {}
+        message = self._classes[name]()
+        try:
+            message.ParseFromString(data)
+            given = MessageToDict(message)
+        except (DecodeError, NotJsonError, ValueError, RecursionError):
+            # No such bytes; or what JSON cannot say: an infinite number, a moment in no year.
+            raise UnreadableError("", f"is no {name}") from None
+        if _is_deeper(given, max_depth):
+            raise UnreadableError("", "is nested too deep")
+        return self._schema.read(name, given)
+
+
+def _is_deeper(message: dict[str, Any], depth: int) -> bool:
+    """Whether more than `depth` objects and lists are open at once."""
+    level: list[Any] = [message]
+    for _ in range(depth):
+        insides = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [inner for inside in insides for inner in inside if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+# --- descriptors ------------------------------------------------------------------------------------------------------
+
+
+def _file(schema: Schema) -> FileDescriptorProto:
+    file = FileDescriptorProto(name=f"sidecar/{schema.package}.proto", package=schema.package, syntax="proto3")
+    file.dependency.extend(one.name for one in _GOOGLE)
+    for name, words in schema.enums.items():
+        enum = file.enum_type.add(name=name)
+        for number, word in enumerate(words):
+            enum.value.add(name=word, number=number)
+    for message in schema.messages.values():
+        _describe(schema, message, file.message_type.add(name=message.name))
+    return file
+
+
+def _describe(schema: Schema, message: Message, described: DescriptorProto) -> None:
+    groups = list(dict.fromkeys(one.group for one in message.fields if one.group))
+    for group in groups:
+        described.oneof_decl.add(name=group)
+    for one in message.fields:
+        field = described.field.add(name=one.name, number=one.number, json_name=one.json)
+        repeated = FieldDescriptorProto.LABEL_REPEATED
+        field.label = repeated if one.many else FieldDescriptorProto.LABEL_OPTIONAL
+        if one.many == "map":
+            entry = described.nested_type.add(name=_entry(one.name))
+            entry.options.map_entry = True
+            label = FieldDescriptorProto.LABEL_OPTIONAL
+            entry.field.add(name="key", number=1, label=label, type=FieldDescriptorProto.TYPE_STRING)
+            _type(schema, one.type, entry.field.add(name="value", number=2, label=label))
+            field.type = FieldDescriptorProto.TYPE_MESSAGE
+            field.type_name = f".{schema.package}.{message.name}.{entry.name}"
+            continue
+        _type(schema, one.type, field)
+        if one.group:
+            field.oneof_index = groups.index(one.group)
+        elif _is_optional(one):
+            field.proto3_optional = True
+            field.oneof_index = len(described.oneof_decl)
+            described.oneof_decl.add(name=f"_{one.name}")
+
+
+def _is_optional(one: Field) -> bool:
+    """Whether absent differs from empty only because the field says so; of messages that is always so."""
+    return one.presence and one.type in _SCALARS
+
+
+def _type(schema: Schema, type_: str, field: FieldDescriptorProto) -> None:
+    if type_ in _SCALARS:
+        field.type = _SCALARS[type_]
+    elif type_ in schema.enums:
+        field.type = FieldDescriptorProto.TYPE_ENUM
+        field.type_name = f".{schema.package}.{type_}"
+    else:
+        field.type = FieldDescriptorProto.TYPE_MESSAGE
+        field.type_name = f".google.protobuf.{type_}" if type_ in _GOOGLES else f".{schema.package}.{type_}"
+
+
+def _entry(name: str) -> str:
+    """What Protocol Buffers call the message that one entry of a map is."""
+    return "".join(word.capitalize() for word in name.split("_")) + "Entry"
+
+
+WIRES: Final[Mapping[Version, Wire]] = {"0.3": Wire(PROTO03), "1.0": Wire(V10)}

@@ -1,0 +1,316 @@
+"""Are the Protocol Buffers of A2A 0.3 read and written as the official compatibility layer does it?"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from a2a.compat.v0_3 import a2a_v0_3_pb2 as pb2_03
+from a2a.compat.v0_3 import conversions as sdk
+from a2a.compat.v0_3 import types as sdk_03
+from a2a.compat.v0_3.proto_utils import FromProto, ToProto
+from a2a.types import a2a_pb2
+from a2a.utils.errors import A2AError
+from google.protobuf.json_format import MessageToDict, ParseDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidecar.protocols.a2a import proto03
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import (
+    CANCEL,
+    CARD,
+    GET,
+    LIST,
+    OPERATIONS,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    RESUBSCRIBE,
+    SEND,
+    STREAM,
+    Operation,
+)
+from sidecar.protocols.a2a.proto03 import PROTO03
+from sidecar.protocols.a2a.schema import UnreadableError
+from tests.unit.protocols.a2a.test_schema import SCALARS, of, whole
+
+JUDGED = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+OURS_ALONE = {"ListTasksRequest", "ListTasksResponse"}  # named in the text of 0.3, defined nowhere
+
+
+def test_every_message_and_field_is_that_of_the_official_protocol_buffers() -> None:
+    official = pb2_03.DESCRIPTOR.message_types_by_name
+    assert PROTO03.messages.keys() - OURS_ALONE == set(official)
+    assert pb2_03.DESCRIPTOR.package == PROTO03.package
+    for name, message in PROTO03.messages.items():
+        if name in OURS_ALONE:
+            continue
+        theirs = {field.number: field for field in official[name].fields}
+        assert {one.number for one in message.fields} == theirs.keys(), name
+        for one in message.fields:
+            field = theirs[one.number]
+            assert (one.name, one.json) == (field.name, field.json_name), name
+            assert bool(one.many) == field.is_repeated, one
+            if one.type in SCALARS and one.many != "map":
+                assert (field.type, field.has_presence) == (SCALARS[one.type], one.presence), one
+    for name, words in PROTO03.enums.items():
+        values = pb2_03.DESCRIPTOR.enum_types_by_name[name].values
+        assert words == tuple(word.name for word in sorted(values, key=lambda word: word.number))
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+
+def theirs_params_10(operation: Operation, said: Any) -> Any:
+    """As the official handlers of gRPC and HTTP+JSON read a call."""
+    message = ParseDict(said, getattr(pb2_03, proto03.request_name(operation))(), ignore_unknown_fields=True)
+    if operation in (SEND, STREAM):
+        send = sdk_03.SendMessageRequest(id=0, params=FromProto.message_send_params(message))
+        return MessageToDict(sdk.to_core_send_message_request(send))
+    if operation is GET:
+        get = sdk_03.GetTaskRequest(id=0, params=FromProto.task_query_params(message))
+        return MessageToDict(sdk.to_core_get_task_request(get))
+    if operation is PUSH_SET:
+        create = sdk_03.SetTaskPushNotificationConfigRequest(
+            id=0, params=FromProto.task_push_notification_config_request(message)
+        )
+        return MessageToDict(sdk.to_core_create_task_push_notification_config_request(create))
+    return {"id": FromProto.task_id_params(message).id}
+
+
+def theirs_params_03(operation: Operation, canonical: Any) -> Any:
+    """As the official transports of gRPC and HTTP+JSON write a call."""
+    message = ParseDict(canonical, getattr(a2a_pb2, operation.request)())
+    if operation in (SEND, STREAM):
+        send = sdk.to_compat_send_message_request(message, 1).params
+        return MessageToDict(
+            pb2_03.SendMessageRequest(
+                request=ToProto.message(send.message),
+                configuration=ToProto.message_send_configuration(send.configuration) if send.configuration else None,
+                metadata=ToProto.metadata(send.metadata),
+            )
+        )
+    create = sdk.to_compat_create_task_push_notification_config_request(message, 1).params
+    return MessageToDict(
+        pb2_03.CreateTaskPushNotificationConfigRequest(
+            parent=f"tasks/{message.task_id}",
+            config_id=create.push_notification_config.id,
+            config=ToProto.task_push_notification_config(create),
+        )
+    )
+
+
+RESULTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "Task": (sdk.to_compat_task, ToProto.task, FromProto.task, sdk.to_core_task),
+    "TaskPushNotificationConfig": (
+        sdk.to_compat_task_push_notification_config,
+        ToProto.task_push_notification_config,
+        FromProto.task_push_notification_config,
+        sdk.to_core_task_push_notification_config,
+    ),
+    "StreamResponse": (
+        lambda event: sdk.to_compat_stream_response(event).result,
+        ToProto.stream_response,
+        FromProto.stream_response,
+        lambda event: sdk.to_core_stream_response(sdk_03.SendStreamingMessageSuccessResponse(result=event)),
+    ),
+}
+
+
+def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
+    """What each says, or None for a refusal."""
+    try:
+        official = theirs()
+    except (ValueError, A2AError):
+        official = None
+    try:
+        return ours(), official
+    except UnreadableError:
+        return None, official
+
+
+def named(value: Any) -> Any:
+    """With ids that can stand in a resource name."""
+    for name in ("taskId", "id"):
+        if name in value or name == "taskId":
+            value[name] = (value.get(name, "") + "x").replace("/", "_")
+    return value
+
+
+@pytest.mark.parametrize("operation", [SEND, STREAM, PUSH_SET], ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_parameters_of_1_0_are_said_as_the_official_layer_says_them(operation: Operation, data: st.DataObject) -> None:
+    canonical = V10.read(operation.request, data.draw(of(V10, operation.request)))
+    if operation is PUSH_SET:
+        canonical = named({"id": "", **canonical})
+    ours, theirs = said_by_both(
+        lambda: PROTO03.read(proto03.request_name(operation), proto03.params_to_03(operation, canonical)),
+        lambda: theirs_params_03(operation, canonical),
+    )
+    assert whole(ours) == whole(theirs)
+
+
+@pytest.mark.parametrize("operation", [GET, PUSH_GET, STREAM], ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_results_of_1_0_are_said_as_the_official_layer_says_them(operation: Operation, data: st.DataObject) -> None:
+    canonical = V10.read(operation.response, data.draw(of(V10, operation.response)))
+    if operation is PUSH_GET:
+        canonical = named({"id": "", **canonical})
+    to_compat, to_proto, _, _ = RESULTS[operation.response]
+    message = ParseDict(canonical, getattr(a2a_pb2, operation.response)())
+    ours, theirs = said_by_both(
+        lambda: PROTO03.read(
+            operation.response, proto03.result_to_03(operation, canonical, streamed=operation.streams)
+        ),
+        lambda: MessageToDict(to_proto(to_compat(message))),
+    )
+    if ours and "statusUpdate" in ours:  # the official layer does not end a stream that waits for the caller
+        ours["statusUpdate"].pop("final", None)
+        theirs["statusUpdate"].pop("final", None)
+    assert whole(ours) == whole(theirs)
+
+
+def files_whole(value: Any) -> Any:
+    """A file always has its content, and its bytes are base64 as text."""
+    if isinstance(value, list):
+        return [files_whole(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "mimeType" in value or "fileWithUri" in value or "fileWithBytes" in value or value == {}:
+        if value and "fileWithUri" not in value:
+            return {**value, "fileWithBytes": base64.b64encode(b"AP8=").decode()}
+        return value
+    return {name: files_whole(inner) if name not in ("metadata", "data") else inner for name, inner in value.items()}
+
+
+@pytest.mark.parametrize("operation", [SEND, GET, CANCEL, RESUBSCRIBE, PUSH_SET], ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_parameters_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
+    name = proto03.request_name(operation)
+    said = files_whole(PROTO03.read(name, data.draw(of(PROTO03, name))))
+    said |= {"name": "tasks/t-1", "parent": "tasks/t-1"}
+    said.setdefault("message", {})
+    said.pop("configId", None)
+    ours, theirs = said_by_both(
+        lambda: proto03.params_from_03(operation, said), lambda: theirs_params_10(operation, said)
+    )
+    if ours is not None:
+        assert whole(ours) == whole(theirs)
+
+
+@pytest.mark.parametrize("operation", [GET, PUSH_GET, STREAM], ids=lambda one: one.action)
+@JUDGED
+@given(data=st.data())
+def test_results_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
+    said = files_whole(PROTO03.read(operation.response, data.draw(of(PROTO03, operation.response))))
+    if operation is PUSH_GET:
+        said["name"] = "tasks/t-1/pushNotificationConfigs/c-1"
+    _, _, from_proto, to_core = RESULTS[operation.response]
+    message = ParseDict(said, getattr(pb2_03, operation.response)())
+    ours, theirs = said_by_both(
+        lambda: proto03.result_from_03(operation, said, streamed=operation.streams),
+        lambda: MessageToDict(to_core(from_proto(message))),
+    )
+    if ours is not None:
+        assert whole(ours) == whole(theirs)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+CONFIGS = "tasks/t/pushNotificationConfigs"
+NAMED = [
+    (GET, {"name": "tasks/t", "historyLength": 3}, {"id": "t", "historyLength": 3}),
+    (CANCEL, {"name": "tasks/t"}, {"id": "t"}),
+    (RESUBSCRIBE, {"name": "tasks/t"}, {"id": "t"}),
+    (PUSH_GET, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
+    (PUSH_DELETE, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
+    (PUSH_LIST, {"parent": "tasks/t", "pageToken": "p"}, {"taskId": "t", "pageToken": "p"}),
+    (CARD, {}, {}),
+    (LIST, {"status": "TASK_STATE_CANCELLED", "pageSize": 5}, {"status": "TASK_STATE_CANCELED", "pageSize": 5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "said", "canonical"), NAMED, ids=lambda one: getattr(one, "action", ""))
+def test_what_goes_by_a_name_is_the_same_call(operation: Operation, said: Any, canonical: Any) -> None:
+    assert proto03.params_from_03(operation, said) == canonical
+    assert proto03.params_to_03(operation, {"tenant": "x", **canonical}) == said
+
+
+def test_every_operation_is_translated() -> None:
+    assert {one.request for one in OPERATIONS} == proto03._PARAMS.keys()
+
+
+@pytest.mark.parametrize("name", ["", "t", "tasks/", "tasks/a/b", "/tasks/a", f"{CONFIGS}/c", 5, None])
+def test_no_other_name_is_a_tasks(name: Any) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        proto03.params_from_03(GET, {"name": name})
+    assert caught.value.pointer == "/name"
+
+
+@pytest.mark.parametrize("name", ["tasks/t", CONFIGS, f"{CONFIGS}/", f"{CONFIGS}/c/d", f"tasks/{CONFIGS}/c"])
+def test_no_other_name_is_a_configurations(name: str) -> None:
+    with pytest.raises(UnreadableError):
+        proto03.params_from_03(PUSH_GET, {"name": name})
+    with pytest.raises(UnreadableError) as caught:
+        proto03.result_from_03(PUSH_LIST, {"configs": [{"name": name}]}, streamed=False)
+    assert caught.value.pointer == "/configs/0/name"
+
+
+@pytest.mark.parametrize(
+    ("operation", "canonical"),
+    [(GET, {"id": "a/b"}), (CANCEL, {}), (PUSH_GET, {"taskId": "t", "id": "a/b"}), (PUSH_SET, {"taskId": "a/b"})],
+    ids=lambda one: getattr(one, "action", ""),
+)
+def test_an_id_that_would_name_another_task_is_refused(operation: Operation, canonical: Any) -> None:
+    with pytest.raises(UnreadableError):
+        proto03.params_to_03(operation, canonical)
+
+
+def test_the_id_of_a_configuration_may_stand_beside_it() -> None:
+    inside = {"parent": "tasks/t", "configId": "c", "config": {"pushNotificationConfig": {"url": "u"}}}
+    assert proto03.params_from_03(PUSH_SET, inside) == {"taskId": "t", "id": "c", "url": "u"}
+
+
+def test_a_configuration_without_an_id_has_a_name_all_the_same() -> None:
+    said = proto03.result_to_03(PUSH_GET, {"taskId": "t", "url": "u"}, streamed=False)
+    assert said["name"] == f"{CONFIGS}/-"
+    assert proto03.result_from_03(PUSH_GET, said, streamed=False) == {"taskId": "t", "url": "u"}
+
+
+def test_a_send_that_says_nothing_of_blocking_blocks() -> None:
+    assert "configuration" not in proto03.params_to_03(SEND, {"message": {"messageId": "m"}})
+    assert proto03.params_to_03(SEND, {"configuration": {}})["configuration"] == {"blocking": True}
+    assert proto03.params_from_03(SEND, {"configuration": {}}) == {"configuration": {"returnImmediately": True}}
+
+
+def test_bytes_that_are_no_text_of_base64_are_refused() -> None:
+    part = {"file": {"fileWithBytes": base64.b64encode(b"\xff\x00").decode()}}
+    with pytest.raises(UnreadableError):
+        proto03.params_from_03(SEND, {"message": {"content": [part]}})
+
+
+def test_tasks_are_listed_and_pages_kept() -> None:
+    said = {"tasks": [{"id": "t", "status": {"state": "TASK_STATE_CANCELLED"}}], "nextPageToken": "p"}
+    read = proto03.result_from_03(LIST, said, streamed=False)
+    assert read == {"tasks": [{"id": "t", "status": {"state": "TASK_STATE_CANCELED"}}], "nextPageToken": "p"}
+    assert proto03.result_to_03(LIST, read, streamed=False) == said
+    assert proto03.result_to_03(PUSH_LIST, {"nextPageToken": "p"}, streamed=False) == {"nextPageToken": "p"}
+
+
+def test_a_deletion_answers_nothing() -> None:
+    assert proto03.result_to_03(PUSH_DELETE, {}, streamed=False) == {}
+    assert proto03.result_from_03(PUSH_DELETE, {}, streamed=False) == {}
+
+
+def test_an_answer_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(UnreadableError):
+        proto03.result_from_03(SEND, {}, streamed=False)
+    with pytest.raises(UnreadableError):
+        proto03.result_to_03(STREAM, {}, streamed=True)

@@ -1,0 +1,170 @@
+"""Are our bytes of Protocol Buffers those of the official SDK, and its bytes read as ours?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from a2a.compat.v0_3 import a2a_v0_3_pb2
+from a2a.types import a2a_pb2
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.json_format import MessageToDict, ParseDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.proto03 import PROTO03
+from sidecar.protocols.a2a.schema import Schema, UnreadableError
+from sidecar.protocols.a2a.wire import WIRES, Wire
+from tests.unit.protocols.a2a.test_schema import of, whole
+
+DEPTH = 50
+LINES: list[tuple[Wire, Schema, Any, str]] = [
+    (WIRES["1.0"], V10, a2a_pb2, name)
+    for name in ("SendMessageRequest", "ListTasksRequest", "StreamResponse", "AgentCard")
+] + [
+    (WIRES["0.3"], PROTO03, a2a_v0_3_pb2, name)
+    for name in ("SendMessageRequest", "StreamResponse", "CreateTaskPushNotificationConfigRequest", "AgentCard")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "schema", "official", "name"), LINES, ids=lambda one: one if type(one) is str else "")
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_our_bytes_are_theirs(wire: Wire, schema: Schema, official: Any, name: str, data: st.DataObject) -> None:
+    canonical = schema.read(name, data.draw(of(schema, name)))
+    message = ParseDict(canonical, getattr(official, name)())
+    assert getattr(official, name).FromString(wire.encode(name, canonical)) == message
+    read = schema.read(name, MessageToDict(message))
+    assert wire.decode(name, message.SerializeToString(), DEPTH) == read
+    assert whole(read) == whole(canonical)
+
+
+def test_every_message_of_both_versions_has_the_official_shape() -> None:
+    for schema, official in ((V10, a2a_pb2), (PROTO03, a2a_v0_3_pb2)):
+        for name, theirs in official.DESCRIPTOR.message_types_by_name.items():
+            ours = WIRES["1.0" if schema is V10 else "0.3"]._classes[name].DESCRIPTOR
+            assert shape(ours) == shape(theirs)
+            assert ours.file.pool is not Default()
+
+
+def shape(message: Any) -> Any:
+    return {
+        (
+            field.name,
+            field.number,
+            field.json_name,
+            field.type,
+            field.is_repeated,
+            field.has_presence,
+            field.containing_oneof.name if field.containing_oneof else None,
+            field.message_type.full_name if field.message_type else None,
+        )
+        for field in message.fields
+    }
+
+
+# --- bytes that nobody should send ------------------------------------------------------------------------------------
+
+
+def struct(depth: int) -> a2a_pb2.SendMessageRequest:
+    message = a2a_pb2.SendMessageRequest()
+    inner: Any = 1
+    for _ in range(depth):
+        inner = {"a": inner}
+    message.metadata.update({"a": inner})
+    return message
+
+
+def infinite() -> bytes:
+    message = a2a_pb2.SendMessageRequest()
+    message.metadata["a"] = float("inf")
+    return message.SerializeToString()
+
+
+def moment(seconds: int, nanos: int = 0) -> bytes:
+    message = a2a_pb2.ListTasksRequest()
+    message.status_timestamp_after.seconds, message.status_timestamp_after.nanos = seconds, nanos
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("SendMessageRequest", b"\x00"),
+        ("SendMessageRequest", b"\xff" * 20),
+        ("SendMessageRequest", b"\x12\x05\x0a"),  # cut off
+        ("SendMessageRequest", b"\x0a\x02\xff\xfe"),  # a tenant that is no UTF-8
+        ("SendMessageRequest", b"\x12" * 400),
+        ("SendMessageRequest", infinite()),
+        ("SendMessageRequest", struct(20).SerializeToString()),  # deeper than we read
+        ("ListTasksRequest", moment(10**15)),
+        ("ListTasksRequest", moment(0, -5)),
+        ("ListTasksRequest", b"\x18\x63"),  # a state of number 99
+        ("ListTasksRequest", b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  # and -1
+    ],
+)
+def test_hostile_bytes_are_unreadable(name: str, data: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        WIRES["1.0"].decode(name, data, 16)
+
+
+def test_nesting_counts_as_in_json() -> None:
+    assert WIRES["1.0"].decode("SendMessageRequest", struct(5).SerializeToString(), 7)
+    with pytest.raises(UnreadableError):
+        WIRES["1.0"].decode("SendMessageRequest", struct(5).SerializeToString(), 6)
+
+
+def test_what_protobuf_itself_finds_too_deep_is_unreadable() -> None:
+    level = b""
+    for _ in range(300):  # a list in a list, by hand: the library would not write it
+        value = b"\x32" + length(level) + level
+        level = b"\x0a" + length(value) + value
+    part = b"\x22" + length(b"\x32" + length(level) + level) + b"\x32" + length(level) + level
+    message = b"\x2a" + length(part) + part
+    with pytest.raises(UnreadableError):
+        WIRES["1.0"].decode("Message", message, 1000)
+
+
+def length(data: bytes) -> bytes:
+    size, written = len(data), b""
+    while size > 0x7F:
+        written, size = written + bytes([size & 0x7F | 0x80]), size >> 7
+    return written + bytes([size])
+
+
+@pytest.mark.parametrize("around", [lambda inner: {"a": inner}, lambda inner: [inner]], ids=["objects", "lists"])
+@pytest.mark.parametrize("depth", range(27, 40))
+def test_what_is_written_can_be_read(depth: int, around: Callable[[Any], Any]) -> None:
+    """By a library with the usual limit; what is deeper is refused before it leaves."""
+    inner: Any = 1
+    for _ in range(depth):
+        inner = around(inner)
+    value = {"data": inner}
+    task = {
+        "history": [{"parts": [value]}],
+        "artifacts": [{"parts": [value]}],
+        "status": {"message": {"parts": [value]}},
+    }
+    try:
+        data = WIRES["1.0"].encode("StreamResponse", {"task": task})
+    except UnreadableError:
+        assert depth > 28
+        return
+    assert WIRES["1.0"].decode("StreamResponse", data, 100) == V10.read("StreamResponse", {"task": task})
+
+
+@pytest.mark.parametrize("value", ["\ud800", 10**400])
+def test_what_has_no_bytes_is_refused(value: Any) -> None:
+    with pytest.raises(UnreadableError):
+        WIRES["1.0"].encode("SendMessageRequest", {"metadata": {"a": value}})
+
+
+def test_unknown_fields_are_dropped() -> None:
+    assert WIRES["1.0"].decode("GetTaskRequest", b"\x12\x01t\xfa\x01\x03abc", DEPTH) == {"id": "t"}
+
+
+def test_nothing_is_no_bytes() -> None:
+    assert WIRES["1.0"].encode("", {}) == b""
+    assert WIRES["1.0"].decode("", b"\x0a\x01a", DEPTH) == {}
