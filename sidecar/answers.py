@@ -95,7 +95,7 @@ def tell(
     """The whole answer to a refused call. `resource_metadata` is the RFC 9728 address that a 401 points to."""
     answer = refusal.answer
     facts = _facts(refusal, answer, decision_id, manner.disclosure)
-    headers = _headers(refusal, facts, resource_metadata)
+    headers = headers_of(refusal, facts, resource_metadata)
     if shape is Shape.PLAIN:
         return _problem(refusal, answer, facts, headers)
     if _as_tool_result(refusal, answer, method, manner):
@@ -106,7 +106,7 @@ def tell(
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
     """The JSON-RPC error of a refusal."""
-    error = {"code": refusal.code, "message": _message(refusal, facts), "data": _data(refusal, facts)}
+    error = {"code": refusal.code, "message": message_of(refusal, facts), "data": _data(refusal, facts)}
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
@@ -130,7 +130,8 @@ def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Discl
     return facts
 
 
-def _headers(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: str) -> dict[str, str]:
+def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: str) -> dict[str, str]:
+    """What HTTP's head says of a refusal, whatever protocol its body is in."""
     answer, headers = refusal.answer, dict[str, str]()
     if answer.http == 401 or refusal.reason is Reason.INSUFFICIENT_SCOPE:
         parts = [f'resource_metadata="{resource_metadata}"'] if resource_metadata else []
@@ -156,7 +157,8 @@ def _whole_seconds(seconds: float) -> int:
     return max(0, math.ceil(seconds))
 
 
-def _message(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+def message_of(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+    """The refusal as a sentence, as far as the operator lets it be explained."""
     if not _reason_told(refusal, facts):
         return UNEXPLAINED
     return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message
@@ -189,7 +191,7 @@ def _as_tool_result(refusal: Refusal, answer: Answer, method: str, manner: Manne
 
 def _tool_result(refusal: Refusal, shape: Shape, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
     result: dict[str, Any] = {
-        "content": [{"type": "text", "text": _message(refusal, facts)}],
+        "content": [{"type": "text", "text": message_of(refusal, facts)}],
         "isError": True,
         "_meta": {"sidecar/refusal": _data(refusal, facts)},
     }
@@ -210,7 +212,7 @@ def _problem(refusal: Refusal, answer: Answer, facts: Mapping[str, Any], headers
         type=f"{REFUSAL_URN}{refusal.reason.value}" if told else "about:blank",
         title=answer.message if told else UNEXPLAINED,
         status=plain_status(answer),
-        message=_message(refusal, facts),
+        message=message_of(refusal, facts),
         detail=(refusal.detail or None) if told else None,
         details=(refusal.data or None) if told else None,
         **facts,

@@ -23,6 +23,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from sidecar import __version__
+from sidecar.a2a.front import AgentFront
 from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
@@ -158,6 +159,7 @@ class App:
             metrics=metrics,
             exchanges=exchanges,
             fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
+            agents=AgentFront(exchanges),
             switch=switch,
             tasks=tasks,
             clock=time.time,
@@ -191,7 +193,7 @@ class App:
             task.cancel()
         await asyncio.gather(*self.background, return_exceptions=True)
         await self.reloader.close()
-        await asyncio.gather(*(service.close() for service in self.live.current.services.values()))
+        await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
         await self.live.current.identity.close()
         await self.limiter.close()
@@ -385,7 +387,9 @@ class App:
             await asyncio.sleep(LAG_EVERY_S)
             metrics.loop_lagged(max(0.0, loop.time() - due))
             metrics.sessions(len(self.sessions))
-            metrics.streams("mcp", len(self.pipeline.exchanges.streams))
+            streams = self.pipeline.exchanges.streams
+            for protocol in ("mcp", "a2a"):
+                metrics.streams(protocol, sum(one.call.protocol == protocol for one in streams))
             crowds.look(len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
             self._tell_mode()  # shadow mode ends by the clock
@@ -398,10 +402,10 @@ class App:
         """A snapshot came into force: tell the operators what it is."""
         now = self.live.current
         engine = now.engine
-        self.metrics.reconfigured(upstreams=now.services, limits=now.limit_labels)
+        self.metrics.reconfigured(upstreams=now.upstreams, limits=now.limit_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
-        accounts = {service.account for service in now.services.values()}
+        accounts = {one.account for one in now.upstreams.values()}
         for account in self._observed - accounts:
             account.observed_by(None)
         for account in accounts:

@@ -28,6 +28,8 @@ Headers = Mapping[str, Sequence[str]]
 
 PARAMETER = "mcp-param-"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
+AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
+AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
 EVERY = ""  # where a server's name would stand: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
@@ -35,7 +37,7 @@ _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 _STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a dot at its beginning has two readings in a path
 _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
-# an empty one is the address of all of them. A second names a tool.
+# an empty one is the address of all of them. A second names a tool, or what follows an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
@@ -46,13 +48,20 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
     (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
     (KEYS, re.compile(r"/\.well-known/jwks\.json()\Z"), ("GET",)),
+    (CARD, re.compile(rf"/agents/{_SERVER}/\.well-known/agent-card\.json\Z"), ("GET",)),
+    (AGENT, re.compile(rf"/agents/{_SERVER}((?:/[^/]+)*/?)\Z"), ("GET", "POST", "DELETE")),
+    (SEED_CARD, re.compile(rf"/\.well-known/agents/{_SERVER}\Z"), ("GET",)),
+    (SEED_CARD, re.compile(rf"/api/nhi/a2a/agent-card/{_SERVER}\Z"), ("GET",)),
+    (AGENT_METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/agents/{_SERVER}\Z"), ("GET",)),
 )
 
 _TOOL = re.compile(rf"{_NAME}\Z")
+_A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
 _PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
+_A2A_JSON = re.compile(_JSON.pattern.replace("application/json", r"application/(?:a2a\+)?json"), _JSON.flags)
 _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
@@ -78,11 +87,12 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `tool` a tool's, or ""."""
+    """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `rest` a tool's name, or
+    what follows an agent's."""
 
     kind: str
     server: str
-    tool: str = ""
+    rest: str = ""
 
 
 def headers_of(request: web.BaseRequest) -> Headers:
@@ -122,15 +132,22 @@ def route_of(raw_path: str, verb: str) -> Route:
         if match := pattern.match(path):
             if verb not in verbs:
                 raise Refusal(Reason.VERB_NOT_ALLOWED, allow=verbs)
-            return Route(kind, *match.groups())
+            return Route(kind, *match.groups(""))
     if not _PATH.match(path):
         raise malformed("the path is not plain")
     raise Refusal(Reason.ROUTE_UNKNOWN)
 
 
 def protocol_of(raw_path: str) -> str:
-    """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls, else `mcp`."""
+    """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls."""
+    if raw_path.startswith(_A2A):
+        return "a2a"
     return "http" if _PLAIN.match(raw_path) else "mcp"
+
+
+def place_of(server: str, folder: str = MCP) -> str:
+    """The path of an upstream's address, without a slash before it; EVERY is that of all servers."""
+    return f"{folder}/{server}" if server else folder
 
 
 def is_tool(name: str) -> bool:
@@ -196,11 +213,11 @@ class Bounds:
     max_response_bytes: int = 10 * 2**20
 
 
-async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds) -> bytes:
-    """The whole body. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never ends or
-    is badly framed, CALLER_GONE for one whose sender left."""
+async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds, *, a2a: bool = False) -> bytes:
+    """The whole body, which is JSON by its media type, or by A2A's. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE,
+    MALFORMED_CALL for one that never ends or is badly framed, CALLER_GONE for one whose sender left."""
     types = headers.get("content-type", ())
-    if len(types) != 1 or not _JSON.match(types[0]) or "content-encoding" in headers:
+    if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")

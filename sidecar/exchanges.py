@@ -31,7 +31,7 @@ from sidecar.relay import Relay
 from sidecar.snapshot import Live, Service
 from sidecar.states import States
 from sidecar.tasks import Tasks
-from sidecar.turn import Exchange, Turn
+from sidecar.turn import Exchange, Overseen, Turn
 from sidecar.upstreams import Answer
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
 from sidecar.vocabulary import Caller, Decision, Question
@@ -69,7 +69,7 @@ class Exchanges:
     pairs: dict[str, Paired] = field(default_factory=dict)
 
     @property
-    def streams(self) -> set[Exchange]:
+    def streams(self) -> set[Overseen]:
         """All that pass an event stream on right now."""
         return self.oversight.streams
 
@@ -103,9 +103,18 @@ class Exchanges:
         """The exchange that carries a decided call out."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
         until = end_of(caller, decision, turn.now)
-        exchange = Exchange(turn, service, caller, intent.call, intent.session, limit_s, self.streams, turn.now, until)
-        exchange.outward = turn.outward
-        return exchange
+        return Exchange(
+            turn,
+            caller,
+            intent.call,
+            limit_s,
+            self.streams,
+            turn.now,
+            until,
+            service=service,
+            session=intent.session,
+            outward=turn.outward,
+        )
 
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
         message = Request(intent.message.id, intent.message.method, _forwarded(exchange, intent.message))
@@ -244,9 +253,9 @@ class Exchanges:
         self.say_farewell(session)
         return empty(turn, 204)
 
-    def metadata(self, turn: Turn, server: str) -> web.StreamResponse:
+    def metadata(self, turn: Turn, server: str, folder: str) -> web.StreamResponse:
         """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
-        body = turn.now.resource_metadata(server)
+        body = turn.now.resource_metadata(server, folder)
         turn.method = "metadata"
         turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
@@ -264,9 +273,10 @@ class Exchanges:
             if exchange.endless and not self._awaited(exchange):
                 exchange.cut_off(Reason.DRAINING)
 
-    def _awaited(self, exchange: Exchange) -> bool:
+    def _awaited(self, exchange: Overseen) -> bool:
         """Whether answers are still to go out on this stream."""
-        paired = self.pairs.get(exchange.session.id) if exchange.session is not None else None
+        session = exchange.session if isinstance(exchange, Exchange) else None
+        paired = self.pairs.get(session.id) if session is not None else None
         return paired is not None and paired.busy
 
     def say_farewell(self, session: Session) -> None:

@@ -65,7 +65,7 @@ class Fronts:
         arrival.check_no_query(turn.raw_path)
         if route.kind == arrival.TOOLS:
             return self.plain.listing(route.server)
-        return self.plain.calling(route.server, route.tool, await _body(turn))
+        return self.plain.calling(route.server, route.rest, await _body(turn))
 
     def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
         return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))

@@ -26,7 +26,8 @@ from sidecar.settings.load import doubts, load
 from sidecar.snapshot import Service, Snapshot, snapshot_from
 from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
-from sidecar.upstreams.pins import NO_PINS, Pins
+from sidecar.upstreams.agents import Agent, agent_from
+from sidecar.upstreams.pins import NO_PINS
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
@@ -62,10 +63,25 @@ def services_from(
     """The servers behind us. Those whose definition is the same in `known` go on, with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
+        if definition.mcp is None:
+            continue
         old, new = known.get(name), _service(settings, name, processes, signer)
         same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
         services[name] = old if old is not None and same else new
     return services
+
+
+def agents_from(settings: Settings, known: Mapping[str, Agent], signer: Signer) -> Mapping[str, Agent]:
+    """The agents behind us. Those whose definition is the same in `known` go on."""
+    agents = {}
+    for name, definition in settings.upstreams.items():
+        if definition.a2a is None:
+            continue
+        old = known.get(name)
+        new = agent_from(name, definition, max_response_bytes=settings.server.max_response_bytes, signer=signer)
+        same = old is not None and old.definition == definition and old.wire.shows_the_same_as(new.wire)
+        agents[name] = old if old is not None and same else new
+    return agents
 
 
 def _service(settings: Settings, name: str, processes: Processes, signer: Signer) -> Service:
@@ -98,7 +114,7 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
 
 def first_snapshot(settings: Settings, base_url: str, processes: Processes, *, make_keys: bool = True) -> Snapshot:
     """What serves from the start. Raises ConfigError."""
-    return _snapshot(settings, {}, base_url, processes, make_keys=make_keys)
+    return _snapshot(settings, None, base_url, processes, make_keys=make_keys)
 
 
 async def next_snapshot(
@@ -126,7 +142,7 @@ def _read_snapshot(
     path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, reading: Reading
 ) -> Snapshot:
     settings, waiting = _reloaded(load_settings(path, environ), old.settings)
-    new = _snapshot(settings, old.services, old.base_url, processes, reading, old.pins)
+    new = _snapshot(settings, old, old.base_url, processes, reading)
     return replace(new, waiting=waiting)
 
 
@@ -139,11 +155,10 @@ def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str
 
 def _snapshot(
     settings: Settings,
-    known: Mapping[str, Service],
+    known: Snapshot | None,
     base_url: str,
     processes: Processes,
     reading: Reading | None = None,
-    known_pins: Pins = NO_PINS,
     make_keys: bool = True,
 ) -> Snapshot:
     signer = signer_from(settings, base_url, make=make_keys)
@@ -152,10 +167,11 @@ def _snapshot(
         settings,
         read_policy(settings, reading),
         identity=Identity.from_settings(settings, time.time, fetch),
-        services=services_from(settings, known, processes, signer),
+        services=services_from(settings, known.services if known else {}, processes, signer),
+        agents=agents_from(settings, known.agents if known else {}, signer),
         base_url=base_url,
         keys_digest=keys_digest,
-        known_pins=known_pins,
+        known_pins=known.pins if known else NO_PINS,
         key_set=signer.key_set,
     )
 

@@ -35,7 +35,7 @@ NONE = "none"  # the reason of what was allowed
 REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
-PROTOCOLS = ("mcp", "http")  # http: plain calls, and bytes that were no request
+PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that were no request
 STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
 WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so that `rate()` sees it

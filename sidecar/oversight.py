@@ -18,7 +18,7 @@ from sidecar.disabled import Disabled, KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
 from sidecar.snapshot import Live, Snapshot
-from sidecar.turn import Exchange
+from sidecar.turn import Overseen
 from sidecar.vocabulary import Caller, Decision
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
@@ -39,8 +39,8 @@ class Oversight:
 
     live: Live
     switch: KillSwitch
-    streams: set[Exchange] = field(default_factory=set)
-    calls: set[Exchange] = field(default_factory=set)
+    streams: set[Overseen] = field(default_factory=set)
+    calls: set[Overseen] = field(default_factory=set)
     _rules: Rules | None = field(default=None, init=False)
 
     async def look(self) -> None:
@@ -53,7 +53,7 @@ class Oversight:
                 await asyncio.sleep(0)
                 until_s = loop.time() + SLICE_S
 
-    def reviewed(self, mono_s: float) -> Iterator[Exchange]:
+    def reviewed(self, mono_s: float) -> Iterator[Overseen]:
         """Each of them, after it was cut off if it must not go on. `mono_s` is the loop's time."""
         rules, now_s = self._current(), self.live.clock()
         review_s = rules.snapshot.settings.streams.review_s
@@ -73,14 +73,14 @@ class Oversight:
             self._rules = rules
         return self._rules
 
-    def _judge(self, exchange: Exchange, rules: Rules, now_s: float) -> Reason | None:
+    def _judge(self, exchange: Overseen, rules: Rules, now_s: float) -> Reason | None:
         """Why it must not go on; None if it may. A stream without an end is under the newest rules from now on."""
         chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
         if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
             return Reason.PRINCIPAL_DISABLED
         if rules.switched_off.entries and rules.switched_off.turns_off(call, now_s):
             return Reason.TOOL_DISABLED
-        if exchange.judged_by is not now and (doubt := _doubt(exchange.caller, call.upstream, now)) is not None:
+        if exchange.judged_by is not now and (doubt := _doubt(exchange, now)) is not None:
             return doubt
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
             return Reason.EXPIRED  # the same rules would only say that there is none any more
@@ -92,7 +92,7 @@ class Oversight:
             return None
         return decision.reason or Reason.NO_MATCHING_RULE
 
-    def _cut(self, exchange: Exchange, mono_s: float) -> None:
+    def _cut(self, exchange: Overseen, mono_s: float) -> None:
         """A stream at once; a call when it has had its time, unless nobody may have anything any more."""
         reason = exchange.revoked
         if reason is None:
@@ -106,7 +106,7 @@ class Oversight:
             return
         exchange.cut_off(reason)
 
-    async def _keep_alive(self, exchange: Exchange, mono_s: float) -> None:
+    async def _keep_alive(self, exchange: Overseen, mono_s: float) -> None:
         """A comment where nothing went out for long: else nobody would notice a reader who is gone, and what stands
         between us would close the silent connection."""
         outlet = exchange.outlet
@@ -119,12 +119,12 @@ class Oversight:
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
 
 
-def _doubt(caller: Caller, server: str, now: Snapshot) -> Reason | None:
+def _doubt(exchange: Overseen, now: Snapshot) -> Reason | None:
     """Why its credential would not do any more: its key or issuer is gone, or the server asks for more."""
-    if not now.identity.vouches_for(caller):
+    if not now.identity.vouches_for(exchange.caller):
         return Reason.BAD_CREDENTIAL
     try:
-        check_caller(caller, now.audience(server))
+        check_caller(exchange.caller, now.audience(exchange.call.upstream, exchange.turn.folder))
     except Refusal as refusal:
         return refusal.reason
     return None

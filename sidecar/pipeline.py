@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
 
 from sidecar import arrival, custody, fronts, intents
+from sidecar.a2a.front import AgentFront
 from sidecar.answers import Shape, Told, tell
-from sidecar.arrival import Entrance
+from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal, Unsent
@@ -39,7 +40,7 @@ from sidecar.exchanges import Exchanges
 from sidecar.federation import Spread
 from sidecar.fronts import Fronts
 from sidecar.intents import Ask, Intent, Leave, Reply, Tell
-from sidecar.limits import Limiter, SessionCalls, plan_charges
+from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
@@ -69,6 +70,7 @@ class Pipeline:
     metrics: Metrics
     exchanges: Exchanges
     fronts: Fronts
+    agents: AgentFront
     switch: KillSwitch
     tasks: Tasks
     clock: Callable[[], float]
@@ -108,10 +110,13 @@ class Pipeline:
         arrival.check_framing(turn.request.version, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)
-        if route.kind == arrival.METADATA:
-            return self.exchanges.metadata(turn, route.server)
+        if route.kind in (arrival.METADATA, arrival.AGENT_METADATA):
+            folder = arrival.MCP if route.kind == arrival.METADATA else arrival.AGENTS
+            return self.exchanges.metadata(turn, route.server, folder)
         if route.kind == arrival.KEYS:
             return self.exchanges.key_set(turn)
+        if route.kind == arrival.AGENT:
+            return await self._operate(turn, route, entrance)
         caller = await self._identify(turn, route.server, entrance)
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
@@ -163,22 +168,45 @@ class Pipeline:
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
         intent = self._resumed(caller, intent)
         await self._check_arguments(turn, service, intent)
-        plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, intent.call, decision)
+        async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
+            if turn.front == arrival.EVERY:
+                intent = await self.fronts.federation.attach(turn, service, caller, intent)
+            lease.forwarded = True
+            carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
+            return await carry_out(turn, service, caller, decision, intent, timeout_s)
+
+    async def _operate(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """An agent's call: the same questions, asked of the canonical operation."""
+        self.agents.enter(turn, route)
+        caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+        intent = await self.agents.understand(turn, route)
+        with self._admitted(begins=True):
+            decision = self._decide(turn, caller, intent.call)
+            agent, owning = turn.now.agent(route.server), self.agents.owning(caller, intent)
+            await owning.check()
+            agent.account.breaker.check()
+            async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
+                lease.forwarded = True
+                return await self.agents.carry_out(turn, agent, decision, intent, owning, timeout_s)
+
+    @asynccontextmanager
+    async def _charged(
+        self, turn: Turn, caller: Caller, call: Call, decision: Decision
+    ) -> AsyncIterator[tuple[Lease, float | None]]:
+        """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back."""
+        plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
         turn.plan = plan
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
             turn.record.limits, turn.record.charged = lease.states, lease.charged
             turn.record.mark("limits")
-            turn.record.decided()  # evidence first, then the upstream
+            turn.record.decided()
             turn.record.mark("audit")
-            if turn.front == arrival.EVERY:
-                intent = await self.fronts.federation.attach(turn, service, caller, intent)
-            lease.forwarded = True
             try:
-                carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
-                return await carry_out(turn, service, caller, decision, intent, plan.timeout_s)
+                yield lease, plan.timeout_s
             except Refusal as refusal:
-                # The breaker opened just now, or there was no credential to show: nothing was sent.
-                lease.forwarded = refusal.reason is not Reason.UPSTREAM_OPEN and not isinstance(refusal, Unsent)
+                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent):
+                    # The breaker opened just now, or there was no credential to show: nothing was sent.
+                    lease.forwarded = False
                 raise
             finally:
                 turn.record.mark("upstream")
@@ -219,10 +247,10 @@ class Pipeline:
                     await asyncio.sleep(DRAIN_LOOK_S)
         self.over = True  # who is cut off from now on did not leave by itself
 
-    async def _identify(self, turn: Turn, server: str, entrance: Entrance) -> Caller:
-        turn.enter(server)
+    async def _identify(self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP) -> Caller:
+        turn.enter(server, folder)
         presented = arrival.presented_by(turn.headers, entrance)
-        caller = await turn.now.identity.identify(presented, turn.now.audience(server))
+        caller = await turn.now.identity.identify(presented, turn.now.audience(server, folder))
         turn.record.caller = caller
         turn.record.mark("auth")
         return caller
@@ -324,6 +352,15 @@ class Pipeline:
         return response
 
     def _told(self, turn: Turn, refusal: Refusal) -> Told:
+        metadata_url = "" if turn.front is None else turn.now.metadata_url(turn.front, turn.folder)
+        if turn.dialect is not None:
+            return turn.dialect.tell(
+                refusal,
+                decision_id=turn.record.decision_id,
+                request_id=turn.request_id,
+                manner=turn.now.manner,
+                resource_metadata=metadata_url,
+            )
         return tell(
             refusal,
             turn.shape,
@@ -331,7 +368,7 @@ class Pipeline:
             request_id=turn.request_id,
             method=turn.method,
             manner=turn.now.manner,
-            resource_metadata="" if turn.front is None else turn.now.metadata_url(turn.front),
+            resource_metadata=metadata_url,
         )
 
 

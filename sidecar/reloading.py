@@ -143,8 +143,8 @@ class Reloader:
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
         """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""
-        gone = [service for name, service in old.services.items() if new.services.get(name) is not service]
-        patience_s = max((service.timeout_s for service in old.services.values()), default=0.0)
+        gone = [one for name, one in old.upstreams.items() if new.upstreams.get(name) is not one]
+        patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0)
         try:
             # What lasts longer than the longest call is a stream, and its reader comes back.
             for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 
 from sidecar.answers import Manner
-from sidecar.arrival import EVERY, Bounds
+from sidecar.arrival import AGENTS, EVERY, MCP, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal
 from sidecar.identity import Audience, Identity
@@ -26,6 +26,7 @@ from sidecar.settings import Settings
 from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Account, Catalogue, Upstream
+from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision, Question
@@ -86,6 +87,7 @@ class Snapshot:
     budgets: Budgets
     identity: Identity
     services: Mapping[str, Service]
+    agents: Mapping[str, Agent]
     base_url: str
     manner: Manner
     bounds: Bounds
@@ -128,6 +130,18 @@ class Snapshot:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
 
+    @property
+    def upstreams(self) -> Mapping[str, Service | Agent]:
+        """Servers and agents, by name."""
+        return {**self.services, **self.agents}
+
+    def agent(self, name: str) -> Agent:
+        """The agent behind a name. Asked after policy, so that only who may call it learns whether it is there."""
+        agent = self.agents.get(name)
+        if agent is None:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+        return agent
+
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
         if call.upstream == EVERY:
@@ -156,23 +170,21 @@ class Snapshot:
             for name in sorted(self.services)
         }
 
-    def audience(self, server: str) -> Audience:
-        """What a token must be meant for, to be used at this server's address."""
-        return self.audiences.get(server) or Audience(self.resource(server))
+    def audience(self, server: str, folder: str = MCP) -> Audience:
+        """What a token must be meant for, to be used at this upstream's address."""
+        place = place_of(server, folder)
+        return self.audiences.get(place) or Audience(f"{self.base_url}/{place}")
 
-    def resource(self, server: str) -> str:
-        """The server's address, as RFC 8707 and RFC 9728 name it."""
-        return resource_at(self.base_url, server)
+    def metadata_url(self, server: str, folder: str = MCP) -> str:
+        """Where RFC 9728 metadata of the upstream's address is found."""
+        return f"{self.base_url}{METADATA_PATH}/{place_of(server, folder)}"
 
-    def metadata_url(self, server: str) -> str:
-        """Where RFC 9728 metadata of the server's address is found."""
-        return f"{self.base_url}{METADATA_PATH}/mcp/{server}" if server else f"{self.base_url}{METADATA_PATH}/mcp"
-
-    def resource_metadata(self, server: str) -> bytes:
-        """The RFC 9728 document of a server's address: the same for a name that is none."""
-        service = self.services.get(server)
+    def resource_metadata(self, server: str, folder: str = MCP) -> bytes:
+        """The RFC 9728 document of an upstream's address: the same for a name that is none."""
+        known: Mapping[str, Service | Agent] = self.agents if folder == AGENTS else self.services
+        service = known.get(server)
         document: dict[str, object] = {
-            "resource": self.resource(server),
+            "resource": f"{self.base_url}/{place_of(server, folder)}",
             "authorization_servers": [issuer.issuer for issuer in self.settings.identity.issuers],
             "bearer_methods_supported": ["header"],
         }
@@ -201,17 +213,13 @@ def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(one for some in found for one in some))
 
 
-def resource_at(base_url: str, server: str) -> str:
-    """A server's address under ours; EVERY is that of all."""
-    return f"{base_url}/mcp/{server}" if server else f"{base_url}/mcp"
-
-
 def snapshot_from(
     settings: Settings,
     source: PolicySource,
     *,
     identity: Identity,
     services: Mapping[str, Service],
+    agents: Mapping[str, Agent],
     base_url: str,
     keys_digest: str,
     known_pins: Pins = NO_PINS,
@@ -232,20 +240,22 @@ def snapshot_from(
         budgets=budgets,
         identity=identity,
         services=services,
+        agents=agents,
         base_url=base_url,
         manner=Manner(settings.answers.deny_style, settings.answers.disclosure),
         bounds=Bounds(
             settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
         ),
         audiences={
-            EVERY: Audience(
-                resource_at(base_url, EVERY),
+            MCP: Audience(
+                f"{base_url}/{MCP}",
                 any(service.anonymous for service in services.values()),
                 keeps_token=any(service.needs_token for service in services.values()),
             ),
             **{
-                name: Audience(resource_at(base_url, name), service.anonymous, service.scopes, service.needs_token)
-                for name, service in services.items()
+                place: Audience(f"{base_url}/{place}", one.anonymous, one.scopes, one.needs_token)
+                for folder, known in ((MCP, services), (AGENTS, agents))
+                for place, one in ((place_of(name, folder), one) for name, one in known.items())
             },
         },
         limit_labels=(

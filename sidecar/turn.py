@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
-from sidecar.answers import Shape
-from sidecar.arrival import Headers, trace_headers
+from sidecar.answers import Manner, Shape, Told
+from sidecar.arrival import MCP, Headers, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
@@ -30,6 +30,15 @@ from sidecar.snapshot import Service, Snapshot
 from sidecar.upstreams import Answer, Outbound
 from sidecar.upstreams.sessions import Asked, Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller
+
+
+class Dialect(Protocol):
+    """A protocol in which answers look otherwise than MCP's."""
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: Manner, resource_metadata: str
+    ) -> Told:
+        """A refusal, in its words."""
 
 
 class Outward(Protocol):
@@ -47,10 +56,12 @@ class Outward(Protocol):
 class Turn:
     """One request on its way: what is known of it so far. The stages fill it in.
 
-    `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `server` whom
+    `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `folder` what
+    stands before it, `server` whom
     the call is for. In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on
     which its answer goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is
-    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us.
+    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us. `dialect` is how
+    refusals are told where not as MCP tells them.
     """
 
     request: web.BaseRequest
@@ -59,9 +70,11 @@ class Turn:
     record: Recording
     protocol: str = "mcp"
     front: str | None = None
+    folder: str = MCP
     server: str = ""
     outward: Outward | None = None
     shape: Shape = Shape.PLAIN
+    dialect: Dialect | None = None
     request_id: Id | None = None
     method: str = ""
     plan: Plan | None = None
@@ -94,9 +107,10 @@ class Turn:
         shown = Presented(tuple(self.headers.get("authorization", ())), tuple(self.headers.get("x-api-key", ())))
         return shown.kinds[0] if shown.kinds[0] != ANONYMOUS else "none"
 
-    def enter(self, server: str) -> None:
-        """The address is an MCP server's: from here on refusals are told in its protocol."""
-        self.front, self.shape = server, Shape.PLAIN if self.plain else Shape.STATELESS
+    def enter(self, server: str, folder: str) -> None:
+        """The address is an upstream's: from here on refusals are told in its protocol."""
+        self.front, self.folder = server, folder
+        self.shape = Shape.PLAIN if self.plain else Shape.STATELESS
         self.goes_to(server)
 
     def goes_to(self, server: str) -> None:
@@ -175,29 +189,26 @@ class Closable(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    """One decided call, its upstream, and the deadline that the whole exchange shares.
+class Overseen:
+    """What was decided and is under way: a call, or a stream, with the deadline that it has.
 
-    `streams` are all exchanges that pass an event stream on right now. `endless` ones have no answer to end with:
-    they last until their credential or grant does (`until`, in seconds since the epoch, None never ends), and are
-    decided anew under every new snapshot (`judged_by`). `outward` None is the server's own address: all goes as it is.
-    `outlet` is where its events go out. The last line is `oversight.py`'s: by what and when it was judged last, whether
-    it lost its permission, and what its reader was sent by when.
+    `streams` are all that pass an event stream on right now. `endless` ones have no answer to end with: they last until
+    their credential or grant does (`until`, in seconds since the epoch, None never ends), and are decided anew under
+    every new snapshot (`judged_by`). `outlet` is where its events go out. From `reviewed_by` on, all is
+    `oversight.py`'s: by what and when it was judged last, whether it lost its permission, and what its reader was sent
+    by when.
     """
 
     turn: Turn
-    service: Service
     caller: Caller
     call: Call
-    session: Session | None
     timeout_s: float | None
-    streams: set[Exchange]
+    streams: set[Overseen]
     judged_by: Snapshot
     until: float | None
     endless: bool = False
     cut: Reason | None = None
     answer: Closable | None = None
-    outward: Outward | None = None
     outlet: Outlet | None = None
     cancelling: asyncio.Timeout | None = None
     reviewed_by: object = None
@@ -207,11 +218,6 @@ class Exchange:
     told_bytes: int = -1
     told_s: float = 0.0
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
-
-    @property
-    def asked(self) -> Asked:
-        """What an answer to it is an answer to, also when it comes on another stream."""
-        return asked_of(self.call, self.turn.record)
 
     def has_no_end(self) -> None:
         """This is a stream that goes on until somebody ends it."""
@@ -232,13 +238,6 @@ class Exchange:
         self.deadline.at = self._ends_at
         return self.deadline
 
-    def wait_for_caller(self) -> None:
-        """The server asked the caller something: a person may have to think, and the call's clock stands still for as
-        long as `sessions.question_timeout_s` says."""
-        if self.deadline.at is not None:
-            patience_s = self.turn.now.settings.sessions.question_timeout_s
-            self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
-
     @contextmanager
     def streaming(self, answer: Closable, outlet: Outlet | None = None) -> Iterator[None]:
         """While an event stream is passed on: it is counted, and it can be cut off from outside. Raises Refusal if
@@ -254,7 +253,7 @@ class Exchange:
             self.answer = self.outlet = None  # it may lead back here, and what goes round in circles is freed late
 
     @asynccontextmanager
-    async def under_way(self, calls: set[Exchange]) -> AsyncIterator[None]:
+    async def under_way(self, calls: set[Overseen]) -> AsyncIterator[None]:
         """While a call is carried out, it is one of `calls`, and whatever it waits for, it can be cut off. Raises
         Refusal if it was."""
         calls.add(self)
@@ -278,6 +277,27 @@ class Exchange:
             self.answer.close()
         elif self.cancelling is not None:
             self.cancelling.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass(slots=True, eq=False)
+class Exchange(Overseen):
+    """One decided call of MCP, and its server. `outward` None is the server's own address: all goes as it is."""
+
+    service: Service = field(kw_only=True)
+    session: Session | None = field(kw_only=True)
+    outward: Outward | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """What an answer to it is an answer to, also when it comes on another stream."""
+        return asked_of(self.call, self.turn.record)
+
+    def wait_for_caller(self) -> None:
+        """The server asked the caller something: a person may have to think, and the call's clock stands still for as
+        long as `sessions.question_timeout_s` says."""
+        if self.deadline.at is not None:
+            patience_s = self.turn.now.settings.sessions.question_timeout_s
+            self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     async def post(self, message: Message) -> Answer:
         """Send one message and wait for the head of what comes back."""

@@ -298,7 +298,15 @@ class Federation:
     def _stream(self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]) -> Exchange:
         """The caller's stream: its session is the one here, and any of the servers stands for all of them."""
         exchange = Exchange(
-            turn, servers[0], caller, spread.call, spread.session, None, self.exchanges.streams, turn.now, None
+            turn,
+            caller,
+            spread.call,
+            None,
+            self.exchanges.streams,
+            turn.now,
+            None,
+            service=servers[0],
+            session=spread.session,
         )
         if turn.record.decision is not None:
             exchange.until = end_of(caller, turn.record.decision, turn.now)

@@ -104,7 +104,15 @@ def opened_exchange(
     """One of several exchanges of one turn, with a time of its own."""
     elapsed_s = asyncio.get_running_loop().time() - turn.started_s
     return Exchange(
-        turn, service, caller, call, part, elapsed_s + timeout_s, exchanges.streams, turn.now, until=caller.expires_at
+        turn,
+        caller,
+        call,
+        elapsed_s + timeout_s,
+        exchanges.streams,
+        turn.now,
+        caller.expires_at,
+        service=service,
+        session=part,
     )
 
 

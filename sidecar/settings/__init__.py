@@ -17,6 +17,7 @@ S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
 S113-S115  an upstream's credential, its header, an address taken twice
 S116-S117  a file or folder, a program that is not there
 S120-S121  a secret that is none; a weak one
+S124       what does not fit an agent's address, or an agent
 S201-S204  the environment (environment.py)
 """
 

@@ -111,7 +111,7 @@ class Settings(Section):
     @property
     def signs(self) -> bool:
         """Whether anything here is signed by us."""
-        return any(one.credential is not None and one.credential.signed is not None for one in self.upstreams.values())
+        return any(one.signs for one in self.upstreams.values())
 
     @property
     def control_path(self) -> Path:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS, UpstreamCredential
 from sidecar.settings.fields import (
     Argument,
@@ -21,7 +22,6 @@ from sidecar.settings.fields import (
     Seconds,
     Section,
     VariableName,
-    not_yet,
 )
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.health import Breaker, Probe
@@ -122,10 +122,11 @@ class Upstream(Section):
 
     mcp: McpUpstream | None = None
     """It speaks MCP."""
-    a2a: Annotated[None, not_yet("an A2A upstream")] = None
-    """It speaks A2A. Not supported by this version."""
+    a2a: A2aUpstream | None = None
+    """It speaks A2A."""
     credential: UpstreamCredential | None = None
-    """What we call it with; by default nothing."""
+    """What we call it with; by default nothing for an MCP server, and for an agent a token of ours that names the chain
+    (`signed`) and is meant for `nhi:<name>`."""
     anonymous: bool = False
     """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
     scopes: Many[Scope] = ()
@@ -144,20 +145,37 @@ class Upstream(Section):
     probe: Probe = Field(default_factory=Probe)
     """How it is asked whether it is well."""
 
+    @property
+    def signs(self) -> bool:
+        """Whether it is shown a token that we sign: an agent is, unless something else is said."""
+        if self.credential is None:
+            return self.a2a is not None
+        return self.credential.signed is not None
+
     @model_validator(mode="after")
     def _speaks_something(self) -> Upstream:
-        if self.mcp is None:
-            reject_any([Finding('the key "mcp" is missing', "Y102", "write mcp: {url: http://...}", on_key=True)])
-        elif self.mcp.command is not None and self.credential is not None:
+        if (self.mcp is None) == (self.a2a is None):
+            problem = 'the key "mcp" or "a2a" is missing' if self.mcp is None else "it speaks MCP or A2A, not both"
+            reject_any(
+                [Finding(problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True)]
+            )
+        if self.a2a is not None:
+            reject_any(self._not_for_agents())
+        if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
             reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])
-        if self.mcp is not None and self.credential is not None and self.credential.header is not None:
-            shown = self.credential.header.lower()
-            if any(name.lower() == shown for name in self.mcp.headers):
+        if self.credential is not None and self.credential.header is not None:
+            shown, spoken = self.credential.header.lower(), self.mcp or self.a2a
+            if spoken is not None and any(name.lower() == shown for name in spoken.headers):
                 hint = "remove one of them"
                 at = ("credential", "header")
-                reject_any([Finding(f"{self.credential.header} is among mcp.headers too", "S114", hint, at)])
+                reject_any([Finding(f"{self.credential.header} is among its headers too", "S114", hint, at)])
         if self.anonymous and self.credential is not None and self.credential.needs_token:
             hint = "remove anonymous, or use another kind of credential"
             reject_any([Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))])
         return self
+
+    def _not_for_agents(self) -> Iterator[Finding]:
+        for key in ("pins", "responses"):
+            if getattr(self, key) is not None:
+                yield Finding(f"{key} is for MCP servers", "S124", "remove it", (key,), on_key=True)

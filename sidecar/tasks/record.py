@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from sidecar.vocabulary import Question
 
-Namespace = Literal["mcp", "a2a"]
+Namespace = Literal["mcp", "a2a", "a2a-context"]
 MAX_ID_CHARS: Final = 1024  # it must fit the header that mirrors it (MCP 2026-07-28), in base64 of UTF-8
 TERMINAL: Final = frozenset({"completed", "failed", "cancelled", "canceled", "rejected"})  # MCP's words and A2A's
 

@@ -106,6 +106,22 @@ def test_the_name_of_an_upstream_is_taken_whole(server: str) -> None:
     assert (metadata.kind, metadata.server) == (METADATA, server)
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/agents/researcher", Route("agent", "researcher")),
+        ("/agents/researcher/", Route("agent", "researcher", "/")),
+        ("/agents/researcher/v1/message:send", Route("agent", "researcher", "/v1/message:send")),
+        ("/agents/researcher/.well-known/agent-card.json", Route("card", "researcher")),
+        ("/.well-known/agents/researcher", Route("seed card", "researcher")),
+        ("/api/nhi/a2a/agent-card/researcher", Route("seed card", "researcher")),
+        ("/.well-known/oauth-protected-resource/agents/researcher", Route("agent metadata", "researcher")),
+    ],
+)
+def test_an_agent_has_addresses_of_its_own(path: str, found: Route) -> None:
+    assert route_of(path, "GET") == found
+
+
 @pytest.mark.parametrize("tool", ["a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128])
 def test_a_tool_is_named_in_the_path_as_it_stands(tool: str) -> None:
     assert route_of(f"/mcp/github/tools/{tool}", "POST") == Route(TOOL, "github", tool)

@@ -72,7 +72,7 @@ def test_a_name_that_the_document_allows_is_one_here() -> None:
     (tool,) = [each for each in DOCUMENT["paths"][OPERATIONS[1][0]]["parameters"] if each["name"] == "tool"]
     for name in ("a", "-", "_x.y", "A1", "x" * 128):
         assert re.search(tool["schema"]["pattern"], name)
-        assert route_of(f"/mcp/github/tools/{name}", "POST").tool == name
+        assert route_of(f"/mcp/github/tools/{name}", "POST").rest == name
 
 
 @pytest.mark.parametrize(("path", "verb"), OPERATIONS)

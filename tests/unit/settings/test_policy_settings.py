@@ -42,7 +42,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("section", "expected"), FAULTS.items(), ids=FAULTS)
+@pytest.mark.parametrize(("section", "expected"), FAULTS.items(), ids=map(str, range(len(FAULTS))))
 def test_what_has_no_valid_end_does_not_begin(section: str, expected: tuple[str, str, str], tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as raised:
         policy(tmp_path, section)

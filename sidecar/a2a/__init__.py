@@ -1,0 +1,7 @@
+"""How are calls of agents served?
+
+front      what happens to a request at an agent's address
+reading    what it wants: one canonical operation, whatever it is written in
+owning     whose tasks and conversations it is about
+dialects   how answers and refusals look to who called
+"""

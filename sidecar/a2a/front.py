@@ -1,0 +1,233 @@
+"""What happens to a request at an agent's address, beside what happens to every request?
+
+It is understood (`reading.py`), its tasks are looked up (`owning.py`), and once policy, limits and evidence have had
+their say, it is carried out: the operation goes to the agent's wire, and what comes back is judged and written anew in
+the words of who called (`dialects.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from sidecar import arrival
+from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
+from sidecar.a2a.owning import Owning
+from sidecar.a2a.reading import Operate, extensions_of, read_http, read_rpc, version_of, version_said
+from sidecar.arrival import Route
+from sidecar.errors import Reason, Refusal
+from sidecar.exchanges import Exchanges
+from sidecar.oversight import end_of
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import CANCEL, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Request, malformed
+from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.turn import Overseen, Turn
+from sidecar.upstreams.agents import Agent, Heard, Outgoing
+from sidecar.vocabulary import Caller, Decision
+from sidecar.whole import Whole
+
+
+@dataclass(slots=True)
+class AgentFront:
+    """Serves the addresses of agents."""
+
+    exchanges: Exchanges
+
+    def enter(self, turn: Turn, route: Route) -> None:
+        """From here on refusals are told in the caller's dialect, as far as the address says it."""
+        turn.dialect = _dialect_at(route, version_said(turn.headers))
+
+    async def understand(self, turn: Turn, route: Route) -> Operate:
+        """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
+        if route.rest in ("", "/"):
+            return await self._rpc(turn, route)
+        return await self._http(turn, route)
+
+    async def _rpc(self, turn: Turn, route: Route) -> Operate:
+        dialect = turn.dialect
+        assert isinstance(dialect, RpcDialect)
+        if turn.verb != "POST":
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
+        dialect.version = version_of(turn.headers, _query(turn))
+        message = jsonrpc.parse_message(await _body(turn))
+        if isinstance(message, Request):
+            dialect.request_id = turn.request_id = turn.record.request_id = message.id
+        return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
+
+    async def _http(self, turn: Turn, route: Route) -> Operate:
+        query = _query(turn)
+        dialect = turn.dialect
+        assert isinstance(dialect, HttpDialect)
+        version = dialect.version
+        said = version_of(turn.headers, query)
+        if said != version and not (said == "1.0" and http.address_of(turn.verb, route.rest, "1.0") is not None):
+            raise Refusal(Reason.VERSION_UNSUPPORTED, f"this address speaks A2A {version}")
+        dialect.version = said
+        try:
+            address = http.address_of(turn.verb, route.rest, said)
+        except UnreadableError as error:
+            raise malformed(str(error), INVALID_PARAMS) from None
+        if address is None:
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        if address.operation is None or address.route is None:
+            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=address.allowed)
+        turn.asks(address.operation.action)
+        body = await _json(turn, address.operation) if address.route.has_body else None
+        extensions = extensions_of(turn.headers)
+        return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
+
+    def owning(self, caller: Caller, intent: Operate) -> Owning:
+        """Whose the tasks are that the operation is about."""
+        return Owning(self.exchanges.tasks, caller, intent)
+
+    async def carry_out(
+        self, turn: Turn, agent: Agent, decision: Decision, intent: Operate, owning: Owning, timeout_s: float | None
+    ) -> web.StreamResponse:
+        """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete."""
+        limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
+        until = end_of(owning.caller, decision, turn.now)
+        overseen = Overseen(turn, owning.caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
+        outgoing = Outgoing(
+            intent.operation,
+            intent.params,
+            owning.caller,
+            overseen.left_s or limit_s,
+            intent.extensions,
+            arrival.trace_headers(turn.headers),
+        )
+        if intent.operation.streams:
+            with self.exchanges.places.place(owning.caller, turn.now.settings.streams):
+                return await self._stream(overseen, agent, outgoing, owning, timeout_s)
+        async with overseen.under_way(self.exchanges.oversight.calls):
+            answer = await agent.wire.ask(outgoing)
+            if isinstance(answer, AgentError):
+                return _whole(turn, _dialect(turn).error(answer))
+            return _whole(turn, _dialect(turn).result(intent.operation, await owning.admit(answer)))
+
+    async def _stream(
+        self, overseen: Overseen, agent: Agent, outgoing: Outgoing, owning: Owning, timeout_s: float | None
+    ) -> web.StreamResponse:
+        """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no."""
+        turn, dialect = overseen.turn, _dialect(overseen.turn)
+        overseen.endless, overseen.timeout_s = True, timeout_s  # it lasts as long as the task; a budget may say less
+        heard = await agent.wire.listen(outgoing)
+        if isinstance(heard, AgentError):
+            return _whole(turn, dialect.error(heard))
+        try:
+            async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
+                first = await anext(events, None)
+                if first is None:
+                    raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
+                if isinstance(first, AgentError):
+                    return _whole(turn, dialect.error(first))
+                first = await owning.admit(first)
+                return await self._passed_on(overseen, heard, events, first, owning)
+        finally:
+            heard.close()
+
+    async def _passed_on(
+        self,
+        overseen: Overseen,
+        heard: Heard,
+        events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
+        first: dict[str, Any],
+        owning: Owning,
+    ) -> web.StreamResponse:
+        turn, dialect, operation = overseen.turn, _dialect(overseen.turn), owning.intent.operation
+        sent = await turn.open_outlet()
+        try:
+            with overseen.streaming(heard, sent):
+                await sent.write(dialect.event(operation, first))
+                async for event in events:
+                    if event is None:
+                        await sent.write(KEEP_ALIVE)
+                    elif isinstance(event, AgentError):
+                        await sent.write(dialect.error_event(event))
+                        break
+                    else:
+                        await sent.write(dialect.event(operation, await owning.admit(event)))
+            turn.ended(200, sent.bytes_out)
+            await sent.end()
+        except asyncio.CancelledError:
+            if not turn.record.done:
+                turn.ended(200, sent.bytes_out)  # leaving is how a reader ends a stream
+            raise
+        except Refusal as refusal:
+            told = turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
+            if told.reason is not Reason.CALLER_GONE:
+                await self._last_word(turn, sent, dialect, told)
+        return sent.response
+
+    async def _last_word(self, turn: Turn, sent: Any, dialect: Dialect, told: Refusal) -> None:
+        """The status line is out: why it ends follows in the protocol."""
+        try:
+            await sent.write(dialect.refusal_event(told, turn.record.decision_id, turn.now.manner))
+            await sent.end()
+        except Refusal:  # the caller left meanwhile; what happened is on record
+            return
+
+
+async def _begun(
+    heard: Heard, overseen: Overseen, idle_s: float
+) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
+    """The events, signs of life left out before the first."""
+    begun = False
+    async with aclosing(heard.events(overseen.clock(), idle_s)) as events:
+        async for event in events:
+            if event is not None or begun:
+                begun = True
+                yield event
+
+
+def _dialect_at(route: Route, said: Version | None) -> Dialect:
+    if route.rest in ("", "/"):
+        return RpcDialect(said or "0.3")
+    return HttpDialect("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
+
+
+def _dialect(turn: Turn) -> Dialect:
+    dialect = turn.dialect
+    assert isinstance(dialect, RpcDialect | HttpDialect)  # `understand` said which
+    return dialect
+
+
+def _query(turn: Turn) -> Any:
+    try:
+        return http.query_of(turn.raw_path.partition("?")[2])
+    except UnreadableError as error:
+        raise malformed(str(error), INVALID_PARAMS) from None
+
+
+async def _json(turn: Turn, operation: Operation) -> Any:
+    """The body of HTTP+JSON. What has all that it needs in its address may leave it out."""
+    if not turn.request.body_exists and operation in (CANCEL, RESUBSCRIBE):
+        return {}
+    return jsonrpc.parse_json(await _body(turn))
+
+
+async def _body(turn: Turn) -> bytes:
+    raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds, a2a=True)
+    turn.record.bytes_in = len(raw)
+    return raw
+
+
+def _understood(turn: Turn, intent: Operate) -> Operate:
+    turn.asks(intent.call.method)
+    turn.record.call = intent.call
+    turn.record.mark("parse")
+    return intent
+
+
+def _whole(turn: Turn, told: Any) -> Whole:
+    """A whole answer, on record before it is complete."""
+    turn.ended(told.status, len(told.body))
+    return Whole(told.status, told.body, told.content_type, told.headers)

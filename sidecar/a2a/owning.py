@@ -1,0 +1,136 @@
+"""Whose task is this, and whose conversation?
+
+Everything that A2A asks of the one ownership (`tasks/`) stands here. Before a call goes out, every task that it names
+must be its caller's, and its conversation must be nobody else's; before an answer reaches the caller, every task in it
+must be theirs, and one that is new is on record. Another's and none look alike (threats G1-G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sidecar.a2a.reading import Operate
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
+from sidecar.tasks import MAX_ID_CHARS, Namespace, Tasks
+from sidecar.vocabulary import Caller
+
+TASKS: Final[Namespace] = "a2a"
+CONTEXTS: Final[Namespace] = "a2a-context"
+TERMINAL: Final[Mapping[str, str]] = {
+    "TASK_STATE_COMPLETED": "completed",
+    "TASK_STATE_FAILED": "failed",
+    "TASK_STATE_CANCELED": "canceled",
+    "TASK_STATE_REJECTED": "rejected",
+}
+MAX_LISTED: Final = 100  # A2A 1.0: of one page
+
+
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """The tasks of one caller at one agent, for one operation. `known` is what was found to be theirs already."""
+
+    tasks: Tasks
+    caller: Caller
+    intent: Operate
+    known: set[tuple[Namespace, str]] = field(default_factory=set)
+
+    async def check(self) -> None:
+        """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
+        STORE_UNAVAILABLE."""
+        operation, agent = self.intent.operation, self.intent.call.upstream
+        if operation in (SEND, STREAM):
+            await self.tasks.may_create(self.caller)
+        if self.intent.tasks:
+            await self.tasks.all_owned(self.caller, agent, self.intent.tasks, namespace=TASKS)
+        if self.intent.context:
+            await self._check_context(begins=operation in (SEND, STREAM))
+
+    async def _check_context(self, *, begins: bool) -> None:
+        """A conversation that nobody has is begun with its first message; the race for it has one winner."""
+        context, agent = self.intent.context, self.intent.call.upstream
+        if len(context) > MAX_ID_CHARS:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        if begins:
+            await self._claim(CONTEXTS, context, Reason.TASK_UNKNOWN)
+        else:
+            await self.tasks.all_owned(self.caller, agent, (context,), namespace=CONTEXTS)
+
+    async def _claim(self, namespace: Namespace, name: str, otherwise: Reason) -> None:
+        if (namespace, name) in self.known:
+            return
+        call = self.intent.call
+        try:
+            await self.tasks.created(
+                self.caller,
+                call.upstream,
+                name,
+                by=call.question.without_arguments._replace(action=SEND.action, name=""),
+                method=SEND.action,
+                ttl_s=None,
+                namespace=namespace,
+            )
+        except Refusal as refusal:
+            if refusal.reason is Reason.RESPONSE_REFUSED:
+                raise Refusal(otherwise) from None
+            raise
+        self.known.add((namespace, name))
+
+    async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What of a result, or of one event, is its caller's; what is new in it is on record. Raises Refusal."""
+        operation = self.intent.operation
+        if operation is LIST:
+            return await self._listed(result)
+        if operation is PUSH_LIST:
+            return result
+        for task, context in _named(operation.response, result):
+            await self._admit(task, context)
+        for state, task in _states(operation.response, result):
+            await self._saw(task, state)
+        return result
+
+    async def _admit(self, task: str, context: str) -> None:
+        if task and task not in self.intent.tasks:
+            if self.intent.operation not in (SEND, STREAM):
+                raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
+            await self._claim(TASKS, task, Reason.RESPONSE_REFUSED)
+        if context and context != self.intent.context and self.intent.operation in (SEND, STREAM):
+            await self._claim(CONTEXTS, context, Reason.RESPONSE_REFUSED)
+
+    async def _saw(self, task: str, state: str) -> None:
+        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, (task,), namespace=TASKS)
+        if task in mine:
+            await self.tasks.saw(mine[task], state, None)
+
+    async def _listed(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Of a page, the caller's own. How many others there are is nobody's to know."""
+        entries = result.get("tasks", [])[:MAX_LISTED]
+        ids = [entry["id"] for entry in entries if entry.get("id")]
+        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, ids, namespace=TASKS)
+        shown = [entry for entry in entries if entry.get("id") in mine]
+        return {**result, "tasks": shown, "totalSize": len(shown)}
+
+
+def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each task and conversation that a result is about."""
+    if message == "Task":
+        yield str(result.get("id", "")), str(result.get("contextId", ""))
+    elif message in ("SendMessageResponse", "StreamResponse"):
+        for member in ("task", "message", "statusUpdate", "artifactUpdate"):
+            if member in result:
+                said = result[member]
+                yield str(said.get("id" if member == "task" else "taskId", "")), str(said.get("contextId", ""))
+    elif message == "TaskPushNotificationConfig":
+        yield str(result.get("taskId", "")), ""
+
+
+def _states(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How tasks ended that a result says ended."""
+    task = result if message == "Task" else result.get("task", {})
+    update = result.get("statusUpdate", {})
+    for name, said in ((task.get("id", ""), task), (update.get("taskId", ""), update)):
+        ended = TERMINAL.get(said.get("status", {}).get("state", ""))
+        if name and ended is not None:
+            yield ended, name

@@ -1,0 +1,219 @@
+"""What does a request at an agent's address want, whatever it is written in?
+
+    POST /agents/{agent}/                       JSON-RPC, 0.3 and 1.0 by `A2A-Version`
+    …    /agents/{agent}/v1/…                   HTTP+JSON of 0.3
+    …    /agents/{agent}/[{tenant}/]…           HTTP+JSON of 1.0
+
+All of them come to one `Operate`: the canonical operation with canonical parameters. From there on nobody knows how it
+was said, but for the `Dialect` that answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
+from sidecar.arrival import Headers
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import (
+    BY_RPC,
+    CARD,
+    LIST,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    SEND,
+    STREAM,
+    Operation,
+    Route,
+    Version,
+    version_meant,
+)
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
+from sidecar.vocabulary import Call, Question
+
+MAX_EXTENSIONS: Final = 16
+SKILL: Final = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
+_EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
+_OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
+
+
+class Operate(NamedTuple):
+    """One operation on one agent. `tasks` are those that it names, each of which must be its caller's; `context` is the
+    conversation that it goes on with or begins."""
+
+    call: Call
+    operation: Operation
+    params: dict[str, Any]
+    version: Version
+    tasks: tuple[str, ...] = ()
+    context: str = ""
+    extensions: tuple[str, ...] = ()
+
+
+def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
+    """The version that a request is in. Raises Refusal(VERSION_UNSUPPORTED)."""
+    said = headers.get("a2a-version", ())
+    if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
+        raise malformed("A2A-Version must be there once")
+    version = version_meant(said[0].strip() if said else query.get("A2A-Version", ""))
+    if version is None:
+        raise Refusal(Reason.VERSION_UNSUPPORTED, "A2A 0.3 and 1.0 are spoken here", data={"supported": ["0.3", "1.0"]})
+    return version
+
+
+def version_said(headers: Headers) -> Version | None:
+    """The version in the header, before anything is checked; None for none that is known."""
+    said = headers.get("a2a-version", ())
+    return version_meant(said[0].strip()) if len(said) == 1 else None
+
+
+def extensions_of(headers: Headers) -> tuple[str, ...]:
+    """The extensions that a caller asks for, in the header of either version. Raises Refusal."""
+    lines = (*headers.get("a2a-extensions", ()), *headers.get("x-a2a-extensions", ()))
+    found = tuple(dict.fromkeys(part.strip() for line in lines for part in line.split(",") if part.strip()))
+    if len(found) > MAX_EXTENSIONS or not all(map(_EXTENSION.match, found)):
+        raise malformed("A2A-Extensions must be a short list of URIs")
+    return found
+
+
+def read_rpc(agent: str, dialect: RpcDialect, message: jsonrpc.Message, extensions: tuple[str, ...]) -> Operate:
+    """What a JSON-RPC message wants. Raises Refusal."""
+    if not isinstance(message, Request):
+        raise malformed("A2A has requests only")
+    operation = BY_RPC[dialect.version].get(message.method)
+    if operation is None:
+        raise malformed("the method is none of this version of A2A", METHOD_NOT_FOUND)
+    return _operate(agent, operation, _read(dialect, operation, message.params), dialect.version, extensions)
+
+
+def read_http(
+    agent: str,
+    dialect: HttpDialect,
+    address: http.Address,
+    query: Mapping[str, str],
+    body: object,
+    extensions: tuple[str, ...],
+) -> Operate:
+    """What a request of HTTP+JSON wants; `body` is None where its address has none. Raises Refusal."""
+    operation, route = address.operation, address.route
+    assert operation is not None and route is not None
+    try:
+        given = _given(operation, route, address, query, body)
+    except UnreadableError as error:
+        raise _malformed(error) from None
+    return _operate(agent, operation, _read(dialect, operation, given), dialect.version, extensions)
+
+
+def _given(
+    operation: Operation, route: Route, address: http.Address, query: Mapping[str, str], body: object
+) -> dict[str, Any]:
+    """Parameters as the body or the query has them, and the path's, which win."""
+    if route.has_body and not isinstance(body, dict):
+        raise UnreadableError("", "must be an object")
+    given = dict(body) if isinstance(body, dict) else http.typed(V10, operation.request, query)
+    for name, value in (*_ids(operation, address.ids), ("tenant", address.tenant)):
+        if value:
+            spelled = V10.messages[operation.request].spelled[name]
+            for spelling in (spelled.name, spelled.json):
+                if given.pop(spelling, value) != value:
+                    raise UnreadableError(f"/{spelling}", "is another one than the address names")
+            given[name] = value
+    return given
+
+
+def _ids(operation: Operation, ids: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+    task = "taskId" if operation in _OF_TASK else "id"
+    return [(task, ids.get("task", "")), *([("id", ids["config"])] if "config" in ids else [])]
+
+
+def _read(dialect: Dialect, operation: Operation, given: object) -> dict[str, Any]:
+    try:
+        return form_of(dialect.version, dialect.binding).read_params(operation, given)
+    except UnreadableError as error:
+        raise _malformed(error) from None
+
+
+def _malformed(error: UnreadableError) -> Refusal:
+    return malformed(str(error), INVALID_PARAMS)
+
+
+def _operate(
+    agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
+) -> Operate:
+    questions = [Question(f"nhi:{agent}", operation.action, "", skill_of(params), asked(params), meta_of(params))]
+    if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)
+        questions.append(questions[0]._replace(action=PUSH_SET.action))
+    call = Call("a2a", version, agent, operation.action, tuple(questions))
+    return Operate(
+        call, operation, params, version, tasks_in(operation, params), context_in(operation, params), extensions
+    )
+
+
+def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tasks that an operation names. Raises Refusal where it must name one and does not."""
+    if operation in (SEND, STREAM):
+        message = params.get("message", {})
+        return tuple(dict.fromkeys(filter(None, (message.get("taskId", ""), *message.get("referenceTaskIds", ())))))
+    if operation in (LIST, CARD):
+        return ()
+    name = "taskId" if operation in _OF_TASK else "id"
+    task = params.get(name, "")
+    if not task:
+        raise malformed(f"params.{name} must name a task", INVALID_PARAMS)
+    return (task,)
+
+
+def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
+    """The conversation that an operation names, "" for none. Raises Refusal for a send without a message."""
+    if operation is LIST:
+        return str(params.get("contextId", ""))
+    if operation not in (SEND, STREAM):
+        return ""
+    message = params.get("message")
+    if not message or not message.get("parts") or not message.get("messageId"):
+        raise malformed("params.message must have a messageId and parts", INVALID_PARAMS)
+    return str(message.get("contextId", ""))
+
+
+def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The push configuration inside a send, empty for none."""
+    found: Mapping[str, Any] = params.get("configuration", {}).get("taskPushNotificationConfig", {})
+    return found
+
+
+def pushes(params: Mapping[str, Any]) -> bool:
+    """Whether a send brings a push configuration."""
+    return bool(push_in(params))
+
+
+def skill_of(params: Mapping[str, Any]) -> str:
+    """The skill that a message asks for, as far as it says: a condition reads it as `call.tool`."""
+    said = meta_of(params).get(SKILL) or params.get("message", {}).get("metadata", {}).get(SKILL)
+    return said if isinstance(said, str) and len(said) <= 128 else ""
+
+
+def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the caller wrote beside the call."""
+    found: Mapping[str, Any] = params.get("metadata", {})
+    return found
+
+
+def asked(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as conditions and evidence see them (CONTRACT 7): the same for the same call, so without the
+    message's own id, the tenant, and the credentials of push configurations."""
+    shown = {name: value for name, value in params.items() if name not in ("tenant", "token", "authentication")}
+    if "message" in shown:
+        shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}
+    if pushes(params):
+        push = {name: value for name, value in push_in(params).items() if name not in ("token", "authentication")}
+        shown["configuration"] = {**shown["configuration"], "taskPushNotificationConfig": push}
+    return shown

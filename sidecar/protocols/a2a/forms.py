@@ -1,0 +1,66 @@
+"""In which form do parameters and results travel, in each version and binding?
+
+    1.0     ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
+
+A form reads what came into the canonical one, and writes the canonical one as it is to go out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import Binding, Operation, Version
+
+Params = dict[str, Any]
+
+
+class Form(Protocol):
+    """One form. What is read is checked; what is written is not, because we made it."""
+
+    def read_params(self, operation: Operation, given: object) -> Params:
+        """A caller's parameters. Raises UnreadableError."""
+
+    def write_params(self, operation: Operation, params: Params) -> Params:
+        """Parameters for an agent."""
+
+    def read_result(self, operation: Operation, given: object) -> Params:
+        """An agent's result; of an operation that streams, one event. Raises UnreadableError."""
+
+    def write_result(self, operation: Operation, result: Params) -> Any:
+        """A result for a caller; of an operation that streams, one event."""
+
+
+class Canonical:
+    """The form of 1.0."""
+
+    def read_params(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_params`."""
+        return V10.read(operation.request, given)
+
+    def write_params(self, operation: Operation, params: Params) -> Params:
+        """As `Form.write_params`."""
+        return params
+
+    def read_result(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_result`."""
+        if not operation.response:
+            return {}
+        return V10.read(operation.response, given, defaults=True)
+
+    def write_result(self, operation: Operation, result: Params) -> Any:
+        """As `Form.write_result`."""
+        return result
+
+
+CANONICAL: Final = Canonical()
+_FORMS: Final[Mapping[tuple[Version, Binding], Form]] = {
+    ("1.0", "jsonrpc"): CANONICAL,
+    ("1.0", "http_json"): CANONICAL,
+}
+
+
+def form_of(version: Version, binding: Binding) -> Form:
+    """The form that is spoken there."""
+    return _FORMS[version, binding]

@@ -1,0 +1,151 @@
+"""Which operation does an address of HTTP+JSON mean, and which address does an operation have?
+
+    GET  /tasks/{task}?historyLength=5          1.0, perhaps below a tenant: /{tenant}/tasks/…
+    POST /v1/tasks/{task}:cancel                0.3
+
+A path is taken apart before it is decoded, and decoded once, segment by segment: `%2F` is part of an id, and never an
+address. A verb behind a colon is the same however the colon was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from sidecar.protocols.a2a.operations import OPERATIONS, Operation, Route, Version
+from sidecar.protocols.a2a.schema import Schema, UnreadableError
+
+MAX_ID_CHARS: Final = 1024
+_SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@\-]|%[0-9A-Fa-f]{2})+\Z")
+_VERBS: Final = frozenset({"send", "stream", "cancel", "subscribe"})
+_PLACES: Final[Mapping[str, str]] = {"{task}": "task", "{config}": "config"}
+_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z")
+
+
+class Address(NamedTuple):
+    """What a path says. `allowed` are the HTTP methods that this path has; without an `operation` the one used is
+    none of them."""
+
+    operation: Operation | None
+    route: Route | None
+    tenant: str
+    ids: Mapping[str, str]
+    allowed: tuple[str, ...] = ()
+
+
+def address_of(verb: str, path: str, version: Version) -> Address | None:
+    """The operation that a raw path means; None for one that none has. Raises UnreadableError for a path that is not
+    plain."""
+    if path == "" or path[0] != "/":
+        return None
+    segments = [_decoded(segment) for segment in path[1:].split("/")]
+    found = list(_matches(segments, version))
+    for operation, route, tenant, ids in found:
+        if route.verb == verb:
+            return Address(operation, route, tenant, ids)
+    if found:
+        return Address(None, None, "", {}, tuple(dict.fromkeys(route.verb for _, route, _, _ in found)))
+    return None
+
+
+def _decoded(segment: str) -> str:
+    if not _SEGMENT.match(segment):
+        raise UnreadableError("", "has a path that is not plain")
+    try:
+        text = unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        raise UnreadableError("", "has a path that is not UTF-8") from None
+    if text in (".", "..") or not text.isprintable() or len(text) > MAX_ID_CHARS:
+        raise UnreadableError("", "has a path that is not plain")
+    return text
+
+
+def _matches(segments: list[str], version: Version) -> Iterator[tuple[Operation, Route, str, Mapping[str, str]]]:
+    for operation in OPERATIONS:
+        for route in operation.http(version):
+            wanted = route.path[1:].split("/")
+            tenants = [("", segments)]
+            if version == "1.0" and len(segments) == len(wanted) + 1:
+                tenants = [(segments[0], segments[1:])]
+            for tenant, rest in tenants:
+                ids = _fits(wanted, rest)
+                if ids is not None:
+                    yield operation, route, tenant, ids
+
+
+def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
+    """The ids in a path that has the wanted shape, else None."""
+    if len(wanted) != len(segments):
+        return None
+    ids: dict[str, str] = {}
+    for want, segment in zip(wanted, segments, strict=True):
+        place, _, verb = want.partition(":")
+        name, found = segment, ""
+        head, colon, tail = segment.rpartition(":")
+        if colon and tail in _VERBS:
+            name, found = head, tail
+        if found != verb or not name:
+            return None
+        if place in _PLACES:
+            ids[_PLACES[place]] = name
+        elif place != name:
+            return None
+    return ids
+
+
+def query_of(text: str) -> Mapping[str, str]:
+    """The parameters of a raw query. Raises UnreadableError for one that is there twice, or not plain."""
+    found: dict[str, str] = {}
+    if not _QUERY.match(text):
+        raise UnreadableError("", "has a query that is not plain")
+    for pair in filter(None, text.split("&")):
+        name, _, value = pair.partition("=")
+        try:
+            key, said = (unquote_to_bytes(part.replace("+", " ")).decode() for part in (name, value))
+        except UnicodeDecodeError:
+            raise UnreadableError("", "has a query that is not UTF-8") from None
+        if key in found:
+            raise UnreadableError(f"/{key}", "is there more than once")
+        found[key] = said
+    return found
+
+
+def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """What a query says, as values that the schema reads. Unknown parameters are dropped, as unknown fields are."""
+    spelled, values = schema.messages[message].spelled, dict[str, Any]()
+    for name, text in query.items():
+        one = spelled.get(name)
+        if one is None:
+            continue
+        if one.type == "bool":
+            if text not in ("true", "false"):
+                raise UnreadableError(f"/{name}", "must be true or false")
+            values[name] = text == "true"
+        elif one.type in schema.enums and text.isdigit():
+            values[name] = int(text)
+        else:
+            values[name] = text
+    return values
+
+
+def path_to(route: Route, ids: Mapping[str, str], tenant: str = "") -> str:
+    """The path of an operation, each id encoded so that it is one segment."""
+    path = route.path
+    for place, name in _PLACES.items():
+        if place in path:
+            path = path.replace(place, quote(ids[name], safe=""))
+    return (f"/{quote(tenant, safe='')}" if tenant else "") + path
+
+
+def query_from(values: Iterable[tuple[str, Any]]) -> str:
+    """Values as a query, `?` included; "" without any."""
+    pairs = [f"{quote(name, safe='')}={quote(_plain(value), safe='')}" for name, value in values]
+    return "?" + "&".join(pairs) if pairs else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,64 @@
+"""Which agent stands behind us, and how does it stand?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sidecar.protocols.a2a.operations import Version
+from sidecar.settings.credentials import Signed, UpstreamCredential
+from sidecar.settings.upstreams import Upstream as Definition
+from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
+from sidecar.upstreams.agents.watched import WatchedAgent
+from sidecar.upstreams.agents.wire import AgentWire
+from sidecar.upstreams.credentials import Signer, source_from
+from sidecar.upstreams.registry import Account
+
+TOKEN_TTL_S: Final = 120.0  # of what an agent is shown by default; CONTRACT: at most five minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One A2A agent that stands behind us. `account` is how it stands."""
+
+    name: str
+    definition: Definition
+    wire: AgentWire
+    account: Account
+    timeout_s: float
+    anonymous: bool = False
+    scopes: tuple[str, ...] = ()
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether it is shown the caller's own token, or what that is exchanged for."""
+        return self.definition.credential is not None and self.definition.credential.needs_token
+
+    async def close(self) -> None:
+        """Let go of its connections."""
+        await self.wire.close()
+
+
+def agent_from(name: str, definition: Definition, *, max_response_bytes: int, signer: Signer) -> Agent:
+    """An agent as configured. Raises SettingsError."""
+    section = definition.a2a
+    if section is None:
+        raise ValueError("the settings promise an agent its section")
+    shown = definition.credential or UpstreamCredential(signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S))
+    line = Line(
+        section.url,
+        credential=source_from(shown, section.url, signer),
+        headers=tuple(section.headers.items()),
+        connect_timeout_s=section.connect_timeout_s,
+        max_connections=section.max_connections,
+        max_response_bytes=max_response_bytes,
+    )
+    account = Account(name, definition.breaker)
+    spoken: Version = "1.0" if section.version == "auto" else section.version
+
+    def version() -> Version:
+        return spoken
+
+    wire = RpcWire(line, version) if section.spoken == "jsonrpc" else HttpJsonWire(line, version)
+    watched = WatchedAgent(wire, account, section.share, section.timeout_s)
+    return Agent(name, definition, watched, account, section.timeout_s, definition.anonymous, definition.scopes)

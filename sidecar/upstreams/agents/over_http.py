@@ -1,0 +1,347 @@
+"""How is an operation sent to an agent over HTTP, and what comes back?
+
+In JSON-RPC everything is a POST to one address, in HTTP+JSON each operation has its own. The request is built from what
+was decided: our headers, our credential, the parameters written anew in the form that the agent speaks. What it answers
+is read as strictly as what callers send.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from sidecar.egress import Client, Deadline, EgressError, InvalidRequest, RequestForm, Response, parse_origin
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentError
+from sidecar.protocols.a2a.forms import Form, form_of
+from sidecar.protocols.a2a.operations import Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
+from sidecar.upstreams.credentials import CredentialSource, same, shown_within
+from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
+from sidecar.upstreams.transport import EVENT_STREAM, JSON
+
+A2A_JSON: Final = "application/a2a+json"
+MAX_ERROR_BYTES: Final = 64 * 1024  # an agent's no is a sentence, not a document
+_ENDED = "its stream ended without an answer"
+VersionOf = Callable[[], Version]
+"""What the agent speaks, as far as is known now."""
+
+
+class Line:
+    """The connections to one agent, and what every request to it bears."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        credential: CredentialSource | None,
+        headers: Sequence[tuple[str, str]],
+        connect_timeout_s: float,
+        max_connections: int,
+        max_response_bytes: int,
+    ) -> None:
+        """Raises ValueError for a URL that names no place."""
+        self.max_response_bytes = max_response_bytes
+        self.credential = credential
+        self._origin = parse_origin(url)
+        self.base = self._origin.path.rstrip("/")
+        self.path = self._origin.path
+        self._headers = tuple(headers)
+        self._calls = Client(self._origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
+        self._streams = Client(
+            self._origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
+        )
+
+    async def send(
+        self, verb: str, path: str, body: bytes | None, outgoing: Outgoing, version: Version, media_type: str
+    ) -> Response:
+        """One request; the response is here as soon as its head is. Raises Refusal."""
+        streams = outgoing.operation.streams
+        headers = [("Accept", EVENT_STREAM if streams else f"{media_type}, {JSON}"), ("A2A-Version", version)]
+        if body is not None:
+            headers.append(("Content-Type", media_type))
+        if outgoing.extensions:
+            name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
+            headers.append((name, ", ".join(outgoing.extensions)))
+        headers += [*self._headers, *outgoing.extra]
+        deadline_s, shown = outgoing.deadline_s, None
+        if self.credential is not None:
+            shown, deadline_s = await shown_within(self.credential, outgoing.caller, deadline_s)
+            if shown is not None:
+                headers.append(shown)
+        client = self._streams if streams else self._calls
+        try:
+            form = RequestForm(verb, path, self._origin.host_header, headers)
+            response = await client.send(form.message((), body), deadline_s=deadline_s)
+        except InvalidRequest as failure:
+            raise Refusal(Reason.MALFORMED_CALL, "a value cannot be sent in an address or a header") from failure
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+        if response.status == 401 and shown is not None and self.credential is not None:
+            self.credential.refused(outgoing.caller, shown)
+        return response
+
+    async def read(self, response: Response, max_bytes: int) -> bytes:
+        """A whole body. Raises Refusal."""
+        try:
+            return await response.read(max_bytes)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        await self._calls.close()
+        await self._streams.close()
+        if self.credential is not None:
+            await self.credential.close()
+
+
+class RpcWire:
+    """An agent that speaks JSON-RPC."""
+
+    def __init__(self, line: Line, version: VersionOf) -> None:
+        self._line = line
+        self._version = version
+        self._numbers = itertools.count(1)
+
+    async def ask(self, outgoing: Outgoing) -> Result | AgentError:
+        """As `AgentWire.ask`."""
+        version = self._version()
+        with await self._sent(outgoing, version) as response:
+            return await self._whole(response, outgoing.operation, version)
+
+    async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
+        """As `AgentWire.listen`."""
+        version = self._version()
+        response = await self._sent(outgoing, version)
+        if response.status == 200 and media_type_of(response) == EVENT_STREAM:
+            read = _reader(form_of(version, "jsonrpc"), outgoing.operation, _rpc_event)
+            return HttpStream(response, read, self._line.max_response_bytes)
+        with response:
+            answer = await self._whole(response, outgoing.operation, version)
+        if isinstance(answer, AgentError):
+            return answer
+        raise _refused("it answers whole where a stream was asked for")
+
+    async def _sent(self, outgoing: Outgoing, version: Version) -> Response:
+        operation = outgoing.operation
+        params = form_of(version, "jsonrpc").write_params(operation, outgoing.params)
+        message = {"jsonrpc": "2.0", "id": next(self._numbers), "method": operation.rpc(version), "params": params}
+        return await self._line.send("POST", self._line.path, orjson.dumps(message), outgoing, version, JSON)
+
+    async def _whole(self, response: Response, operation: Operation, version: Version) -> Result | AgentError:
+        if response.status >= 500 or media_type_of(response) != JSON:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+        raw = await self._line.read(response, self._line.max_response_bytes)
+        return _reader(form_of(version, "jsonrpc"), operation, _rpc_event)(raw)
+
+    def shows_the_same_as(self, other: AgentWire) -> bool:
+        """As `AgentWire.shows_the_same_as`."""
+        return isinstance(other, RpcWire) and same(self._line.credential, other._line.credential)
+
+    async def close(self) -> None:
+        """As `AgentWire.close`."""
+        await self._line.close()
+
+
+class HttpJsonWire:
+    """An agent that speaks HTTP+JSON."""
+
+    def __init__(self, line: Line, version: VersionOf) -> None:
+        self._line = line
+        self._version = version
+
+    async def ask(self, outgoing: Outgoing) -> Result | AgentError:
+        """As `AgentWire.ask`."""
+        version = self._version()
+        with await self._sent(outgoing, version) as response:
+            if response.status != 200:
+                return await self._error(response)
+            if not outgoing.operation.response:
+                return {}
+            raw = await self._line.read(response, self._line.max_response_bytes)
+            return _reader(form_of(version, "http_json"), outgoing.operation, _bare_event)(raw)
+
+    async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
+        """As `AgentWire.listen`."""
+        version = self._version()
+        response = await self._sent(outgoing, version)
+        if response.status == 200 and media_type_of(response) == EVENT_STREAM:
+            read = _reader(form_of(version, "http_json"), outgoing.operation, _bare_event)
+            return HttpStream(response, read, self._line.max_response_bytes)
+        with response:
+            if response.status != 200:
+                return await self._error(response)
+        raise _refused("it answers whole where a stream was asked for")
+
+    async def _sent(self, outgoing: Outgoing, version: Version) -> Response:
+        operation, params = outgoing.operation, dict(outgoing.params)
+        route = operation.http(version)[0]
+        tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
+        ids, rest = _apart(operation, params)
+        path = self._line.base + http.path_to(route, ids, tenant)
+        if not route.has_body:
+            return await self._line.send(
+                route.verb, path + http.query_from(rest.items()), None, outgoing, version, _media_type(version)
+            )
+        body = orjson.dumps(form_of(version, "http_json").write_params(operation, outgoing.params))
+        return await self._line.send(route.verb, path, body, outgoing, version, _media_type(version))
+
+    async def _error(self, response: Response) -> AgentError:
+        """What an agent says with a status of its own. Raises Refusal where it is not the agent that says it."""
+        if response.status >= 500 and response.status != 501:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+        if media_type_of(response) not in (JSON, A2A_JSON):
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+        said = _parsed(await self._line.read(response, MAX_ERROR_BYTES))
+        error = _error_in(said)
+        return error if error is not None else AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
+
+    def shows_the_same_as(self, other: AgentWire) -> bool:
+        """As `AgentWire.shows_the_same_as`."""
+        return isinstance(other, HttpJsonWire) and same(self._line.credential, other._line.credential)
+
+    async def close(self) -> None:
+        """As `AgentWire.close`."""
+        await self._line.close()
+
+
+class HttpStream:
+    """A stream of events over a connection."""
+
+    def __init__(self, response: Response, read: Callable[[bytes], Result | AgentError], max_event_bytes: int) -> None:
+        self._response = response
+        self._read = read
+        self._max_event_bytes = max_event_bytes
+
+    async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        """As `Heard.events`."""
+        parser = sse.SseParser(self._max_event_bytes)
+        try:
+            async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
+                async for chunk in chunks:
+                    for event in parser.feed(chunk):
+                        if not event.data:
+                            yield None
+                            continue
+                        said = self._read(event.data.encode())
+                        yield said
+                        if isinstance(said, AgentError):
+                            return
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+
+    def close(self) -> None:
+        """As `Heard.close`."""
+        self._response.close()
+
+
+def line_from(url: str, **how: Any) -> Line:
+    """A line to the address of an interface."""
+    return Line(url, **how)
+
+
+def is_address(url: str) -> bool:
+    """Whether HTTP is spoken there."""
+    return urlsplit(url).scheme in ("http", "https")
+
+
+# --- what an agent says -----------------------------------------------------------------------------------------------
+
+_CODE_OF_STATUS: Final[Mapping[int, int]] = {404: -32001, 400: -32602, 405: -32601, 415: -32005, 501: -32004}
+
+
+def _reader(
+    form: Form, operation: Operation, take: Callable[[Any], Any | AgentError]
+) -> Callable[[bytes], Result | AgentError]:
+    """Reads one message: an error, or a result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
+
+    def read(raw: bytes) -> Result | AgentError:
+        said = take(_parsed(raw))
+        if isinstance(said, AgentError):
+            return said
+        try:
+            return form.read_result(operation, said)
+        except UnreadableError as error:
+            raise _refused(f"its result cannot be read: {error.pointer or '/'} {error.problem}") from None
+
+    return read
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return jsonrpc.parse_answer(raw)
+    except Refusal as refusal:
+        raise _refused(refusal.detail) from None
+
+
+def _rpc_event(said: Any) -> Any | AgentError:
+    if not isinstance(said, dict) or ("result" in said) == ("error" in said):
+        raise _refused("its answer is no JSON-RPC response")
+    if "error" not in said:
+        return said["result"]
+    error = said["error"]
+    if not isinstance(error, dict) or not isinstance(error.get("code"), int):
+        raise _refused("its error is no JSON-RPC error")
+    return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
+
+
+def _bare_event(said: Any) -> Any | AgentError:
+    error = _error_in(said)
+    return said if error is None else error
+
+
+def _error_in(said: Any) -> AgentError | None:
+    """The error in a body of HTTP+JSON, of either version; None where there is none."""
+    if not isinstance(said, dict):
+        return None
+    error = said.get("error")
+    if isinstance(error, dict):
+        details = tuple(_details(error.get("details")))
+        reasons = [str(one.get("reason")) for one in details if one.get("@type") == ERROR_INFO]
+        kind = next((BY_REASON[reason] for reason in reasons if reason in BY_REASON), None)
+        status = error.get("code")
+        known = _CODE_OF_STATUS.get(status, -32603) if isinstance(status, int) else -32603
+        return AgentError(known if kind is None else kind.code, _text(error.get("message")), details)
+    if isinstance(said.get("message"), str) and said.keys() <= {"message", "code", "data", "type"}:
+        code = said.get("code")
+        return AgentError(code if isinstance(code, int) and code in BY_CODE else -32603, _text(said["message"]))
+    return None
+
+
+def _details(data: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(data, list):
+        yield from (one for one in data[:16] if isinstance(one, dict) and isinstance(one.get("@type"), str))
+
+
+def _text(said: Any) -> str:
+    return said[:1024] if isinstance(said, str) else ""
+
+
+def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The ids that stand in the path, and what is left."""
+    rest = dict(params)
+    if operation.request in ("GetTaskRequest", "CancelTaskRequest", "SubscribeToTaskRequest"):
+        return {"task": str(rest.pop("id", ""))}, rest
+    if "taskId" in rest:
+        task, config = str(rest.pop("taskId")), rest.get("id", "")
+        if operation.action in ("push/get", "push/delete"):
+            rest.pop("id", None)
+        return {"task": task, "config": str(config)}, rest
+    return {}, rest
+
+
+def _media_type(version: Version) -> str:
+    return A2A_JSON if version == "1.0" else JSON
+
+
+def _refused(detail: str) -> Refusal:
+    return Refusal(Reason.RESPONSE_REFUSED, detail)

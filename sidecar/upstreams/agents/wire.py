@@ -1,0 +1,57 @@
+"""How does an agent look from here, whatever it speaks?
+
+One operation in the canonical form goes out; its result comes back in the canonical form, or the agent's own no
+(`AgentError`). What streams gives such results one by one. Nothing is ever sent twice: the agent may have done what it
+did not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from sidecar.egress import Deadline
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import Operation
+from sidecar.vocabulary import Caller
+
+Result = dict[str, Any]
+
+
+class Outgoing(NamedTuple):
+    """One operation on its way to an agent. `caller` is on whose behalf, None is the sidecar itself. `deadline_s` from
+    now bounds a whole answer, and of a stream its beginning. `extra` are trace headers."""
+
+    operation: Operation
+    params: Result
+    caller: Caller | None
+    deadline_s: float
+    extensions: tuple[str, ...] = ()
+    extra: Sequence[tuple[str, str]] = ()
+
+
+class Heard(Protocol):
+    """A stream that an agent has begun. Read it to its end or close it."""
+
+    def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        """Its events; None is a sign of life without any. An `AgentError` is the last. Raises Refusal."""
+
+    def close(self) -> None:
+        """Give up the rest: the agent can see it at once. Twice is no fault."""
+
+
+class AgentWire(Protocol):
+    """One agent, by one of its interfaces."""
+
+    async def ask(self, outgoing: Outgoing) -> Result | AgentError:
+        """The answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT,
+        RESPONSE_REFUSED; Unsent where nothing was sent."""
+
+    async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
+        """The answer to one that does, as soon as it has begun. Raises Refusal."""
+
+    def shows_the_same_as(self, other: AgentWire) -> bool:
+        """Whether both show the agent the same credentials."""
+
+    async def close(self) -> None:
+        """Let go of every connection."""

@@ -1,0 +1,110 @@
+"""Does each address mean one operation, however it is written?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import OPERATIONS, VERSIONS, Operation, Route, Version
+from sidecar.protocols.a2a.schema import UnreadableError
+
+ROUTES = [(version, one, route) for version in VERSIONS for one in OPERATIONS for route in one.http(version)]
+IDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
+    lambda text: text.isprintable() and text not in (".", "..") and text.rpartition(":")[2] not in http._VERBS
+)
+
+
+@pytest.mark.parametrize(("version", "operation", "route"), ROUTES)
+@given(task=IDS, config=IDS, tenant=IDS)
+def test_what_is_written_is_read(
+    version: Version, operation: Operation, route: Route, task: str, config: str, tenant: str
+) -> None:
+    ids = {"task": task, "config": config}
+    said = http.path_to(route, ids)
+    found = http.address_of(route.verb, said, version)
+    assert found is not None and found.operation is operation and found.tenant == ""
+    assert found.ids == {name: ids[name] for name in found.ids} and len(found.ids) == said.count(
+        "{"
+    ) + route.path.count("{")
+    if version == "1.0":
+        below = http.address_of(route.verb, http.path_to(route, ids, tenant), version)
+        assert below is not None and (below.operation, below.tenant) == (operation, tenant)
+
+
+@pytest.mark.parametrize("path", ["/tasks/a:cancel", "/tasks/a%3Acancel", "/tasks/a%3acancel", "/%74asks/a:cancel"])
+def test_a_verb_is_the_same_however_it_is_written(path: str) -> None:
+    found = http.address_of("POST", path, "1.0")
+    assert found is not None and found.operation is not None
+    assert (found.operation.action, found.ids) == ("tasks/cancel", {"task": "a"})
+
+
+def test_an_encoded_slash_is_part_of_an_id() -> None:
+    found = http.address_of("GET", "/tasks/a%2Fb", "1.0")
+    assert found is not None and found.ids == {"task": "a/b"}
+    assert found.route is not None and http.path_to(found.route, found.ids) == "/tasks/a%2Fb"
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "allowed"),
+    [
+        ("GET", "/message:send", ("POST",)),
+        ("DELETE", "/tasks/a:subscribe", ("GET", "POST")),
+        ("PUT", "/tasks", ("GET",)),
+    ],
+)
+def test_another_verb_is_told_which_there_are(verb: str, path: str, allowed: tuple[str, ...]) -> None:
+    found = http.address_of(verb, path, "1.0")
+    assert found is not None and (found.operation, found.allowed) == (None, allowed)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/nothing", "/tasks/a/b", "/message:other", "/v1/tasks/a/b/c", "/message"])
+def test_what_is_no_address_is_none(path: str) -> None:
+    try:
+        assert http.address_of("GET", path, "1.0") is None
+    except UnreadableError:
+        assert path in ("/",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tasks/..",
+        "/tasks/%2e%2e",
+        "/tasks//a",
+        "/tasks/%00",
+        "/tasks/a%0d%0ab",
+        "/tasks/%ff",
+        "/tasks/a\\b",
+        "/tasks/%",
+    ],
+)
+def test_a_path_that_is_not_plain_is_refused(path: str) -> None:
+    with pytest.raises(UnreadableError):
+        http.address_of("GET", path, "1.0")
+
+
+def test_a_query_has_the_types_of_its_message() -> None:
+    query = http.query_of(
+        "historyLength=5&include_artifacts=true&status=TASK_STATE_WORKING&unknown=1&pageToken=a%2Bb+c"
+    )
+    read = V10.read("ListTasksRequest", http.typed(V10, "ListTasksRequest", query))
+    assert read == {
+        "status": "TASK_STATE_WORKING",
+        "pageToken": "a+b c",
+        "historyLength": 5,
+        "includeArtifacts": True,
+    }
+
+
+@pytest.mark.parametrize("query", ["a=1&a=2", "a=%ff", "a=\\", "includeArtifacts=1"])
+def test_a_query_that_two_readers_read_differently_is_refused(query: str) -> None:
+    with pytest.raises(UnreadableError):
+        http.typed(V10, "ListTasksRequest", http.query_of(query))
+
+
+def test_values_become_a_query() -> None:
+    assert http.query_from([("a", True), ("b", "x&y"), ("c", 5)]) == "?a=true&b=x%26y&c=5"
+    assert http.query_from([]) == ""
