@@ -30,13 +30,15 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
 @dataclass(frozen=True, slots=True)
 class Proven:
     """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads that its
-    audience names (`nhi:planner`), who may present it as authority lent to them."""
+    audience names (`nhi:planner`), who may present it as authority lent to them. `speaks_for` are the NHIs for which
+    its issuer may speak; empty is no bound."""
 
     chain: Chain
     here: bool
     lent_to: frozenset[str]
     credential: Credential
     expires_at: float
+    speaks_for: frozenset[str] = frozenset()
 
 
 def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
@@ -47,6 +49,7 @@ def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
         lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
         credential=Credential("jwt", issuer=claims.issuer.issuer),
         expires_at=claims.expires_at,
+        speaks_for=claims.issuer.actors,
     )
 
 
@@ -74,6 +77,18 @@ def accepts(issuer: Issuer, audiences: frozenset[str], resource: str) -> bool:
 
 def joined(proven: Proven, workload: Workload | None) -> Chain:
     """One chain out of a token and, perhaps, a workload's own credential. Raises Refusal where they don't agree."""
+    if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
+        raise bad_credential("the token's issuer does not speak for the newest actor")
+    return _joined(proven, workload)
+
+
+def _newest(proven: Proven, workload: Workload | None) -> set[str]:
+    """Who acts last by the word of the token: whom it names last, and to whom it was lent, if it is they who come."""
+    lent = workload is not None and workload.principal.name in proven.lent_to
+    return {proven.chain[-1].name, workload.principal.name} if workload and lent else {proven.chain[-1].name}
+
+
+def _joined(proven: Proven, workload: Workload | None) -> Chain:
     last = proven.chain[-1]
     if workload is None:
         return _here(proven)
@@ -209,9 +224,11 @@ def _roles(claims: Claims) -> frozenset[str]:
         if source.required:
             raise bad_credential("the token lacks the claim that roles are read from")
         return frozenset()
-    return frozenset(
-        f"role:{source.namespace}/{item}" for item in items if isinstance(item, str) and _is_role(item, source)
-    )
+    values = (item for item in items if isinstance(item, str))
+    if claims.issuer.is_peer:  # by their whole names; of those, what the operator takes from it
+        whole = f"role:{source.namespace}/"
+        values = (item.removeprefix(whole) for item in values if item.startswith(whole))
+    return frozenset(f"role:{source.namespace}/{value}" for value in values if _is_role(value, source))
 
 
 def _is_role(value: str, source: RolesFrom) -> bool:

@@ -52,6 +52,8 @@ def _issuer(entry: IssuerSettings) -> Issuer:
         clients=entry.clients,
         roles_from=RolesFrom(roles.claim, roles.namespace, roles.only, roles.required) if roles else None,
         kind_rules=_rules(entry.kind_claim) if entry.kind_claim else (),
+        actors=frozenset(entry.actors),
+        relays=frozenset(entry.relays),
     )
     return with_preset(issuer, entry.preset) if entry.preset else issuer
 

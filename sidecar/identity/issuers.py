@@ -8,6 +8,9 @@ login name chooses a kind with it:
     several kinds        `sub` is typed: `user:alice`, `nhi:planner`
 
 Where ids are bare, a `sub` that looks typed is refused: `alice` and `user:alice` would be one principal.
+
+A peer is another sidecar, and what it says is only whose call it passes on: it has `actors`, the NHIs that it may speak
+for. It calls everybody by their whole names, as its own policy does (`user:corp/alice`, `role:corp/eng`).
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ class Issuer:
     """One issuer of access tokens, as the operator trusts it. Exactly one of `jwks_url` and `jwks_path` is set.
 
     `typ` are the accepted header types, "" for an absent one. `actor_from` is the claim that names the client, looked
-    up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims whose exact value is demanded.
+    up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims whose exact value is demanded. `actors` makes it
+    a peer; `relays` are the namespaces of other issuers that a peer without one of its own may name into.
     """
 
     issuer: str
@@ -73,11 +77,18 @@ class Issuer:
     roles_from: RolesFrom | None = None
     kind_rules: tuple[KindRule, ...] = ()
     must_claim: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    actors: frozenset[str] = frozenset()
+    relays: frozenset[str] = frozenset()
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another sidecar, who passes on what others proved to it."""
+        return bool(self.actors)
 
     @property
     def typed_subjects(self) -> bool:
         """Whether `sub` brings its own kind."""
-        return not self.kind_rules and len(self.kinds) > 1
+        return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 
 def with_preset(issuer: Issuer, preset: str) -> Issuer:
@@ -93,7 +104,9 @@ def check_issuers(issuers: Iterable[Issuer], file: str = "identity.issuers") -> 
     if faults:
         raise SettingsError(faults)
     namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
-    return {issuer.issuer: Naming(issuer.namespace, namespaces - {issuer.namespace}) for issuer in known}
+    return {
+        issuer.issuer: Naming(issuer.namespace, namespaces - {issuer.namespace} - issuer.relays) for issuer in known
+    }
 
 
 def _keycloak(issuer: Issuer) -> Issuer:
@@ -121,6 +134,11 @@ def _okta(issuer: Issuer) -> Issuer:
     return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
 
 
+def _sidecar(issuer: Issuer) -> Issuer:
+    # What `upstreams.<name>.credential.signed` makes (upstreams/credentials/signed.py).
+    return replace(issuer, typ=issuer.typ if issuer.typ != DEFAULT_TYP else ("JWT",))
+
+
 def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...], actor_from: str) -> Issuer:
     # The rules stay whole for an issuer of one kind too: a token of the other kind is refused, not renamed.
     return replace(
@@ -131,7 +149,12 @@ def _filled(issuer: Issuer, *, typ: tuple[str, ...], rules: tuple[KindRule, ...]
     )
 
 
-PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {"keycloak": _keycloak, "entra": _entra, "okta": _okta}
+PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {
+    "keycloak": _keycloak,
+    "entra": _entra,
+    "okta": _okta,
+    "sidecar": _sidecar,
+}
 
 
 def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
@@ -151,8 +174,19 @@ def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
         ),
     )
     found = [message for wrong, message in checks if wrong]
+    found += _peer_faults(issuer)
     found += [f"clients: {message}" for message in _client_faults(issuer)]
     return [fault_in(file, f"{name}: {message}" if name else message, code="S301") for message in found]
+
+
+def _peer_faults(issuer: Issuer) -> Iterable[str]:
+    if issuer.is_peer and (issuer.kind_rules or issuer.actor_from):
+        yield "a peer says kinds and actors itself: actors stands alone"
+    if issuer.relays and (issuer.namespace or not issuer.is_peer):
+        yield "relays is for a peer without a namespace of its own"
+    for name in issuer.actors:
+        if not (is_principal(name) and name.startswith("nhi:")):
+            yield f"actors: {name!r} is no nhi:<name>"
 
 
 def _client_faults(issuer: Issuer) -> Iterable[str]:
@@ -171,7 +205,8 @@ def _faults_between(issuers: tuple[Issuer, ...], file: str) -> list[Fault]:
     found += [
         f"namespace {space!r} has two issuers" for space in sorted(set(spaces)) if space and spaces.count(space) > 1
     ]
-    if spaces.count("") > 1:
+    # A peer's names are those of others by nature; what it may grant is bound by its actors instead.
+    if sum(1 for issuer in issuers if not issuer.namespace and not issuer.is_peer) > 1:
         found.append("all issuers but one need a namespace")
     for issuer in issuers:
         others = {space for space in spaces if space} - {issuer.namespace}

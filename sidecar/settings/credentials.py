@@ -101,6 +101,8 @@ class Signed(Section):
     """Its `aud`; by default the upstream's url."""
     ttl_s: Annotated[Seconds, Field(ge=MIN_TTL_S, le=MAX_TTL_S)] = 60.0
     """How long it is good for; it is used again for half of that."""
+    roles: bool = False
+    """Whether it says which roles the caller's token granted to the first of the chain: for another sidecar."""
 
 
 class UpstreamCredential(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from sidecar.settings.fields import ClaimName, KeyUrl, Many, PathField, Seconds, Section, Slug, Word, is_nhi
+from sidecar.settings.fields import ClaimName, KeyUrl, Many, NhiName, PathField, Seconds, Section, Slug, Word, is_nhi
 from sidecar.settings.findings import Finding, reject, reject_any
 
 MAX_LEEWAY_S = 60  # beyond a minute it is no longer clock skew
@@ -20,8 +20,18 @@ KEYS_OF_PRESET: Mapping[str, str] = {
     "keycloak": "{issuer}/protocol/openid-connect/certs",  # issuer: https://<host>/realms/<realm>
     "entra": "{issuer_without_version}/discovery/v2.0/keys",  # https://login.microsoftonline.com/<tenant>/v2.0
     "okta": "{issuer}/v1/keys",  # https://<org>.okta.com/oauth2/<server>
+    "sidecar": "{issuer}/.well-known/jwks.json",  # the public_url of another sidecar
 }
-ROLES_OF_PRESET: Mapping[str, str] = {"keycloak": "realm_access.roles", "entra": "roles", "okta": "groups"}
+ROLES_OF_PRESET: Mapping[str, str] = {
+    "keycloak": "realm_access.roles",
+    "entra": "roles",
+    "okta": "groups",
+    "sidecar": "roles",
+}
+
+FURTHER_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "sidecar": {"kinds": ["user", "nhi"], "algorithms": ["ES256"]},
+}
 
 
 def _listed(given: object) -> object:
@@ -51,7 +61,7 @@ class Issuer(Section):
     issuer: Word
     """The exact `iss` of its tokens."""
     preset: Annotated[
-        Literal["keycloak", "entra", "okta", "spiffe"] | None,
+        Literal["keycloak", "entra", "okta", "spiffe", "sidecar"] | None,
         Field(description="What is known of a product's tokens fills what is not written here."),
     ] = None
     audiences: Many[Word] = ()
@@ -76,6 +86,13 @@ class Issuer(Section):
     """Roles out of a claim."""
     kind_claim: ClaimName | None = None
     """The claim whose value is `user` or `nhi`; without it and with several kinds, `sub` says it: `nhi:planner`."""
+
+    actors: Many[NhiName] = ()
+    """Makes it a peer, another sidecar: the NHIs for which it may speak. Its tokens count only where the newest actor
+    is one of them: whom the token names last, or who presents a token that was lent to it (its audience is that NHI).
+    """
+    relays: Many[Slug] = ()
+    """Of a peer without a namespace: the namespaces of other issuers whose names it may pass on."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,9 +138,25 @@ class Issuer(Section):
             yield Finding("actor_from without clients refuses every token", "S108", hint, ("actor_from",))
         if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
             yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
+        yield from self._peer_faults()
         if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
             hint = "write kinds: [user, nhi]"
             yield Finding("this issuer may name no NHI", "S109", hint, ("clients",))
+
+    def _peer_faults(self) -> Iterator[Finding]:
+        if self.preset == "sidecar" and not self.actors:
+            hint = "write actors: [nhi:<name>], the agents whose sidecar it is"
+            yield Finding("a peer needs actors: without them it could speak for anybody", "S122", hint, ("issuer",))
+        if self.relays and (not self.actors or self.namespace):
+            hint = "relays is for an issuer with actors and without a namespace"
+            yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
+        if self.actors:
+            for key in ("kind_claim", "actor_from", "clients"):
+                if getattr(self, key):
+                    hint = "a peer's tokens say kinds and actors themselves"
+                    yield Finding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
+            if "nhi" not in self.kinds:
+                yield Finding("this issuer may name no NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
 
 
 class IdentitySettings(Section):
@@ -147,12 +180,14 @@ class IdentitySettings(Section):
         """No issuer can mint into another's names (CONTRACT 1.1)."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
-        first_without = next((i for i, issuer in enumerate(self.issuers) if issuer.namespace is None), None)
+        # A peer names nobody of its own: whom it passes on have their names from others.
+        minting = {i for i, issuer in enumerate(self.issuers) if not issuer.actors}
+        first_without = next((i for i in sorted(minting) if self.issuers[i].namespace is None), None)
         for index, issuer in enumerate(self.issuers):
             at = ("issuers", index)
             if names[issuer.issuer] > 1:
                 yield Finding("this issuer stands twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
-            if issuer.namespace is None and index != first_without:
+            if issuer.namespace is None and index in minting and index != first_without:
                 hint = "of several issuers all but one need a namespace of their own"
                 yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
             if issuer.namespace and spaces[issuer.namespace] > 1:
@@ -161,7 +196,7 @@ class IdentitySettings(Section):
 
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
     """What was written, over where the product keeps its keys and roles. How its tokens look is known to identity."""
-    filled = dict(given)
+    filled = {**FURTHER_OF_PRESET.get(preset, {}), **given}
     if "jwks_url" not in given and "jwks_path" not in given:
         issuer = str(given.get("issuer", "")).rstrip("/")
         places = {"issuer": issuer, "issuer_without_version": issuer.removesuffix("/v2.0")}

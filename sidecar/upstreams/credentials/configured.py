@@ -35,7 +35,10 @@ def source_from(
         path = section.own_bearer_path
         return Passed(None if path is None else Credential(*bearer(read_secret(path, "theirs"))))
     if section.signed is not None:
-        return SignedSource(signer, section.signed.audience or url, section.signed.ttl_s, clock=clock, new_id=new_id)
+        signed = section.signed
+        return SignedSource(
+            signer, signed.audience or url, signed.ttl_s, clock=clock, new_id=new_id, roles=signed.roles
+        )
     for client in (section.client_credentials, section.token_exchange):
         if client is not None:
             return _granted(client, clock, clock_mono, new_id)

@@ -1,7 +1,9 @@
 """How do we tell an upstream, in our own name, for whom we call?
 
 A JWT of ours that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act`
-around those before it, so that the outermost is who called us. For the sidecar's own questions `sub` is the sidecar.
+around those before it, so that the outermost is who called us. Everybody goes by their whole name (`user:corp/alice`),
+and the roles that a token granted to the first of them may stand beside it: another sidecar reads it as its peer's
+(identity/issuers.py). For the sidecar's own questions `sub` is the sidecar.
 It is good for one audience and for a minute or so, and for no longer than the caller's credential; for half of that it
 is shown again, so that few calls wait for a signature.
 """
@@ -18,6 +20,7 @@ from sidecar.upstreams.credentials.source import CredentialSource, Header, beare
 from sidecar.vocabulary import Caller
 
 MAX_KEPT: Final = 10_000
+_NO_ROLES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +32,46 @@ class _Kept:
 
 
 class SignedSource:
-    """A `CredentialSource`. `clock` gives seconds since the epoch, `new_id` what no token had before."""
+    """A `CredentialSource`. `roles`: whether it says which roles the first of the chain was granted. `clock` gives
+    seconds since the epoch, `new_id` what no token had before."""
 
     fixed: Header | None = None
 
     def __init__(
-        self, signer: Signer, audience: str, ttl_s: float, *, clock: Callable[[], float], new_id: Callable[[], str]
+        self,
+        signer: Signer,
+        audience: str,
+        ttl_s: float,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        roles: bool = False,
     ) -> None:
         self._signer = signer
         self._audience = audience
         self._ttl_s = ttl_s
         self._clock = clock
         self._new_id = new_id
-        self._kept: OrderedDict[tuple[str, ...], _Kept] = OrderedDict()
+        self._roles = roles
+        self._kept: OrderedDict[tuple[tuple[str, ...], frozenset[str]], _Kept] = OrderedDict()
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
         """As `CredentialSource.header`."""
         names = () if caller is None else tuple([principal.name for principal in caller.chain])
         ends_s = None if caller is None else caller.expires_at
-        now = self._clock()
-        kept = self._kept.get(names)
+        roles = caller.first.roles if caller is not None and self._roles else _NO_ROLES
+        now, place = self._clock(), (names, roles)
+        kept = self._kept.get(place)
         if (
             kept is not None
             and kept.from_s <= now < kept.until_s  # a clock that was set back makes a new one
             and (ends_s is None or kept.ends_s <= ends_s)
         ):
-            self._kept.move_to_end(names)
+            self._kept.move_to_end(place)
             return kept.header
-        made = self._made(names, now, ends_s)
-        self._kept[names] = made
-        self._kept.move_to_end(names)
+        made = self._made(names, roles, now, ends_s)
+        self._kept[place] = made
+        self._kept.move_to_end(place)
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return made.header
@@ -71,14 +84,14 @@ class SignedSource:
         return (
             isinstance(other, SignedSource)
             and self._signer == other._signer
-            and (self._audience, self._ttl_s) == (other._audience, other._ttl_s)
+            and (self._audience, self._ttl_s, self._roles) == (other._audience, other._ttl_s, other._roles)
         )
 
     async def close(self) -> None:
         """As `CredentialSource.close`."""
         self._kept.clear()
 
-    def _made(self, names: tuple[str, ...], now: float, caller_ends_s: float | None) -> _Kept:
+    def _made(self, names: tuple[str, ...], roles: frozenset[str], now: float, caller_ends_s: float | None) -> _Kept:
         ends_s = now + self._ttl_s
         if caller_ends_s is not None:  # a clock's leeway let its credential pass: one second is the least there is
             ends_s = max(min(ends_s, caller_ends_s), now + 1)
@@ -92,6 +105,8 @@ class SignedSource:
         }
         if len(names) > 1:
             claims["act"] = _act(names[1:])
+        if roles:
+            claims["roles"] = sorted(roles)
         header = bearer(self._signer.sign(claims))
         return _Kept(header, now, now + (ends_s - now) / 2, ends_s)
 
