@@ -11,7 +11,7 @@ was said, but for the `Dialect` that answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
@@ -36,6 +36,7 @@ from sidecar.protocols.a2a.operations import (
     Version,
     version_meant,
 )
+from sidecar.protocols.a2a.proto03 import PROTO03, request_name
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
 from sidecar.vocabulary import Call, Question
@@ -107,32 +108,46 @@ def read_http(
     operation, route = address.operation, address.route
     assert operation is not None and route is not None
     try:
-        given = _given(operation, route, address, query, body)
+        given = _given(operation, route, address, query, body, dialect.version)
     except UnreadableError as error:
         raise _malformed(error) from None
     return _operate(agent, operation, _read(dialect, operation, given), dialect.version, extensions)
 
 
 def _given(
-    operation: Operation, route: Route, address: http.Address, query: Mapping[str, str], body: object
+    operation: Operation, route: Route, address: http.Address, query: Mapping[str, str], body: object, version: Version
 ) -> dict[str, Any]:
-    """Parameters as the body or the query has them, and the path's, which win."""
+    """Parameters as the body or the query has them, beside those of the path, which they may repeat only."""
     if route.has_body and not isinstance(body, dict):
         raise UnreadableError("", "must be an object")
-    given = dict(body) if isinstance(body, dict) else http.typed(V10, operation.request, query)
-    for name, value in (*_ids(operation, address.ids), ("tenant", address.tenant)):
-        if value:
-            spelled = V10.messages[operation.request].spelled[name]
-            for spelling in (spelled.name, spelled.json):
-                if given.pop(spelling, value) != value:
-                    raise UnreadableError(f"/{spelling}", "is another one than the address names")
-            given[name] = value
+    schema, message = (V10, operation.request) if version == "1.0" else (PROTO03, request_name(operation))
+    given = dict(body) if isinstance(body, dict) else http.typed(schema, message, query)
+    named = _named_10(operation, address) if version == "1.0" else _named_03(operation, address.ids)
+    for name, value in named:
+        spelled = schema.messages[message].spelled[name]
+        for spelling in (spelled.name, spelled.json):
+            if given.pop(spelling, None) not in (None, "", value):
+                raise UnreadableError(f"/{spelling}", "is another one than the address names")
+        given[name] = value
     return given
 
 
-def _ids(operation: Operation, ids: Mapping[str, str]) -> Sequence[tuple[str, str]]:
-    task = "taskId" if operation in _OF_TASK else "id"
-    return [(task, ids.get("task", "")), *([("id", ids["config"])] if "config" in ids else [])]
+def _named_10(operation: Operation, address: http.Address) -> Iterator[tuple[str, str]]:
+    """What the path names, as the parameters of 1.0 do."""
+    if "task" in address.ids:
+        yield ("taskId" if operation in _OF_TASK else "id"), address.ids["task"]
+    if "config" in address.ids:
+        yield "id", address.ids["config"]
+    if address.tenant:
+        yield "tenant", address.tenant
+
+
+def _named_03(operation: Operation, ids: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The same as those of 0.3 do: a resource's name."""
+    if "config" in ids:
+        yield "name", f"tasks/{ids['task']}/pushNotificationConfigs/{ids['config']}"
+    elif "task" in ids:
+        yield ("parent" if operation in _OF_TASK else "name"), f"tasks/{ids['task']}"
 
 
 def _read(dialect: Dialect, operation: Operation, given: object) -> dict[str, Any]:

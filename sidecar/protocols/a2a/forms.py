@@ -1,6 +1,8 @@
 """In which form do parameters and results travel, in each version and binding?
 
-    1.0     ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
+    1.0                  ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
+    0.3, JSON-RPC        JSON with its own words (`v03.py`)
+    0.3, everywhere else ProtoJSON of its own Protocol Buffers (`proto03.py`)
 
 A form reads what came into the canonical one, and writes the canonical one as it is to go out.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from sidecar.protocols.a2a import proto03, v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Binding, Operation, Version
 
@@ -54,10 +57,53 @@ class Canonical:
         return result
 
 
-CANONICAL: Final = Canonical()
+class OfJsonRpc03:
+    """The form of 0.3 in JSON-RPC."""
+
+    def read_params(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_params`."""
+        return v03.params_from_03(operation, given)
+
+    def write_params(self, operation: Operation, params: Params) -> Params:
+        """As `Form.write_params`."""
+        return v03.params_to_03(operation, params)
+
+    def read_result(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_result`."""
+        return v03.result_from_03(operation, given, streamed=operation.streams)
+
+    def write_result(self, operation: Operation, result: Params) -> Any:
+        """As `Form.write_result`."""
+        return v03.result_to_03(operation, result, streamed=operation.streams)
+
+
+class OfProto03:
+    """The form of 0.3 in HTTP+JSON and in gRPC."""
+
+    def read_params(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_params`."""
+        return proto03.params_from_03(operation, given)
+
+    def write_params(self, operation: Operation, params: Params) -> Params:
+        """As `Form.write_params`."""
+        return proto03.params_to_03(operation, params)
+
+    def read_result(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_result`."""
+        return proto03.result_from_03(operation, given, streamed=operation.streams)
+
+    def write_result(self, operation: Operation, result: Params) -> Any:
+        """As `Form.write_result`."""
+        return proto03.result_to_03(operation, result, streamed=operation.streams)
+
+
 _FORMS: Final[Mapping[tuple[Version, Binding], Form]] = {
-    ("1.0", "jsonrpc"): CANONICAL,
-    ("1.0", "http_json"): CANONICAL,
+    ("1.0", "jsonrpc"): Canonical(),
+    ("1.0", "http_json"): Canonical(),
+    ("1.0", "grpc"): Canonical(),
+    ("0.3", "jsonrpc"): OfJsonRpc03(),
+    ("0.3", "http_json"): OfProto03(),
+    ("0.3", "grpc"): OfProto03(),
 }
 
 

@@ -202,8 +202,7 @@ class HttpJsonWire:
         if media_type_of(response) not in (JSON, A2A_JSON):
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
         said = _parsed(await self._line.read(response, MAX_ERROR_BYTES))
-        error = _error_in(said)
-        return error if error is not None else AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
+        return _error_in(said, response.status) or AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
 
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
@@ -295,12 +294,12 @@ def _rpc_event(said: Any) -> Any | AgentError:
 
 
 def _bare_event(said: Any) -> Any | AgentError:
-    error = _error_in(said)
+    error = _error_in(said, 200)
     return said if error is None else error
 
 
-def _error_in(said: Any) -> AgentError | None:
-    """The error in a body of HTTP+JSON, of either version; None where there is none."""
+def _error_in(said: Any, status: int) -> AgentError | None:
+    """The error in a body of HTTP+JSON, of either version; None for none. 0.3 says its kind by the status alone."""
     if not isinstance(said, dict):
         return None
     error = said.get("error")
@@ -308,12 +307,14 @@ def _error_in(said: Any) -> AgentError | None:
         details = tuple(_details(error.get("details")))
         reasons = [str(one.get("reason")) for one in details if one.get("@type") == ERROR_INFO]
         kind = next((BY_REASON[reason] for reason in reasons if reason in BY_REASON), None)
-        status = error.get("code")
-        known = _CODE_OF_STATUS.get(status, -32603) if isinstance(status, int) else -32603
+        code = error.get("code")
+        known = _CODE_OF_STATUS.get(code, -32603) if isinstance(code, int) else -32603
         return AgentError(known if kind is None else kind.code, _text(error.get("message")), details)
     if isinstance(said.get("message"), str) and said.keys() <= {"message", "code", "data", "type"}:
         code = said.get("code")
-        return AgentError(code if isinstance(code, int) and code in BY_CODE else -32603, _text(said["message"]))
+        if not isinstance(code, int) or code not in BY_CODE:
+            code = _CODE_OF_STATUS.get(status, -32603)
+        return AgentError(code, _text(said["message"]))
     return None
 
 

@@ -1,0 +1,159 @@
+"""Is a call the same call, whatever version and binding it comes in? Threats P15, R12; reports BL-009, BL-071.
+
+Every operation, in every way to say it: one decision, one limit, one hash of the arguments, one message to the agent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.protocols.a2a.operations import OPERATIONS
+from tests.a2a.world import ALICE, BOB, HELLO, PLANNER, RULES, SPOKEN, AgentWorld, Answered, agent_world, ask
+
+PUSH = {"taskId": "t1", "id": "p1", "url": "https://hook.example/", "token": "secret"}
+PARAMS: dict[str, dict[str, Any]] = {
+    "message/send": {"message": HELLO},
+    "message/stream": {"message": HELLO},
+    "tasks/get": {"id": "t1", "historyLength": 2},
+    "tasks/list": {},
+    "tasks/cancel": {"id": "t1"},
+    "tasks/resubscribe": {"id": "t1"},
+    "push/set": PUSH,
+    "push/get": {"taskId": "t1", "id": "p1"},
+    "push/list": {"taskId": "t1"},
+    "push/delete": {"taskId": "t1", "id": "p1"},
+    "card/extended": {},
+}
+
+
+def test_every_operation_is_tried() -> None:
+    assert PARAMS.keys() == {one.action for one in OPERATIONS}
+
+
+async def begun(world: AgentWorld, who: Any = ALICE) -> None:
+    """The caller has a task."""
+    answered = await ask(world, "1.0", "jsonrpc", "message/send", {"message": HELLO}, who)
+    assert answered.error is None, answered
+
+
+@pytest.mark.parametrize("action", PARAMS)
+async def test_a_call_is_the_same_however_it_is_said(action: str, tmp_path: Path) -> None:
+    limited = {kind: text.replace("-, -, -, allow", "-, 1000, -, allow") for kind, text in RULES.items()}
+    async with agent_world(tmp_path, rules=limited) as world:
+        await begun(world)
+        told, before = [], len(world.agent.seen)
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, action, PARAMS[action])
+            assert answered.error is None, (version, binding, answered)
+            told.append(answered)
+        decisions = world.records("decision")[1:]
+        assert len(decisions) == len(SPOKEN)
+        for name in ("action", "object", "method", "args_hash", "chain", "links", "limits_names"):
+            values = [
+                [limit["name"] for limit in record["limits"]] if name == "limits_names" else record[name]
+                for record in decisions
+            ]
+            assert all(value == values[0] for value in values), (name, values)
+        assert decisions[0]["args_hash"] and decisions[0]["action"] == action
+        sent = [message for _, message in world.agent.seen[before:]]
+        assert len({message["method"] for message in sent}) == 1
+        assert all(message["params"] == sent[0]["params"] for message in sent)
+        assert [record["protocol_version"] for record in decisions] == [version for version, _ in SPOKEN]
+
+
+@pytest.mark.parametrize("action", PARAMS)
+async def test_what_no_rule_allows_reaches_nobody(action: str, tmp_path: Path) -> None:
+    word = action if action.startswith(("push", "card")) else "message/send"
+    others = "|".join(one for one in PARAMS if one != action)
+    rules = {"user_to_nhi": f"p, user:alice, nhi:researcher, {others}, -, -, -, allow\n"}
+    assert word in PARAMS
+    async with agent_world(tmp_path, rules=rules) as world:
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, action, PARAMS[action])
+            assert (answered.status, answered.reason) == (403, "no-matching-rule"), (version, binding)
+        assert world.agent.seen == []
+        assert [record["reason"] for record in world.ends()] == ["no-matching-rule"] * len(SPOKEN)
+
+
+# --- whose task is it -------------------------------------------------------------------------------------------------
+
+OF_A_TASK = [action for action in PARAMS if action.startswith(("tasks/", "push/")) and action != "tasks/list"]
+
+
+def without_id(answered: Answered) -> bytes:
+    """What was said, without what is another each time."""
+    raw = answered.raw
+    for record_id in [part for part in raw.split(b'"') if len(part) == 36 and part.count(b"-") == 4]:
+        raw = raw.replace(record_id, b"")
+    return raw
+
+
+@pytest.mark.parametrize(("version", "binding"), SPOKEN)
+@pytest.mark.parametrize("action", OF_A_TASK)
+async def test_anothers_task_looks_as_if_it_were_not_there(
+    action: str, version: Any, binding: Any, tmp_path: Path
+) -> None:
+    async with agent_world(tmp_path) as world:
+        await begun(world)
+        reached = len(world.agent.seen)
+        key = "taskId" if "taskId" in PARAMS[action] else "id"
+        for who in (BOB, PLANNER):
+            foreign = await ask(world, version, binding, action, {**PARAMS[action], key: "t1"}, who)
+            missing = await ask(world, version, binding, action, {**PARAMS[action], key: "t9"}, who)
+            assert foreign.status == missing.status and foreign.reason == "task-unknown"
+            assert without_id(foreign) == without_id(missing)
+            code = foreign.error and foreign.error["code"]
+            assert code == (-32001 if binding == "jsonrpc" or version == "0.3" else 404)
+        assert len(world.agent.seen) == reached, "nothing reached the agent"
+        assert (await ask(world, version, binding, action, PARAMS[action])).error is None
+
+
+@pytest.mark.parametrize("ours", ["taskId", "contextId", "referenceTaskIds"])
+async def test_nobody_speaks_in_anothers_task_or_conversation(ours: str, tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        await begun(world)
+        reached = len(world.agent.seen)
+        named = {"taskId": "t1", "contextId": "c1", "referenceTaskIds": ["t1"]}[ours]
+        for action in ("message/send", "message/stream"):
+            answered = await ask(world, "1.0", "jsonrpc", action, {"message": {**HELLO, ours: named}}, BOB)
+            assert answered.reason == "task-unknown"
+        assert len(world.agent.seen) == reached
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": {**HELLO, ours: named}})).error is None
+
+
+async def test_a_list_holds_the_callers_own_and_tells_of_no_others(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        for who in (ALICE, BOB, ALICE, PLANNER):
+            await begun(world, who)
+        for version, binding in SPOKEN:
+            for who, ids in ((ALICE, ["t1", "t3"]), (BOB, ["t2"]), (PLANNER, ["t4"])):
+                (page,) = (await ask(world, version, binding, "tasks/list", {}, who)).results
+                assert [one["id"] for one in page["tasks"]] == ids
+                assert page.get("totalSize") == len(ids)
+
+
+async def test_a_task_made_by_one_binding_is_there_for_every_other_also_after_a_restart(tmp_path: Path) -> None:
+    """BL-009."""
+    made = []
+    async with agent_world(tmp_path) as world:
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, "message/send", {"message": HELLO})
+            made.append(answered.results[0]["task"]["id"])
+        assert len(set(made)) == len(SPOKEN)
+    async with agent_world(tmp_path) as world:
+        for version, binding in SPOKEN:
+            for name in made:
+                assert (await ask(world, version, binding, "tasks/get", {"id": name})).results[0]["id"] == name
+
+
+async def test_a_push_configuration_inside_a_send_is_asked_for_itself(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, -, -, allow\n"}
+    sent = {"message": HELLO, "configuration": {"taskPushNotificationConfig": {"url": "https://hook.example/"}}}
+    async with agent_world(tmp_path, rules=rules) as world:
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, "message/send", sent)
+            assert (answered.status, answered.reason) == (403, "no-matching-rule"), (version, binding)
+        assert world.agent.seen == []

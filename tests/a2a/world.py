@@ -1,0 +1,278 @@
+"""A sidecar in this process before an agent that does what a test says, and callers of every version and binding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sidecar.app import App
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.operations import BY_ACTION, BY_RPC, CARD, LIST, SEND, STREAM, Binding, Operation, Version
+from sidecar.settings.shipped import shipped
+from tests.flow.idp import SETTINGS, Idp, bearer
+from tests.flow.world import listening
+
+IDP = Idp()
+WHO = {name: bearer(IDP.api_key(name)) for name in ("user:alice", "user:bob", "nhi:planner", "nhi:other")}
+ALICE, BOB, PLANNER = WHO["user:alice"], WHO["user:bob"], WHO["nhi:planner"]
+EVERYTHING = "use|push/set|push/get|push/list|push/delete|card/extended"
+RULES: dict[str, str] = {
+    "user_to_nhi": f"p, user:alice, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"
+    f"p, user:bob, nhi:researcher, {EVERYTHING}, -, -, -, allow\n",
+    "nhi_to_nhi": f"p, nhi:planner, nhi:researcher, {EVERYTHING}, -, -, -, allow\n",
+}
+SPOKEN: list[tuple[Version, Binding]] = [
+    ("1.0", "jsonrpc"),
+    ("1.0", "http_json"),
+    ("0.3", "jsonrpc"),
+    ("0.3", "http_json"),
+]
+HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+Respond = Callable[[str, dict[str, Any]], Any]
+
+
+def task(name: str = "t1", context: str = "c1", state: str = "TASK_STATE_COMPLETED") -> dict[str, Any]:
+    """A task as 1.0 has it."""
+    return {"id": name, "contextId": context, "status": {"state": state, "timestamp": "2026-11-28T00:00:00Z"}}
+
+
+@dataclass
+class ScriptedAgent:
+    """An agent of 1.0 over JSON-RPC. `script` answers a method with a result, a list of events, or an error (an
+    exception class of this module); what it is not told it makes up."""
+
+    script: dict[str, Respond] = field(default_factory=dict)
+    seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    made: int = 0
+
+    def methods(self) -> list[str]:
+        """What reached it."""
+        return [message["method"] for _, message in self.seen]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        message = json.loads(await request.read())
+        self.seen.append((dict(request.headers), message))
+        method, params = message["method"], message.get("params", {})
+        answer = self.script.get(method, self._answer)(method, params)
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        if isinstance(answer, No):
+            return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": answer.error})
+        operation = BY_RPC["1.0"][method]
+        if not operation.streams:
+            return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": answer})
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for event in answer:
+            if isinstance(event, asyncio.Event):
+                await event.wait()
+                continue
+            said = {"error": event.error} if isinstance(event, No) else {"result": event}
+            await stream.write(
+                b"data: " + json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode() + b"\n\n"
+            )
+        return stream
+
+    def _answer(self, method: str, params: dict[str, Any]) -> Any:
+        if method in ("SendMessage", "SendStreamingMessage"):
+            self.made += 1
+            name = params["message"].get("taskId") or f"t{self.made}"
+            context = params["message"].get("contextId") or f"c{self.made}"
+            said = {"task": task(name, context)}
+            return (
+                said
+                if method == "SendMessage"
+                else [{"task": task(name, context, "TASK_STATE_WORKING")}, _done(name, context)]
+            )
+        if method == "SubscribeToTask":
+            return [{"task": task(params["id"], state="TASK_STATE_WORKING")}, _done(params["id"], "c1")]
+        if method in ("GetTask", "CancelTask"):
+            return task(params["id"])
+        if method == "ListTasks":
+            return {
+                "tasks": [task(f"t{n + 1}", f"c{n + 1}") for n in range(self.made)],
+                "totalSize": self.made,
+                "pageSize": 50,
+            }
+        if method.startswith("ListTaskPush"):
+            return {"configs": [{"taskId": params["taskId"], "id": "p1", "url": "https://hook.example/"}]}
+        if "Push" in method:
+            return {
+                "taskId": params["taskId"],
+                "id": params.get("id") or "p1",
+                "url": params.get("url", "https://hook.example/"),
+            }
+        return {"name": "researcher", "version": "1", "description": "d", "capabilities": {}, "skills": []}
+
+
+def _done(name: str, context: str) -> dict[str, Any]:
+    status = {"state": "TASK_STATE_COMPLETED", "timestamp": "2026-11-28T00:00:00Z"}
+    return {"statusUpdate": {"taskId": name, "contextId": context, "status": status}}
+
+
+@dataclass(frozen=True)
+class No:
+    """An agent's no."""
+
+    error: dict[str, Any]
+
+
+@dataclass
+class AgentWorld:
+    """A running sidecar before `researcher`."""
+
+    folder: Path
+    agent: ScriptedAgent
+    app: App
+    http: aiohttp.ClientSession
+    url: str
+
+    def records(self, event: str = "") -> list[dict[str, Any]]:
+        """The audit so far."""
+        lines = self.app.settings.audit_path.read_bytes().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [record for record in records if not event or record["event"] == event]
+
+    def ends(self) -> list[dict[str, Any]]:
+        """The terminal records."""
+        return [record for record in self.records() if record["event"] in ("outcome", "refusal")]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer in the canonical form, whatever it came in: results (one, or a stream's events) or an error."""
+
+    status: int
+    results: tuple[Any, ...] = ()
+    error: dict[str, Any] | None = None
+    raw: bytes = b""
+
+    @property
+    def reason(self) -> str:
+        """Our reason, "" for an agent's answer."""
+        if self.error is None:
+            return ""
+        data = self.error.get("data") or self.error.get("details") or {}
+        info = data[0].get("metadata", {}) if isinstance(data, list) and data else data
+        return str(info.get("reason", "")) if isinstance(info, dict) else ""
+
+
+async def ask(
+    world: AgentWorld,
+    version: Version,
+    binding: Binding,
+    action: str,
+    params: dict[str, Any],
+    who: Mapping[str, str] = ALICE,
+    agent: str = "researcher",
+) -> Answered:
+    """One operation, with canonical parameters, as a client of that version and binding sends it."""
+    operation, form = BY_ACTION[action], form_of(version, binding)
+    headers = {**who, "A2A-Version": version}
+    base = f"{world.url}/agents/{agent}"
+    if binding == "jsonrpc":
+        written = form.write_params(operation, params)
+        message = {"jsonrpc": "2.0", "id": 1, "method": operation.rpc(version), "params": written}
+        async with world.http.post(base + "/", json=message, headers=headers) as response:
+            return _read_rpc(operation, version, response.status, response.content_type, await response.read())
+    route = operation.http(version)[0]
+    rest = dict(params)
+    ids = {}
+    if operation not in (SEND, STREAM, LIST, CARD):
+        key = "taskId" if "taskId" in rest else "id"
+        ids = {"task": rest.pop(key), "config": rest.get("id", "")}
+        if "{config}" in route.path:
+            rest.pop("id", None)
+    path = base + http.path_to(route, ids) + ("" if route.has_body else http.query_from(rest.items()))
+    body = form.write_params(operation, params) if route.has_body else None
+    async with world.http.request(route.verb, path, json=body, headers=headers) as response:
+        return _read_http(operation, version, response.status, response.content_type, await response.read())
+
+
+def _read_rpc(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
+    form = form_of(version, "jsonrpc")
+    said = _events(raw) if media == "text/event-stream" else [json.loads(raw)]
+    errors = [one["error"] for one in said if "error" in one]
+    results = tuple(form.read_result(operation, one["result"]) for one in said if "result" in one)
+    return Answered(status, results, errors[0] if errors else None, raw)
+
+
+def _read_http(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
+    form = form_of(version, "http_json")
+    if status != 200:
+        said = json.loads(raw)
+        return Answered(status, error=said.get("error", said), raw=raw)
+    events = _events(raw) if media == "text/event-stream" else [json.loads(raw)]
+    errors = [one.get("error", one) for one in events if "error" in one or "code" in one]
+    results = tuple(form.read_result(operation, one) for one in events if not ("error" in one or "code" in one))
+    return Answered(status, results, errors[0] if errors else None, raw)
+
+
+def _events(raw: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
+
+
+@asynccontextmanager
+async def agent_world(
+    folder: Path,
+    agent: ScriptedAgent | None = None,
+    *,
+    rules: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    settings: str = "",
+    a2a: str = "",
+    upstream: str = "",
+) -> AsyncIterator[AgentWorld]:
+    """A sidecar whose callers have API keys. `a2a` is added to the agent's section, `upstream` to what is around it."""
+    scripted = agent or ScriptedAgent()
+    async with listening(scripted.handle) as base:
+        write(folder, f"{base}/", rules=rules, files=files, settings=settings, a2a=a2a, upstream=upstream)
+        app = await App.start(folder / "sidecar.yaml", {})
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+                yield AgentWorld(folder, scripted, app, session, f"http://127.0.0.1:{app.listeners[0].port}")
+        finally:
+            await app.stop()
+
+
+def write(
+    folder: Path,
+    url: str,
+    *,
+    rules: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    settings: str = "",
+    a2a: str = "",
+    upstream: str = "",
+) -> None:
+    """Everything that such a sidecar reads."""
+    (folder / "policies").mkdir(parents=True, exist_ok=True)
+    (folder / "models").mkdir(exist_ok=True)
+    for model in shipped("models").glob("*.conf"):
+        (folder / "models" / model.name).write_text(model.read_text())
+    for kind, text in (RULES if rules is None else rules).items():
+        (folder / "policies" / f"{kind}.csv").write_text(text)
+    more, around = (f", {part}" if part else "" for part in (a2a, upstream))
+    (folder / "sidecar.yaml").write_text(
+        "version: 1\n"
+        + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0"}\n')
+        + 'admin: {listen: "127.0.0.1:0"}\n'
+        + SETTINGS
+        + f'upstreams:\n  researcher: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'
+        + settings
+    )
+    for name, content in {**IDP.files(), **(files or {})}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
