@@ -39,7 +39,7 @@ async def begun(world: AgentWorld, who: Any = ALICE) -> None:
     assert answered.error is None, answered
 
 
-@pytest.mark.parametrize("action", PARAMS)
+@pytest.mark.parametrize("action", [action for action in PARAMS if action != "card/extended"])
 async def test_a_call_is_the_same_however_it_is_said(action: str, tmp_path: Path) -> None:
     limited = {kind: text.replace("-, -, -, allow", "-, 1000, -, allow") for kind, text in RULES.items()}
     async with agent_world(tmp_path, rules=limited) as world:
