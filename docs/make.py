@@ -36,7 +36,6 @@ RESERVED = frozenset({Reason.TOO_MANY_REFUSALS})
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 _REFUSED = re.compile(r"[^.]*\bnot supported by this version\.", re.IGNORECASE)
-_REFUSED_WORDS = frozenset({"spiffe"})  # the one word that no description says it of (settings/identity.py)
 _CODE_OR_TAG = re.compile(r"`[^`]*`|<")
 
 Schema = Mapping[str, Any]
@@ -99,7 +98,7 @@ def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[st
     meaning = _REFUSED.sub("", told).strip()
     if meaning != told and told.endswith("Not supported by this version."):
         return None
-    refused = _REFUSED_WORDS | set(re.findall(r"`(\w+)`", " ".join(_REFUSED.findall(told))))
+    refused = set(re.findall(r"`(\w+)`", " ".join(_REFUSED.findall(told))))
     default = "needed" if key in section.get("required", ()) else _default(value)
     return f"`{key}`", _kind(value, refused), default, _CODE_OR_TAG.sub(_without_tag, meaning)
 

@@ -19,6 +19,7 @@ from sidecar.identity.credentials import Workload, bad_credential, client_unknow
 from sidecar.identity.issuers import DIRECT, Issuer, RolesFrom
 from sidecar.identity.jwt import Claims
 from sidecar.identity.names import Kind, Naming, is_id, is_typed
+from sidecar.identity.spiffe import SpiffeNames
 from sidecar.vocabulary import Chain, Credential, Principal
 
 MAX_ACTORS = 8
@@ -120,10 +121,19 @@ def _extended(chain: Chain, last: Principal) -> Chain:
 
 
 def _subject(claims: Claims, naming: Naming) -> str:
+    if claims.issuer.spiffe is not None:
+        return _workload(claims.subject, claims.issuer.spiffe, naming)
     kind, bare = _kind_and_id(claims)
     name = naming.name(kind, bare) if kind in claims.issuer.kinds else None
     if name is None:
         raise bad_credential("the token's issuer may not name its sub so")
+    return name
+
+
+def _workload(spiffe_id: str, names: SpiffeNames, naming: Naming) -> str:
+    name = names.name(spiffe_id, naming)
+    if name is None:
+        raise bad_credential("the token's SPIFFE ID is nobody's here")
     return name
 
 
@@ -166,6 +176,8 @@ def _actor(act: object, issuer: Issuer, naming: Naming) -> str:
         raise bad_credential("the token names an actor of another issuer")
     if "cnf" in act:
         raise bad_credential("the token's actor is bound to a key, which cannot be checked here")
+    if issuer.spiffe is not None:
+        return _workload(subject, issuer.spiffe, naming)
     bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
     name = None if is_typed(bare) or "nhi" not in issuer.kinds else naming.name("nhi", bare)
     if name is None:

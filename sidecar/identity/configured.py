@@ -8,8 +8,9 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
 from sidecar.identity.issuers import DEFAULT_TYP, Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
+from sidecar.identity.spiffe import KeyUse, SpiffeNames
 from sidecar.settings.documents import read_document
-from sidecar.settings.identity import IdentitySettings
+from sidecar.settings.identity import IdentitySettings, Spiffe
 from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
 
@@ -19,7 +20,7 @@ def issuers_from(settings: IdentitySettings) -> tuple[Issuer, ...]:
     issuers = tuple(_issuer(entry) for entry in settings.issuers)
     for issuer in issuers:
         if issuer.jwks_path is not None:
-            _check_key_set(issuer.jwks_path)
+            _check_key_set(issuer.jwks_path, issuer.key_use)
     return issuers
 
 
@@ -54,16 +55,21 @@ def _issuer(entry: IssuerSettings) -> Issuer:
         kind_rules=_rules(entry.kind_claim) if entry.kind_claim else (),
         actors=frozenset(entry.actors),
         relays=frozenset(entry.relays),
+        spiffe=_spiffe_names(entry.spiffe) if entry.spiffe else None,
     )
     return with_preset(issuer, entry.preset) if entry.preset else issuer
+
+
+def _spiffe_names(entry: Spiffe) -> SpiffeNames:
+    return SpiffeNames(entry.trust_domain, entry.path or "", entry.workloads)
 
 
 def _rules(claim: str) -> tuple[KindRule, ...]:
     return KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")
 
 
-def _check_key_set(path: Path) -> None:
+def _check_key_set(path: Path, use: KeyUse) -> None:
     try:
-        parse_jwks(read_jwks_file(path))
+        parse_jwks(read_jwks_file(path), use)
     except (OSError, JwksError) as error:
         raise SettingsError([fault_in(path, f"no usable key set: {error}", code="S316")]) from None

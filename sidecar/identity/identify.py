@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -223,5 +224,6 @@ def _caller_of(proven: Proven, workload: Workload | None) -> Caller:
 def _keys_of(issuer: Issuer, fetch: Fetch, mono: Callable[[], float]) -> IssuerKeys:
     path, url = issuer.jwks_path, issuer.jwks_url
     if path is None:
-        return IssuerKeys(issuer.issuer, url, lambda: fetch(url), mono=mono)
-    return IssuerKeys(issuer.issuer, str(path), lambda: asyncio.to_thread(read_jwks_file, path), mono=mono)
+        return IssuerKeys(issuer.issuer, url, lambda: fetch(url), mono=mono, use=issuer.key_use)
+    read = partial(asyncio.to_thread, read_jwks_file, path)
+    return IssuerKeys(issuer.issuer, str(path), read, mono=mono, use=issuer.key_use)

@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.identity.names import Kind, Naming, is_namespace, is_principal, namespace_of
+from sidecar.identity.spiffe import KeyUse, SpiffeNames
 
 # Asymmetric only: with a shared secret every verifier could mint (threats A1).
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
@@ -62,6 +63,9 @@ class Issuer:
     `typ` are the accepted header types, "" for an absent one. `actor_from` is the claim that names the client, looked
     up in `clients` (`nhi:<name>` or `direct`). `must_claim` are claims whose exact value is demanded. `actors` makes it
     a peer; `relays` are the namespaces of other issuers that a peer without one of its own may name into.
+
+    With `spiffe`, `sub` and actors are SPIFFE IDs. `svid` are tokens as SPIFFE's JWT-SVID has them, with the keys of a
+    trust bundle: they need no `iss`, since the ID says whose they are, and no `iat`.
     """
 
     issuer: str
@@ -79,6 +83,13 @@ class Issuer:
     must_claim: Mapping[str, str] = field(default_factory=lambda: _NONE)
     actors: frozenset[str] = frozenset()
     relays: frozenset[str] = frozenset()
+    spiffe: SpiffeNames | None = None
+    svid: bool = False
+
+    @property
+    def key_use(self) -> KeyUse:
+        """What its keys say that they are for."""
+        return "jwt-svid" if self.svid else "sig"
 
     @property
     def is_peer(self) -> bool:
@@ -134,6 +145,11 @@ def _okta(issuer: Issuer) -> Issuer:
     return _filled(issuer, typ=(NO_TYP, "JWT", "at+jwt"), rules=rules, actor_from="cid")
 
 
+def _spiffe(issuer: Issuer) -> Issuer:
+    # JWT-SVID 2: `typ` is optional, and JWT or JOSE where it is there.
+    return replace(issuer, svid=True, typ=issuer.typ if issuer.typ != DEFAULT_TYP else (NO_TYP, "JWT", "JOSE"))
+
+
 def _sidecar(issuer: Issuer) -> Issuer:
     # What `upstreams.<name>.credential.signed` makes (upstreams/credentials/signed.py).
     return replace(issuer, typ=issuer.typ if issuer.typ != DEFAULT_TYP else ("JWT",))
@@ -154,6 +170,7 @@ PRESETS: Mapping[str, Callable[[Issuer], Issuer]] = {
     "entra": _entra,
     "okta": _okta,
     "sidecar": _sidecar,
+    "spiffe": _spiffe,
 }
 
 
@@ -175,6 +192,7 @@ def _faults_of(issuer: Issuer, file: str) -> list[Fault]:
     )
     found = [message for wrong, message in checks if wrong]
     found += _peer_faults(issuer)
+    found += _spiffe_faults(issuer)
     found += [f"clients: {message}" for message in _client_faults(issuer)]
     return [fault_in(file, f"{name}: {message}" if name else message, code="S301") for message in found]
 
@@ -187,6 +205,14 @@ def _peer_faults(issuer: Issuer) -> Iterable[str]:
     for name in issuer.actors:
         if not (is_principal(name) and name.startswith("nhi:")):
             yield f"actors: {name!r} is no nhi:<name>"
+
+
+def _spiffe_faults(issuer: Issuer) -> Iterable[str]:
+    if issuer.spiffe is None:
+        if issuer.svid:
+            yield "a SPIFFE issuer needs a trust domain"
+    elif issuer.kinds != ("nhi",) or issuer.kind_rules or issuer.actor_from or issuer.is_peer:
+        yield "a SPIFFE ID is a workload's: kinds is [nhi], and nothing else says a kind or an actor"
 
 
 def _client_faults(issuer: Issuer) -> Iterable[str]:
@@ -208,11 +234,14 @@ def _faults_between(issuers: tuple[Issuer, ...], file: str) -> list[Fault]:
     # A peer's names are those of others by nature; what it may grant is bound by its actors instead.
     if sum(1 for issuer in issuers if not issuer.namespace and not issuer.is_peer) > 1:
         found.append("all issuers but one need a namespace")
+    domains = [issuer.spiffe.trust_domain for issuer in issuers if issuer.spiffe and issuer.svid]
+    found += [f"trust domain {one!r} has two issuers" for one in sorted(set(domains)) if domains.count(one) > 1]
     for issuer in issuers:
         others = {space for space in spaces if space} - {issuer.namespace}
+        workloads = issuer.spiffe.workloads.values() if issuer.spiffe else ()
         found += [
-            f"{issuer.issuer}: clients: {target} lies in another issuer's namespace"
-            for target in issuer.clients.values()
+            f"{issuer.issuer}: {target} lies in another issuer's namespace"
+            for target in (*issuer.clients.values(), *workloads)
             if namespace_of(target) in others
         ]
     return [fault_in(file, message, code="S302") for message in found]

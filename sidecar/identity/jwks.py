@@ -26,6 +26,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from sidecar.egress.failures import EgressError
 from sidecar.errors import Refusal
 from sidecar.identity.credentials import bad_credential
+from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
 
 MAX_JWKS_BYTES = 256 * 1024  # threats A6
@@ -79,8 +80,9 @@ class KeyState(NamedTuple):
     usable: bool
 
 
-def parse_jwks(raw: bytes) -> tuple[VerificationKey, ...]:
-    """The signing keys of a JWKS (RFC 7517). Keys that we cannot use are passed over; a set without one is an error."""
+def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
+    """The signing keys of a JWKS (RFC 7517). Keys that we cannot use are passed over; a set without one is an error.
+    `jwt-svid` are those of a SPIFFE trust bundle: they say that they are for that, and what they are called."""
     if len(raw) > MAX_JWKS_BYTES:
         raise JwksError(f"the key set is larger than {MAX_JWKS_BYTES} bytes")
     try:
@@ -89,7 +91,7 @@ def parse_jwks(raw: bytes) -> tuple[VerificationKey, ...]:
         raise JwksError("not a JSON Web Key Set") from None
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
         raise JwksError(f"`keys` must be a list of at most {MAX_KEYS}")
-    keys = tuple(key for entry in entries if (key := _key_from(entry)) is not None)
+    keys = tuple(key for entry in entries if (key := _key_from(entry, use)) is not None)
     if not keys:
         raise JwksError("no usable signing key")
     return keys
@@ -102,13 +104,21 @@ def read_jwks_file(path: Path) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. `source` is the set's URL or path, `read` gets its bytes; `mono` is in seconds."""
+    """The keys of one issuer. `source` is the set's URL or path, `read` gets its bytes; `mono` is in seconds; `use` is
+    what the keys must be for."""
 
     def __init__(
-        self, issuer: str, source: str, read: Callable[[], Awaitable[bytes]], *, mono: Callable[[], float]
+        self,
+        issuer: str,
+        source: str,
+        read: Callable[[], Awaitable[bytes]],
+        *,
+        mono: Callable[[], float],
+        use: KeyUse = "sig",
     ) -> None:
         self.issuer = issuer
         self.source = source
+        self.use = use
         self.generation = 0
         """Rises when the content changes; whoever remembered a verification asks again then."""
         self._read = read
@@ -143,7 +153,7 @@ class IssuerKeys:
 
     def take_over(self, older: IssuerKeys) -> None:
         """Go on with another instance's keys, if they came from the same place."""
-        if self.source == older.source:
+        if (self.source, self.use) == (older.source, older.use):
             self._keys, self._digest, self.generation = older._keys, older._digest, older.generation
             self._fetched_mono_s = older._fetched_mono_s
 
@@ -183,7 +193,7 @@ class IssuerKeys:
         try:
             async with asyncio.timeout(FETCH_S):
                 raw = await self._read()
-            keys = parse_jwks(raw)
+            keys = parse_jwks(raw, self.use)
         except (JwksError, EgressError, OSError, ValueError) as error:
             log.warning("jwks_fetch_failed", extra={"issuer": self.issuer, "error": f"{type(error).__name__}: {error}"})
             return
@@ -197,18 +207,21 @@ class IssuerKeys:
         self._flight = None
 
 
-def _key_from(entry: Any) -> VerificationKey | None:
-    if not isinstance(entry, dict) or not _is_for_signatures(entry):
+def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
+    if not isinstance(entry, dict) or not _is_for_signatures(entry, use):
         return None
     kid, algorithm = entry.get("kid", ""), entry.get("alg", "")
     if not isinstance(kid, str) or not isinstance(algorithm, str):
+        return None
+    if use == "jwt-svid" and not kid:
         return None
     public = _public_key(entry)
     return None if public is None else VerificationKey(kid, algorithm, public)
 
 
-def _is_for_signatures(entry: dict[str, Any]) -> bool:
-    if entry.get("use", "sig") != "sig":
+def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:
+    # SPIFFE Trust Domain and Bundle 4.2.2: an entry that does not say what it is for is ignored.
+    if entry.get("use", "sig" if use == "sig" else None) != use:
         return False
     operations = entry.get("key_ops", ["verify"])
     return isinstance(operations, list) and "verify" in operations

@@ -19,6 +19,7 @@ from sidecar.errors import Refusal
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import Issuer
 from sidecar.identity.jwks import IssuerKeys
+from sidecar.identity.spiffe import trust_domain_of
 from sidecar.protocols.jsonrpc import parse_json
 
 LEEWAY_S = 60.0  # threats A5: the most
@@ -69,6 +70,7 @@ class Verifier:
         clock: Callable[[], float],
     ) -> None:
         self._issuers = issuers
+        self._of_domain = {one.spiffe.trust_domain: one for one in issuers.values() if one.svid and one.spiffe}
         self._keys = keys
         self._bounds = bounds
         self._clock = clock
@@ -92,12 +94,14 @@ class Verifier:
     def _issuer_of(self, values: dict[str, Any]) -> Issuer:
         name = values.get("iss")
         issuer = self._issuers.get(name) if isinstance(name, str) else None
+        if "iss" not in values:  # JWT-SVID 3: the trust domain of `sub` says whose keys verify it
+            issuer = self._of_domain.get(trust_domain_of(values.get("sub")))
         if issuer is None:
             raise bad_credential("the token's issuer is not known here")
         return issuer
 
     def _claims(self, issuer: Issuer, values: dict[str, Any], generation: int) -> Claims:
-        expires_at = self._alive(values)
+        expires_at = self._alive(values, issuer)
         subject = values.get("sub")
         if not isinstance(subject, str) or not subject:
             raise bad_credential("the token's sub must be a string")
@@ -110,9 +114,11 @@ class Verifier:
             raise bad_credential("the token is not an access token of this issuer")
         return Claims(issuer, subject, _audiences(values.get("aud")), expires_at, values, generation)
 
-    def _alive(self, values: dict[str, Any]) -> float:
+    def _alive(self, values: dict[str, Any], issuer: Issuer) -> float:
         now, leeway_s = self._clock(), self._bounds.leeway_s
-        expires_at, issued_at = _time(values, "exp"), _time(values, "iat")
+        expires_at = _time(values, "exp")
+        # A JWT-SVID need not say since when it lives; what is left of its life is bounded all the same.
+        issued_at = now - leeway_s if issuer.svid and "iat" not in values else _time(values, "iat")
         if now >= expires_at + leeway_s:
             raise bad_credential("the token has expired")
         if issued_at > now + leeway_s:

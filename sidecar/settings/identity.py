@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -11,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from sidecar.settings.fields import ClaimName, KeyUrl, Many, NhiName, PathField, Seconds, Section, Slug, Word, is_nhi
 from sidecar.settings.findings import Finding, reject, reject_any
 
+_TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
+_SPIFFE_PATH = re.compile(r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+")  # SPIFFE-ID 2.2
 MAX_LEEWAY_S = 60  # beyond a minute it is no longer clock skew
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -29,9 +32,36 @@ ROLES_OF_PRESET: Mapping[str, str] = {
     "sidecar": "roles",
 }
 
+SVID_ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "PS256", "PS384", "PS512")  # JWT-SVID 2.1
 FURTHER_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
     "sidecar": {"kinds": ["user", "nhi"], "algorithms": ["ES256"]},
+    "spiffe": {"kinds": ["nhi"], "algorithms": [*SVID_ALGORITHMS]},
 }
+
+
+def _trust_domain(text: str) -> str:
+    if not _TRUST_DOMAIN.fullmatch(text):
+        reject(Finding("this is no trust domain", hint="write acme.example: lower case, without spiffe:// and slashes"))
+    return text
+
+
+def _spiffe_path(text: str) -> str:
+    if not _SPIFFE_PATH.fullmatch(text):
+        reject(Finding("this is no path of a SPIFFE ID", hint="write /ns/prod/sa/planner"))
+    return text
+
+
+def _spiffe_pattern(text: str) -> str:
+    segments = text.split("/")
+    if segments.count("{id}") != 1:
+        reject(Finding("one segment must be {id}, which becomes the NHI's id", hint="write /ns/prod/sa/{id}"))
+    _spiffe_path("/".join("x" if segment in ("{id}", "*") else segment for segment in segments))
+    return text
+
+
+TrustDomain = Annotated[str, AfterValidator(_trust_domain)]
+SpiffePath = Annotated[str, AfterValidator(_spiffe_path)]
+SpiffePattern = Annotated[str, AfterValidator(_spiffe_pattern)]
 
 
 def _listed(given: object) -> object:
@@ -53,6 +83,24 @@ class RolesFrom(Section):
     """Only these values become roles, `*` matching any run of characters; empty takes all."""
     required: bool = False
     """Whether a token without the claim is refused."""
+
+
+class Spiffe(Section):
+    """Which NHIs the workloads of a SPIFFE trust domain are."""
+
+    trust_domain: TrustDomain
+    """The trust domain: acme.example of spiffe://acme.example/ns/prod/sa/planner. No other's IDs count."""
+    path: SpiffePattern | None = None
+    """The path of an ID: `/ns/prod/sa/{id}` makes the segment `{id}` the NHI's id; `*` is any one segment."""
+    workloads: Mapping[SpiffePath, NhiName] = {}
+    """Path → `nhi:<name>`, before `path` is looked at."""
+
+    @model_validator(mode="after")
+    def _names_somebody(self) -> Spiffe:
+        if self.path is None and not self.workloads:
+            hint = 'write path: "/ns/prod/sa/{id}", or workloads: {/ns/prod/sa/planner: nhi:planner}'
+            reject(Finding("of this trust domain nobody has a name", "S123", hint, ("trust_domain",)))
+        return self
 
 
 class Issuer(Section):
@@ -94,14 +142,15 @@ class Issuer(Section):
     relays: Many[Slug] = ()
     """Of a peer without a namespace: the namespaces of other issuers whose names it may pass on."""
 
+    spiffe: Spiffe | None = None
+    """Its `sub` is a SPIFFE ID, and who that is. The preset spiffe needs it."""
+
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, given: Any) -> Any:
         preset = given.get("preset") if isinstance(given, dict) else None
-        if preset == "spiffe":
-            hint = "write issuer, jwks_path, algorithms and kinds out"
-            reject(Finding("the preset spiffe is not supported by this version", "S105", hint, ("preset",)))
-        return _filled(given, preset) if isinstance(preset, str) and preset in KEYS_OF_PRESET else given
+        known = isinstance(preset, str) and preset in (*KEYS_OF_PRESET, *FURTHER_OF_PRESET)
+        return _filled(given, str(preset)) if known else given
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -139,6 +188,7 @@ class Issuer(Section):
         if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
             yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
         yield from self._peer_faults()
+        yield from self._spiffe_faults()
         if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
             hint = "write kinds: [user, nhi]"
             yield Finding("this issuer may name no NHI", "S109", hint, ("clients",))
@@ -157,6 +207,20 @@ class Issuer(Section):
                     yield Finding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
             if "nhi" not in self.kinds:
                 yield Finding("this issuer may name no NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
+
+    def _spiffe_faults(self) -> Iterator[Finding]:
+        if self.spiffe is None:
+            if self.preset == "spiffe":
+                hint = 'write spiffe: {trust_domain: acme.example, path: "/ns/prod/sa/{id}"}'
+                yield Finding("the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",))
+            return
+        for key in ("kind_claim", "actor_from", "clients", "actors"):
+            if getattr(self, key):
+                yield Finding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
+        if self.kinds != ("nhi",):
+            yield Finding("a SPIFFE ID is a workload's, never a user's", "S123", "write kinds: [nhi]", ("kinds",))
+        if self.preset == "spiffe" and "EdDSA" in self.algorithms:
+            yield Finding("a JWT-SVID is never signed with EdDSA", "S106", "remove it", ("algorithms",))
 
 
 class IdentitySettings(Section):
@@ -197,11 +261,11 @@ class IdentitySettings(Section):
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
     """What was written, over where the product keeps its keys and roles. How its tokens look is known to identity."""
     filled = {**FURTHER_OF_PRESET.get(preset, {}), **given}
-    if "jwks_url" not in given and "jwks_path" not in given:
+    if preset in KEYS_OF_PRESET and "jwks_url" not in given and "jwks_path" not in given:
         issuer = str(given.get("issuer", "")).rstrip("/")
         places = {"issuer": issuer, "issuer_without_version": issuer.removesuffix("/v2.0")}
         filled["jwks_url"] = KEYS_OF_PRESET[preset].format(**places)
     roles = given.get("roles_from")
-    if isinstance(roles, dict):
+    if isinstance(roles, dict) and preset in ROLES_OF_PRESET:
         filled["roles_from"] = {"claim": ROLES_OF_PRESET[preset], **roles}
     return filled

@@ -11,6 +11,7 @@ from sidecar.errors import Fault, SettingsError
 from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
 from sidecar.settings.findings import Finding
+from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
 from sidecar.settings.nodes import Loc, Node, shown_line
 from sidecar.settings.programs import executable_of
 from sidecar.settings.root import Settings
@@ -80,7 +81,7 @@ def _shown(loc: Loc, value: Any, document: Document) -> Shown:
     node = _exactly(document.root, loc)
     if node is None:
         written = _exactly(document.root, (*loc[:3], "preset")) if loc[:2] == ("identity", "issuers") else None
-        filled = written is not None and written.value is not None and loc[3:] in _FILLED_BY_PRESET
+        filled = written is not None and _fills(str(written.value), loc[3:])
         return Shown(loc, value, "preset" if filled else "default")
     origin = f"{node.span.file}:{node.span.line}" if node.span.line else node.span.file
     if node.secret:
@@ -88,6 +89,11 @@ def _shown(loc: Loc, value: Any, document: Document) -> Shown:
     if node.shown is not None:
         return Shown(loc, node.shown, origin)  # what ${VAR} stands for may be a secret
     return Shown(loc, _masked(value), origin)
+
+
+def _fills(preset: str, loc: Loc) -> bool:
+    further = loc[:1] in [(key,) for key in FURTHER_OF_PRESET.get(preset, ())]
+    return further or (preset in KEYS_OF_PRESET and loc in _FILLED_BY_PRESET)
 
 
 _FILLED_BY_PRESET = {("jwks_url",), ("roles_from", "claim")}

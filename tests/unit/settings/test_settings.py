@@ -208,7 +208,6 @@ NOT_YET = [
     ("audit: {sink: redis}", "the audit sink redis"),
     ("audit: {sink: otlp}", "the audit sink otlp"),
     ("audit: {durability: disk}", "durability disk"),
-    ("identity: {issuers: [{issuer: 'spiffe://acme', preset: spiffe}]}", "the preset spiffe"),
     ("agents: {a: {executable: /bin/x}}", "a CLI agent"),
     ("schedules: {a: {agent: a, cron: '0 2 * * *'}}", "a schedule"),
 ]

@@ -1,0 +1,257 @@
+"""Does a JWT-SVID prove exactly the workload that it names, and nothing else that looks like one?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.errors import Reason, SettingsError
+from sidecar.identity import Issuer, with_preset
+from sidecar.identity.configured import issuers_from
+from sidecar.identity.jwks import JwksError, parse_jwks
+from sidecar.identity.spiffe import SpiffeNames, parse_spiffe_id
+from sidecar.settings import Settings, load_settings
+from sidecar.signing_keys import SigningKey
+from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, signing_key
+
+DOMAIN = "acme.example"
+ISSUER = f"spiffe://{DOMAIN}"
+PLANNER = f"{ISSUER}/ns/prod/sa/planner"
+NAMES = SpiffeNames(DOMAIN, "/ns/prod/sa/{id}", {"/vm/7": "nhi:old-planner"})
+
+
+def a_domain(name: str = ISSUER, spiffe: SpiffeNames = NAMES, **what: Any) -> Issuer:
+    issuer = an_issuer(name, kinds=("nhi",), spiffe=spiffe, jwks_url=f"{name}/bundle", **what)
+    return with_preset(issuer, "spiffe")
+
+
+def bundle_of(*keys: SigningKey, **changes: Any) -> bytes:
+    """A trust bundle, as a SPIFFE server gives it: X.509 authorities beside the keys of JWT-SVIDs."""
+    entries = [{**key.public_jwk, "use": "jwt-svid", **changes} for key in keys]
+    return json.dumps({"keys": [{"use": "x509-svid", "kty": "EC", "x5c": ["MIIB"]}, *entries]}).encode()
+
+
+def domains(*issuers: Issuer, **what: Any) -> World:
+    world = a_world(*(issuers or (a_domain(),)), keys=keys_of("nhi:planner", "nhi:writer"), **what)
+    world.server.sets = {f"{issuer.issuer}/bundle": bundle_of(signing_key()) for issuer in issuers or (a_domain(),)} | {
+        f"{IDP}/keys": world.server.sets.get(f"{IDP}/keys", b"")
+    }
+    return world
+
+
+def svid(subject: str = PLANNER, *, key: SigningKey | None = None, typ: str = "JWT", **changes: Any) -> str:
+    claims = {"sub": subject, "aud": [GITHUB], "iat": int(NOW) - 10, "exp": int(NOW) + 300, **changes}
+    return (key or signing_key()).sign({name: value for name, value in claims.items() if value is not None}, typ)
+
+
+@pytest.fixture
+def world() -> World:
+    return domains()
+
+
+async def test_a_workload_is_what_the_pattern_or_the_table_says(world: World) -> None:
+    assert await world.chain(svid()) == ["nhi:planner"]
+    assert await world.chain(svid(f"{ISSUER}/vm/7")) == ["nhi:old-planner"]
+    assert await world.chain(svid(iss=ISSUER)) == ["nhi:planner"]
+    assert await world.chain(svid(iat=None)) == ["nhi:planner"]
+    for typ in ("JWT", "JOSE"):
+        assert await world.chain(svid(typ=typ)) == ["nhi:planner"]
+
+
+NOBODY = [
+    ISSUER,
+    f"{ISSUER}/",
+    f"{ISSUER}/ns/prod/sa/",
+    f"{ISSUER}/ns/prod/sa/planner/",
+    f"{ISSUER}/ns/prod/sa/planner/x",
+    f"{ISSUER}/ns/test/sa/planner",
+    f"{ISSUER}/ns/prod/sa/../sa/planner",
+    f"{ISSUER}/ns/prod/x/../sa/planner",
+    f"{ISSUER}/ns/prod/./sa/planner",
+    f"{ISSUER}//ns/prod/sa/planner",
+    f"{ISSUER}/ns/prod/sa/plan%6eer",
+    f"{ISSUER}/ns/prod/sa/planner?x",
+    f"{ISSUER}/ns/prod/sa/planner#x",
+    f"{ISSUER}/ns/prod/sa/planner\n",
+    f"{ISSUER}/ns/prod/sa/pl\u0430nner",
+    f"spiffe://{DOMAIN}:8080/ns/prod/sa/planner",
+    f"spiffe://user@{DOMAIN}/ns/prod/sa/planner",
+    f"spiffe://{DOMAIN.upper()}/ns/prod/sa/planner",
+    f"SPIFFE://{DOMAIN}/ns/prod/sa/planner",
+    "spiffe:///ns/prod/sa/planner",
+    "spiffe://other.example/ns/prod/sa/planner",
+    "spiffe://acme.example.evil/ns/prod/sa/planner",
+    f"https://{DOMAIN}/ns/prod/sa/planner",
+    "planner",
+    "nhi:planner",
+    f"{ISSUER}/ns/prod/sa/{'a' * 257}",
+    f"{ISSUER}/{'a/' * 1024}a",
+]
+
+
+@pytest.mark.parametrize("subject", NOBODY)
+async def test_any_other_spelling_is_nobody(world: World, subject: str) -> None:
+    await world.refused(svid(subject))
+    await world.refused(svid(subject, iss=ISSUER))
+
+
+def test_one_spelling_is_read_as_one_workload() -> None:
+    assert parse_spiffe_id(PLANNER) == (DOMAIN, "/ns/prod/sa/planner")
+    assert parse_spiffe_id(f"{ISSUER}/a.b/..c/_-") == (DOMAIN, "/a.b/..c/_-")
+    assert [subject for subject in NOBODY if parse_spiffe_id(subject)] == [
+        f"{ISSUER}/ns/prod/sa/planner/x",
+        f"{ISSUER}/ns/test/sa/planner",
+        "spiffe://other.example/ns/prod/sa/planner",
+        "spiffe://acme.example.evil/ns/prod/sa/planner",
+        f"{ISSUER}/ns/prod/sa/{'a' * 257}",
+    ]
+
+
+BAD: dict[str, Mapping[str, Any]] = {
+    "no audience": {"aud": None},
+    "another audience": {"aud": ["https://elsewhere.example"]},
+    "no end": {"exp": None},
+    "over": {"exp": int(NOW) - 100, "iat": int(NOW) - 200},
+    "for ever": {"exp": int(NOW) + 10**8},
+    "for ever, since nobody knows when": {"exp": int(NOW) + 10**8, "iat": None},
+    "another's issuer": {"iss": IDP},
+    "no issuer that is known": {"iss": "https://else.example"},
+    "an issuer that is no string": {"iss": None, "sub": 7},
+    "another key": {"key": signing_key("somebody")},
+    "an access token's type": {"typ": "at+jwt"},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_what_spiffe_forbids_is_refused(world: World, what: str) -> None:
+    await world.refused(svid(**BAD[what]))
+
+
+async def test_a_svid_is_no_users_and_a_user_is_no_svid() -> None:
+    """Two issuers, one key each: neither's token passes for the other's."""
+    world = domains(a_domain(), an_issuer(namespace="idp"))
+    world.server.serve(IDP, signing_key("idp"))
+    assert await world.chain(svid()) == ["nhi:planner"]
+    await world.refused(svid(key=signing_key("idp")))
+    await world.refused(svid(iss=IDP))
+    await world.refused(svid(iss=IDP, key=signing_key("idp")))
+
+
+async def test_a_svid_beside_another_credential_claims_one_place(world: World) -> None:
+    await world.refused(svid(), Reason.CREDENTIAL_CONFLICT, key=api_key("nhi:planner"))
+
+
+async def test_actors_are_spiffe_ids_too(world: World) -> None:
+    assert await world.chain(svid(act=acting(f"{ISSUER}/ns/prod/sa/writer"))) == ["nhi:planner", "nhi:writer"]
+    for actor in ("writer", "nhi:writer", f"{ISSUER}/ns/test/sa/writer"):
+        await world.refused(svid(act=acting(actor)))
+
+
+async def test_two_trust_domains_have_names_and_keys_of_their_own() -> None:
+    other = a_domain("spiffe://other.example", SpiffeNames("other.example", "/{id}"), namespace="other")
+    world = domains(a_domain(), other)
+    world.server.sets["spiffe://other.example/bundle"] = bundle_of(signing_key("other"))
+    assert await world.chain(svid("spiffe://other.example/planner", key=signing_key("other"))) == ["nhi:other/planner"]
+    await world.refused(svid(key=signing_key("other")))
+    await world.refused(svid("spiffe://other.example/planner"))
+    await world.refused(svid("spiffe://other.example/planner", iss=ISSUER))
+
+
+@pytest.mark.parametrize("change", [{"use": "sig"}, {"use": "x509-svid"}, {"use": ""}, {"kid": ""}, {"use": None}])
+def test_only_keys_that_are_named_and_for_svids_count(change: dict[str, Any]) -> None:
+    assert len(parse_jwks(bundle_of(signing_key()), "jwt-svid")) == 1
+    with pytest.raises(JwksError):
+        parse_jwks(bundle_of(signing_key(), **change), "jwt-svid")
+    with pytest.raises(JwksError):
+        parse_jwks(bundle_of(signing_key()), "sig")
+
+
+FORGING: dict[str, tuple[Issuer, ...]] = {
+    "no trust domain": (with_preset(an_issuer(kinds=("nhi",)), "spiffe"),),
+    "users": (with_preset(an_issuer(spiffe=NAMES), "spiffe"),),
+    "one domain twice": (a_domain(), a_domain("spiffe://two", namespace="two")),
+    "a workload in another's namespace": (
+        a_domain(spiffe=SpiffeNames(DOMAIN, "", {"/a": "nhi:idp/a"})),
+        an_issuer(namespace="idp"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGING)
+def test_issuers_that_could_be_taken_for_one_another_are_not_used(name: str) -> None:
+    with pytest.raises(SettingsError):
+        a_world(*FORGING[name])
+
+
+# sidecar.yaml
+
+
+def settings_of(folder: Path, issuer: str) -> Settings:
+    (folder / "sidecar.yaml").write_text(f"version: 1\nidentity:\n  issuers:\n    - {{{issuer}}}\n")
+    return load_settings(folder / "sidecar.yaml", {}, check_files=False)
+
+
+async def test_the_preset_knows_what_a_svid_is(tmp_path: Path) -> None:
+    (tmp_path / "bundle.json").write_bytes(bundle_of(signing_key()))
+    settings = settings_of(
+        tmp_path,
+        f"issuer: '{ISSUER}', preset: spiffe, jwks_path: bundle.json, "
+        f"spiffe: {{trust_domain: {DOMAIN}, path: '/ns/*/sa/{{id}}', workloads: {{/vm/7: 'nhi:old-planner'}}}}",
+    )
+    (issuer,) = issuers_from(settings.identity)
+    assert (issuer.kinds, issuer.svid, len(issuer.algorithms)) == (("nhi",), True, 9)
+    world = a_world(issuer)
+    assert await world.chain(svid()) == ["nhi:planner"]
+    assert await world.chain(svid(f"{ISSUER}/vm/7")) == ["nhi:old-planner"]
+
+
+def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "jwks.json").write_text(signing_key().jwks())
+    spiffe = f"spiffe: {{trust_domain: {DOMAIN}, path: '/{{id}}'}}"
+    settings = settings_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: jwks.json, {spiffe}")
+    with pytest.raises(SettingsError, match="S316"):
+        issuers_from(settings.identity)
+
+
+FAULTS = [
+    ("", "S123", "the preset spiffe needs spiffe: whose workloads are they"),
+    ("spiffe: {trust_domain: acme}", "S123", "of this trust domain nobody has a name"),
+    ("spiffe: {trust_domain: ACME, path: '/{id}'}", "Y104", "this is no trust domain"),
+    ("spiffe: {trust_domain: 'spiffe://acme', path: '/{id}'}", "Y104", "this is no trust domain"),
+    ("spiffe: {trust_domain: acme, path: '/a/*'}", "Y104", "one segment must be {id}, which becomes the NHI's id"),
+    (
+        "spiffe: {trust_domain: acme, path: '/a/sa-{id}'}",
+        "Y104",
+        "one segment must be {id}, which becomes the NHI's id",
+    ),
+    ("spiffe: {trust_domain: acme, path: '/../{id}'}", "Y104", "this is no path of a SPIFFE ID"),
+    ("spiffe: {trust_domain: acme, workloads: {a: 'nhi:a'}}", "Y104", "this is no path of a SPIFFE ID"),
+    ("spiffe: {trust_domain: acme, workloads: {/a: 'user:a'}}", "Y104", "this is no NHI"),
+    (
+        "kinds: [user, nhi], spiffe: {trust_domain: acme, path: '/{id}'}",
+        "S123",
+        "a SPIFFE ID is a workload's, never a user's",
+    ),
+    ("kind_claim: k, spiffe: {trust_domain: acme, path: '/{id}'}", "S123", "kind_claim is not for SPIFFE IDs"),
+    (
+        "algorithms: [EdDSA], spiffe: {trust_domain: acme, path: '/{id}'}",
+        "S106",
+        "a JWT-SVID is never signed with EdDSA",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "code", "message"), FAULTS)
+def test_what_names_nobody_or_everybody_is_a_fault_at_its_place(
+    tmp_path: Path, what: str, code: str, message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: b{', ' if what else ''}{what}")
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.message, fault.line) == (code, message, 4)
+    assert fault.hint
