@@ -1,1 +1,1 @@
-"""What do the official suites say of MCP through the sidecar, beside what they say of it directly?"""
+"""What do the official suites of MCP and of A2A say through the sidecar, beside what they say directly?"""

@@ -1,4 +1,4 @@
-"""Does every check of the official suites that passes directly pass through the sidecar too?
+"""Does every check of the official MCP suites that passes directly pass through the sidecar too?
 
     make conformance SUITE=mcp          or, for some parts of it:
     python -m tests.conformance mcp [http] [stdio] [sse] [client] [inspector]
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.conformance import a2a
 from tests.conformance.client import SCENARIOS
 from tests.conformance.sidecar import ROOT, before
 from tests.servers import node_bin, npm
@@ -257,7 +258,11 @@ def _environment() -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["mcp"]:
-        print("which suite? SUITE=mcp", file=sys.stderr)
-        raise SystemExit(USAGE)
-    raise SystemExit(main(sys.argv[2:] or ("http", "stdio", "sse", "client", "inspector")))
+    match sys.argv[1:]:
+        case ["mcp", *parts]:
+            raise SystemExit(main(parts or ("http", "stdio", "sse", "client", "inspector")))
+        case ["a2a", *parts]:
+            raise SystemExit(a2a.main(parts))
+        case _:
+            print("which suite? SUITE=mcp or SUITE=a2a", file=sys.stderr)
+            raise SystemExit(USAGE)

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "deploy/runtime.lock", "tests/peers/mcp1.lock", "tests/peers/schemathesis.lock")
+LOCKS = (
+    "requirements.lock",
+    "deploy/runtime.lock",
+    *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis")),
+)
 NAMED_BY_THE_USER = {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}
 NEEDED_BY_TOOLS = {"Makefile", "bench", "deploy", "docs", "examples", "requirements.lock"}
 READ_BY_PEOPLE = {"CHANGELOG.md", "DECISIONS.md", "LICENSE"}

@@ -1,0 +1,206 @@
+"""What does a client of the official A2A SDK, 0.3, see of the agent whose card is under this URL?
+
+`python a2a03_client.py URL BINDING [HEADERS]` plays what `a2a_client.py` plays, as far as this line has it, under an
+interpreter that has `a2a-sdk` 0.3, and prints what each step came to as one JSON object. HEADERS is JSON too. It
+decides nothing: `test_a2a_clients.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import a2a.types as t
+import grpc.aio
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.client.errors import A2AClientError, A2AClientHTTPError, A2AClientJSONRPCError
+
+PATIENCE_S = 10.0
+HOOK = "https://hooks.acme.example/a2a"
+
+
+@dataclass
+class Play:
+    """One caller at work, who streams, waits, or does neither; `seen` is what each step came to."""
+
+    streaming: Client
+    plain: Client
+    hasty: Client
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    async def step(self, name: str, deed: Awaitable[Any]) -> None:
+        """Do something and write down what came of it."""
+        try:
+            self.seen[name] = await deed
+        except A2AClientJSONRPCError as error:
+            self.seen[name] = error.error.code
+        except A2AClientHTTPError as error:
+            self.seen[name] = error.status_code
+        except A2AClientError as error:
+            self.seen[name] = type(error).__name__
+        except grpc.aio.AioRpcError as error:
+            self.seen[name] = error.code().name
+
+    async def send(self, client: Client, text: str, **more: Any) -> Any:
+        """Send; a task or a message."""
+        [answer] = [event async for event in events(client, text, **more)]
+        return answer if isinstance(answer, t.Message) else answer[0]
+
+    async def stream(self, text: str) -> list[str]:
+        """Send, and read the stream to its end."""
+        return [told(event) async for event in events(self.streaming, text)]
+
+
+async def events(client: Client, text: str, **more: Any) -> AsyncIterator[Any]:
+    """Send, and everything that comes back."""
+    part = t.Part(root=t.TextPart(text=text))
+    message = t.Message(message_id=str(uuid4()), role=t.Role.user, parts=[part], **more)
+    async for event in client.send_message(message):
+        yield event
+
+
+async def play_operations(play: Play) -> None:
+    """Each operation at least once."""
+    client, task = play.plain, await _begun(play)
+    await play.step("send", _told(play.send(client, "echo: hällo")))
+    await play.step("message", _told(play.send(client, "reply: hi")))
+    await play.step("stream", play.stream("chunks: one two three"))
+    await play.step("conversation", _conversation(play))
+    await play.step("get", _state(client.get_task(t.TaskQueryParams(id=task.id))))
+    config = t.PushNotificationConfig(id="hook", url=HOOK, token="opaque")
+    setting = t.TaskPushNotificationConfig(task_id=task.id, push_notification_config=config)
+    await play.step("push set", _hook(client.set_task_callback(setting)))
+    wanted = t.GetTaskPushNotificationConfigParams(id=task.id, push_notification_config_id="hook")
+    await play.step("push get", _hook(client.get_task_callback(wanted)))
+    await play.step("cancel", _state(client.cancel_task(t.TaskIdParams(id=task.id))))
+    await play.step("cancel again", _state(client.cancel_task(t.TaskIdParams(id=task.id))))
+    await play.step("resubscribe", _resubscribed(play))
+    await play.step("unknown", _state(client.get_task(t.TaskQueryParams(id=str(uuid4())))))
+    await play.step("card", _secret(client.get_card()))
+
+
+async def _begun(play: Play) -> t.Task:
+    """A task that works; a made-up one for a caller who may not begin any."""
+    try:
+        task: t.Task = await play.send(play.hasty, "forever:")
+    except (A2AClientError, grpc.aio.AioRpcError):
+        return t.Task(id=str(uuid4()), context_id=str(uuid4()), status=t.TaskStatus(state=t.TaskState.unknown))
+    return task
+
+
+async def _told(answer: Awaitable[Any]) -> str:
+    return told(await answer)
+
+
+async def _state(task: Awaitable[t.Task]) -> str:
+    return state(await task)
+
+
+async def _conversation(play: Play) -> list[str]:
+    """A task that asks, and is answered."""
+    asked = await play.send(play.plain, "ask: name")
+    answered = await play.send(play.plain, "echo: Bob", task_id=asked.id, context_id=asked.context_id)
+    return [told(asked), told(answered)]
+
+
+async def _hook(config: Awaitable[t.TaskPushNotificationConfig]) -> str:
+    got = (await config).push_notification_config
+    return f"{got.id} {got.url}"
+
+
+async def _resubscribed(play: Play) -> list[str]:
+    """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
+    task, heard = await play.send(play.hasty, "ticks:"), list[str]()
+    async for event in play.streaming.resubscribe(t.TaskIdParams(id=task.id)):
+        kind = told(event).partition(" tick")[0]
+        if kind == "working:" and kind not in heard:
+            await play.plain.cancel_task(t.TaskIdParams(id=task.id))
+        heard.append(kind)
+    return sorted({*heard} & {"working:", "canceled"})
+
+
+async def _secret(card: Awaitable[t.AgentCard]) -> bool:
+    """Whether it is the card with the skill that the public one does not tell of."""
+    return "secret" in [skill.id for skill in (await card).skills]
+
+
+def state(task: Any) -> str:
+    """A task's state, and what it says there."""
+    said = "".join(part.root.text for part in task.status.message.parts) if task.status.message else ""
+    name = task.status.state.value.replace("-", "_")
+    return f"{name}: {said}" if said else name
+
+
+def told(event: Any) -> str:
+    """One event in a few words."""
+    match event:
+        case t.Message():
+            return f"message {event.parts[0].root.text}"
+        case t.Task() | (t.Task(), None):
+            return f"task {state(event if isinstance(event, t.Task) else event[0])}"
+        case (_, t.TaskStatusUpdateEvent() as update):
+            return state(update)
+        case (_, update):
+            return f"artifact {update.artifact.parts[0].root.text}{'.' if update.last_chunk else ''}"
+
+
+class _Once(grpc.aio.UnaryUnaryClientInterceptor):
+    """Adds the caller's metadata to calls with one answer: this line of the SDK takes none."""
+
+    def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self._metadata = metadata
+
+    async def intercept_unary_unary(self, go_on: Any, details: Any, request: Any) -> Any:
+        return await go_on(details._replace(metadata=[*(details.metadata or ()), *self._metadata]), request)
+
+
+class _Streamed(grpc.aio.UnaryStreamClientInterceptor):
+    """The same for streams."""
+
+    def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self._metadata = metadata
+
+    async def intercept_unary_stream(self, go_on: Any, details: Any, request: Any) -> Any:
+        return await go_on(details._replace(metadata=[*(details.metadata or ()), *self._metadata]), request)
+
+
+async def main(url: str, binding: str, headers: Mapping[str, str]) -> None:
+    metadata = [(name.lower(), value) for name, value in headers.items()]
+
+    def channel(address: str) -> grpc.aio.Channel:
+        interceptors = [_Once(metadata), _Streamed(metadata)] if metadata else None
+        return grpc.aio.insecure_channel(address.removeprefix("http://"), interceptors=interceptors)
+
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
+        )
+        card = await A2ACardResolver(http, url).get_agent_card()
+        clients = [
+            await stack.enter_async_context(
+                ClientFactory(
+                    ClientConfig(
+                        streaming=streaming,
+                        polling=polling,
+                        httpx_client=http,
+                        grpc_channel_factory=channel,
+                        supported_transports=[binding],
+                    )
+                ).create(card)
+            )
+            for streaming, polling in ((True, False), (False, False), (False, True))
+        ]
+        play = Play(*clients)
+        await play_operations(play)
+        print(json.dumps(play.seen))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}))

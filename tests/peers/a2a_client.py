@@ -1,0 +1,198 @@
+"""What does a client of the official A2A SDK, 1.x, see of the agent whose card is under this URL?
+
+Plays every operation in one binding and version, and says what each step came to: a value, or the name of the error
+that the SDK raised. It decides nothing: `test_a2a_clients.py` does. `a2a03_client.py` is its fellow on the 0.3 line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import a2a.types as t
+import grpc.aio
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientCallContext, ClientConfig, ClientFactory
+from a2a.utils.errors import A2AError
+
+PATIENCE_S = 10.0
+HOOK = "https://hooks.acme.example/a2a"
+
+
+@dataclass
+class Play:
+    """One caller at work, who streams or does not; `seen` is what each step came to."""
+
+    streaming: Client
+    plain: Client
+    context: ClientCallContext
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    async def step(self, name: str, deed: Awaitable[Any]) -> None:
+        """Do something and write down what came of it."""
+        try:
+            self.seen[name] = await deed
+        except (A2AError, NotImplementedError) as error:
+            self.seen[name] = type(error).__name__
+
+    async def events(
+        self, client: Client, text: str, wait: bool = True, **more: Any
+    ) -> AsyncIterator[t.StreamResponse]:
+        """Send, and everything that comes back; who does not wait hears of the task at once."""
+        message = t.Message(message_id=str(uuid4()), role=t.Role.ROLE_USER, parts=[t.Part(text=text)], **more)
+        request = t.SendMessageRequest(message=message)
+        request.configuration.return_immediately = not wait
+        async for event in client.send_message(request, context=self.context):
+            yield event
+
+    async def send(self, text: str, wait: bool = True, **more: Any) -> t.StreamResponse:
+        """Send; a task or a message."""
+        [answer] = [event async for event in self.events(self.plain, text, wait, **more)]
+        return answer
+
+    async def stream(self, text: str) -> list[str]:
+        """Send, and read the stream to its end."""
+        return [told(event) async for event in self.events(self.streaming, text)]
+
+
+async def play_operations(play: Play) -> None:
+    """Each operation at least once."""
+    call: Mapping[str, Any] = {"context": play.context}
+    client, task = play.streaming, await _begun(play)
+    await play.step("send", _told(play.send("echo: hällo")))
+    await play.step("message", _told(play.send("reply: hi")))
+    await play.step("stream", play.stream("chunks: one two three"))
+    await play.step("conversation", _conversation(play))
+    await play.step("get", _state(client.get_task(t.GetTaskRequest(id=task.id), **call)))
+    await play.step("list", _listed(client, task, call))
+    await play.step("push set", _hook(client.create_task_push_notification_config(_config(task), **call)))
+    which = {"task_id": task.id, "id": "hook"}
+    wanted = t.GetTaskPushNotificationConfigRequest(**which)
+    await play.step("push get", _hook(client.get_task_push_notification_config(wanted, **call)))
+    await play.step("push list", _hooks(client, task, call))
+    unwanted = t.DeleteTaskPushNotificationConfigRequest(**which)
+    await play.step("push delete", client.delete_task_push_notification_config(unwanted, **call))
+    await play.step("push gone", _hooks(client, task, call))
+    await play.step("cancel", _state(client.cancel_task(t.CancelTaskRequest(id=task.id), **call)))
+    await play.step("cancel again", _state(client.cancel_task(t.CancelTaskRequest(id=task.id), **call)))
+    await play.step("resubscribe", _resubscribed(play))
+    await play.step("unknown", _state(client.get_task(t.GetTaskRequest(id=str(uuid4())), **call)))
+    await play.step("card", _secret(client.get_extended_agent_card(t.GetExtendedAgentCardRequest(), **call)))
+
+
+async def _begun(play: Play) -> t.Task:
+    """A task that works; a made-up one for a caller who may not begin any."""
+    try:
+        return (await play.send("forever:", wait=False)).task
+    except A2AError:
+        return t.Task(id=str(uuid4()), context_id=str(uuid4()))
+
+
+def _config(task: t.Task) -> t.TaskPushNotificationConfig:
+    return t.TaskPushNotificationConfig(task_id=task.id, id="hook", url=HOOK, token="opaque")
+
+
+async def _told(answer: Awaitable[t.StreamResponse]) -> str:
+    return told(await answer)
+
+
+async def _state(task: Awaitable[t.Task]) -> str:
+    return state(await task)
+
+
+async def _conversation(play: Play) -> list[str]:
+    """A task that asks, and is answered."""
+    asked = await play.send("ask: name")
+    answered = await play.send("echo: Bob", task_id=asked.task.id, context_id=asked.task.context_id)
+    return [told(asked), told(answered)]
+
+
+async def _listed(client: Client, task: t.Task, call: Mapping[str, Any]) -> list[bool]:
+    """Whether each task of the task's own context is that task."""
+    listed = await client.list_tasks(t.ListTasksRequest(context_id=task.context_id), **call)
+    return [one.id == task.id for one in listed.tasks]
+
+
+async def _hook(config: Awaitable[t.TaskPushNotificationConfig]) -> str:
+    got = await config
+    return f"{got.id} {got.url}"
+
+
+async def _hooks(client: Client, task: t.Task, call: Mapping[str, Any]) -> list[str]:
+    request = t.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+    return [one.id for one in (await client.list_task_push_notification_configs(request, **call)).configs]
+
+
+async def _resubscribed(play: Play) -> list[str]:
+    """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
+    task, heard = (await play.send("ticks:", wait=False)).task, list[str]()
+    async for event in play.streaming.subscribe(t.SubscribeToTaskRequest(id=task.id), context=play.context):
+        kind = told(event).partition(" tick")[0]
+        if kind == "working:" and kind not in heard:
+            await play.plain.cancel_task(t.CancelTaskRequest(id=task.id), context=play.context)
+        heard.append(kind)
+    return sorted({*heard} & {"working:", "canceled"})
+
+
+async def _secret(card: Awaitable[t.AgentCard]) -> bool:
+    """Whether it is the card with the skill that the public one does not tell of."""
+    return "secret" in [skill.id for skill in (await card).skills]
+
+
+def state(task: t.Task) -> str:
+    """A task's state, and what it says there."""
+    said = "".join(part.text for part in task.status.message.parts)
+    name = t.TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
+    return f"{name}: {said}" if said else name
+
+
+def told(event: t.StreamResponse) -> str:
+    """One event in a few words."""
+    match event.WhichOneof("payload"):
+        case "task":
+            return f"task {state(event.task)}"
+        case "message":
+            return f"message {event.message.parts[0].text}"
+        case "status_update":
+            return state(t.Task(status=event.status_update.status))
+        case _:
+            update = event.artifact_update
+            return f"artifact {update.artifact.parts[0].text}{'.' if update.last_chunk else ''}"
+
+
+async def play(url: str, binding: str, version: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a caller with these headers sees, who takes the card's interface of this binding and version."""
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
+        )
+        card = await A2ACardResolver(http, url).get_agent_card()
+        of_this = [
+            one
+            for one in card.supported_interfaces
+            if one.protocol_binding == binding and one.protocol_version.startswith(version)
+        ]
+        assert of_this, card
+        del card.supported_interfaces[:]
+        card.supported_interfaces.extend(of_this)
+        clients = [
+            await stack.enter_async_context(
+                ClientFactory(
+                    ClientConfig(
+                        streaming=streaming,
+                        httpx_client=http,
+                        grpc_channel_factory=lambda address: grpc.aio.insecure_channel(address.removeprefix("http://")),
+                        supported_protocol_bindings=[binding],
+                    )
+                ).create(card)
+            )
+            for streaming in (True, False)
+        ]
+        on_grpc = {name.lower(): value for name, value in (headers or {}).items()} if binding == "GRPC" else None
+        playing = Play(*clients, ClientCallContext(service_parameters=on_grpc, timeout=PATIENCE_S))
+        await play_operations(playing)
+        return playing.seen
