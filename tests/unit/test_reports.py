@@ -183,6 +183,9 @@ BL-086
 BL-087
   unit/policy/test_own_models.py test_a_role_in_one_tenant_is_none_in_another
   unit/policy/test_roles.py test_another_callers_roles_change_nothing
+BL-088
+  unit/protocols/a2a/test_cards.py test_a_card_of_ours_is_the_golden_one
+  unit/protocols/a2a/test_cards.py test_no_address_in_it_is_the_agents
 BL-090
   flow/test_hostile_upstream.py test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filtered
   flow/test_paired.py test_lists_are_those_of_streamable_http
@@ -213,6 +216,7 @@ IN_PART = {
     "BL-020": "an upstream's url, key sources and token endpoints; cards of agents are not read yet",
     "BL-051": "nothing that a caller, token or server names is connected to, so no list says what may be; callbacks of "
     "agents will need one",
+    "BL-088": "that every address in a card answers; cards are not served yet",
     "BL-093": "what callers say to programs on pipes; prompts of agents' command lines come with those",
 }
 

@@ -5,6 +5,8 @@
     messages     the messages of 1.0, which is the canonical form
     v03          0.3 as JSON-RPC has it, to and from 1.0
     proto03      0.3 as its Protocol Buffers have it, to and from 1.0
+    cards03      a card of 0.3, to and from 1.0
+    cards        an agent's card as ours: our addresses, the caller's skills, our signature
     wire         messages as bytes of Protocol Buffers, for gRPC
     errors       what an agent can refuse in its own words
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import ROLES, STATES, V10
 from sidecar.protocols.a2a.operations import Operation
-from sidecar.protocols.a2a.schema import Schema, UnreadableError, schema_from
-from sidecar.protocols.a2a.v03 import LAST, Json, Read, packed, said, unpacked
+from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableError, schema_from
+from sidecar.protocols.a2a.v03 import LAST, Params, packed, said, unpacked
 
 STATES_03: Final = tuple("TASK_STATE_CANCELLED" if state == "TASK_STATE_CANCELED" else state for state in STATES)
 _TO_STATE_03: Final = dict(zip(STATES, STATES_03, strict=True))
@@ -375,33 +376,25 @@ def _list_03(params: Read) -> Json:
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
-class _Params(NamedTuple):
-    """What the parameters of an operation are in 0.3, and both ways between."""
-
-    name: str
-    to_10: Callable[[Read], Json]
-    to_03: Callable[[Read], Json]
-
-
-_PARAMS: Final[Mapping[str, _Params]] = {
-    "SendMessageRequest": _Params("SendMessageRequest", _send_10, _send_03),
-    "GetTaskRequest": _Params("GetTaskRequest", _query_10, _query_03),
-    "ListTasksRequest": _Params("ListTasksRequest", _list_10, _list_03),
-    "CancelTaskRequest": _Params("CancelTaskRequest", _id_10, _id_03),
-    "SubscribeToTaskRequest": _Params("TaskSubscriptionRequest", _id_10, _id_03),
-    "TaskPushNotificationConfig": _Params(
+_PARAMS: Final[Mapping[str, Params]] = {
+    "SendMessageRequest": Params("SendMessageRequest", _send_10, _send_03),
+    "GetTaskRequest": Params("GetTaskRequest", _query_10, _query_03),
+    "ListTasksRequest": Params("ListTasksRequest", _list_10, _list_03),
+    "CancelTaskRequest": Params("CancelTaskRequest", _id_10, _id_03),
+    "SubscribeToTaskRequest": Params("TaskSubscriptionRequest", _id_10, _id_03),
+    "TaskPushNotificationConfig": Params(
         "CreateTaskPushNotificationConfigRequest", _created_config_10, _created_config_03
     ),
-    "GetTaskPushNotificationConfigRequest": _Params(
+    "GetTaskPushNotificationConfigRequest": Params(
         "GetTaskPushNotificationConfigRequest", _config_ids_10, _config_ids_03
     ),
-    "ListTaskPushNotificationConfigsRequest": _Params(
+    "ListTaskPushNotificationConfigsRequest": Params(
         "ListTaskPushNotificationConfigRequest", _configs_of_10, _configs_of_03
     ),
-    "DeleteTaskPushNotificationConfigRequest": _Params(
+    "DeleteTaskPushNotificationConfigRequest": Params(
         "DeleteTaskPushNotificationConfigRequest", _config_ids_10, _config_ids_03
     ),
-    "GetExtendedAgentCardRequest": _Params("GetAgentCardRequest", dict, lambda _: {}),
+    "GetExtendedAgentCardRequest": Params("GetAgentCardRequest", dict, lambda _: {}),
 }
 
 
@@ -439,6 +432,7 @@ _RESULTS: Final[Mapping[str, tuple[Translate, Translate]]] = {
     "StreamResponse": (_held(0), _held(1)),
     "ListTasksResponse": (_each("tasks", _task_10), _each("tasks", _task_03)),
     "ListTaskPushNotificationConfigsResponse": (_each("configs", _task_config_10), _each("configs", _task_config_03)),
+    "AgentCard": (lambda card, _: cards03.from_proto(card), lambda card, _: cards03.to_proto(card)),
 }
 
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+Json = dict[str, Any]  # a message that we make
+Read = Mapping[str, Any]  # and one that was read
 INT32_MAX: Final = 2**31 - 1
 _FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?\Z")
 _HUMP = re.compile(r"_([a-z0-9])")

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Operation
-from sidecar.protocols.a2a.schema import Message, Schema, UnreadableError, schema_from
-
-Json = dict[str, Any]
-Read = Mapping[str, Any]
+from sidecar.protocols.a2a.schema import Json, Message, Read, Schema, UnreadableError, schema_from
 
 STATES: Final[Mapping[str, str]] = {
     "unknown": "TASK_STATE_UNSPECIFIED",
@@ -441,7 +439,7 @@ def _list_03(params: Read) -> Json:
 # --- the operations ---------------------------------------------------------------------------------------------------
 
 
-class _Params(NamedTuple):
+class Params(NamedTuple):
     """What the parameters of an operation are in 0.3, and both ways between."""
 
     name: str
@@ -449,17 +447,17 @@ class _Params(NamedTuple):
     to_03: Callable[[Read], Json]
 
 
-_PARAMS: Final[Mapping[str, _Params]] = {
-    "SendMessageRequest": _Params("MessageSendParams", _send_10, _send_03),
-    "GetTaskRequest": _Params("TaskQueryParams", _query_10, _query_03),
-    "ListTasksRequest": _Params("ListTasksParams", _list_10, _list_03),
-    "CancelTaskRequest": _Params("TaskIdParams", _cancel_10, _cancel_03),
-    "SubscribeToTaskRequest": _Params("TaskIdParams", _id_03, _id_03),
-    "TaskPushNotificationConfig": _Params("TaskPushNotificationConfig", _task_config_10, _task_config_03),
-    "GetTaskPushNotificationConfigRequest": _Params("GetConfigParams", _config_ids_10, _got_config_03),
-    "ListTaskPushNotificationConfigsRequest": _Params("TaskIdParams", _config_ids_10, _task_id_03),
-    "DeleteTaskPushNotificationConfigRequest": _Params("DeleteConfigParams", _config_ids_10, _deleted_config_03),
-    "GetExtendedAgentCardRequest": _Params("Nothing", dict, lambda _: {}),
+_PARAMS: Final[Mapping[str, Params]] = {
+    "SendMessageRequest": Params("MessageSendParams", _send_10, _send_03),
+    "GetTaskRequest": Params("TaskQueryParams", _query_10, _query_03),
+    "ListTasksRequest": Params("ListTasksParams", _list_10, _list_03),
+    "CancelTaskRequest": Params("TaskIdParams", _cancel_10, _cancel_03),
+    "SubscribeToTaskRequest": Params("TaskIdParams", _id_03, _id_03),
+    "TaskPushNotificationConfig": Params("TaskPushNotificationConfig", _task_config_10, _task_config_03),
+    "GetTaskPushNotificationConfigRequest": Params("GetConfigParams", _config_ids_10, _got_config_03),
+    "ListTaskPushNotificationConfigsRequest": Params("TaskIdParams", _config_ids_10, _task_id_03),
+    "DeleteTaskPushNotificationConfigRequest": Params("DeleteConfigParams", _config_ids_10, _deleted_config_03),
+    "GetExtendedAgentCardRequest": Params("Nothing", dict, lambda _: {}),
 }
 
 
@@ -511,6 +509,8 @@ def result_from_03(operation: Operation, result: object, *, streamed: bool) -> J
             raise UnreadableError("", "must be a list")
         configs = [_read("TaskPushNotificationConfig", one, f"/{index}") for index, one in enumerate(result)]
         return V10.read(name, {"configs": [_task_config_10(config) for config in configs]})
+    if name == "AgentCard":
+        return cards03.from_json(result)
     if result is not None and result != {}:
         raise UnreadableError("", "must be null")  # of a deletion
     return {}
@@ -533,6 +533,8 @@ def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> An
         return _task_config_03(canonical)
     if name == "ListTaskPushNotificationConfigsResponse":
         return [_task_config_03(config) for config in canonical.get("configs", ())]
+    if name == "AgentCard":
+        return cards03.to_json(canonical)
     return None
 
 

@@ -1,0 +1,330 @@
+"""What does an agent say of itself, and what do we say of it instead?
+
+A card is read in either format, and written anew. Every address in it is ours: the interfaces, and what texts mention
+of the agent's own host. It says how callers prove themselves to us, since what the agent wants is between it and us;
+its skills are those that this caller may use; and its signatures are ours or none, because the agent signed another
+card. Nothing in a card makes anybody here dial anything.
+
+One document carries both formats, as the official SDK's own servers do it: no two members of theirs are called alike
+and differ, save the security schemes, where one object holds both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from sidecar.protocols.a2a import cards03
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import Binding, Version, version_meant
+from sidecar.protocols.a2a.schema import Json, Read, UnreadableError
+from sidecar.protocols.canonical import canonical_json
+
+MAX_SKILLS: Final = 1000
+MAX_OTHERS: Final = 100  # interfaces, extensions, schemes and requirements, of each
+MAX_SAFE: Final = 2**53  # beyond, a number of a Struct is a double and no longer itself
+BINDINGS: Final[Mapping[Binding, str]] = {"jsonrpc": "JSONRPC", "http_json": "HTTP+JSON", "grpc": "GRPC"}
+VERSIONS: Final[Mapping[Version, str]] = {"0.3": cards03.VERSION, "1.0": "1.0"}
+
+
+class Interface(NamedTuple):
+    """One address of ours, and what is spoken there."""
+
+    url: str
+    binding: Binding
+    version: Version
+    tenant: str = ""
+
+
+class Security(NamedTuple):
+    """What callers must prove to us, as 1.0 says it: schemes by name, and the requirements that name them."""
+
+    schemes: Mapping[str, Json]
+    requirements: tuple[Json, ...]
+
+
+BEARER: Final = Security(
+    {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer", "bearerFormat": "JWT"}}},
+    ({"schemes": {"bearer": {}}},),
+)
+
+
+class Signer(NamedTuple):
+    """A key of ours: its JWS algorithm, its id, and how it signs some bytes."""
+
+    algorithm: str
+    kid: str
+    sign: Callable[[bytes], bytes]
+
+
+# --- what the agent says ----------------------------------------------------------------------------------------------
+
+
+def read(given: object) -> Json:
+    """The canonical card, of a card in either format; one that carries both is one of 1.0. Raises UnreadableError."""
+    if not isinstance(given, dict):
+        raise UnreadableError("", "must be an object")
+    is_10 = "supportedInterfaces" in given or "supported_interfaces" in given
+    card = V10.read("AgentCard", given) if is_10 else cards03.from_json(given)
+    check(card)
+    return card
+
+
+def check(card: Read) -> None:
+    """What we need of a canonical card, whatever it came by. Raises UnreadableError."""
+    for name in ("name", "version", "capabilities"):
+        if name not in card:
+            raise UnreadableError(f"/{name}", "is missing")
+    skills = card.get("skills", ())
+    for name, most in (
+        ("skills", MAX_SKILLS),
+        ("supportedInterfaces", MAX_OTHERS),
+        ("securitySchemes", MAX_OTHERS),
+        ("securityRequirements", MAX_OTHERS),
+        ("signatures", MAX_OTHERS),
+    ):
+        if len(card.get(name, ())) > most:
+            raise UnreadableError(f"/{name}", f"has more than {most}")
+    if len(card["capabilities"].get("extensions", ())) > MAX_OTHERS:
+        raise UnreadableError("/capabilities/extensions", f"has more than {MAX_OTHERS}")
+    ids: set[str] = set()
+    for index, skill in enumerate(skills):
+        if "id" not in skill:
+            raise UnreadableError(f"/skills/{index}/id", "is missing")
+        if skill["id"] in ids:  # policy decides by the id
+            raise UnreadableError(f"/skills/{index}/id", "is that of another skill")
+        ids.add(skill["id"])
+
+
+# --- what we say ------------------------------------------------------------------------------------------------------
+
+
+def ours(
+    card: Read,
+    interfaces: tuple[Interface, ...],
+    may_use: Callable[[str], bool],
+    *,
+    agent_host: str,
+    has_extended: bool,
+    security: Security = BEARER,
+) -> Json:
+    """The canonical card as ours, for one caller: at our `interfaces`, of which there is one at least, with the skills
+    that it `may_use`. `agent_host` is where we reach the agent; `has_extended` says whether a caller that we know gets
+    more than this."""
+    strangers = _Strangers.of(card, interfaces, agent_host)
+    kept = {name: card[name] for name in ("name", "description", "version") if name in card}
+    kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
+    kept |= {name: card[name] for name in ("documentationUrl", "iconUrl") if strangers.is_web(card.get(name, ""))}
+    if strangers.is_web(card.get("provider", {}).get("url", "")):
+        kept["provider"] = card["provider"]
+    extensions = [one for one in card["capabilities"].get("extensions", ()) if not strangers.are_in(one.get("uri", ""))]
+    capabilities = {name: value for name, value in card["capabilities"].items() if name != "extensions"}
+    skills = [
+        {name: value for name, value in skill.items() if name != "securityRequirements"}
+        for skill in card.get("skills", ())
+        if may_use(skill["id"])
+    ]
+    written = strangers.replaced({**kept, "skills": skills})
+    return V10.read(
+        "AgentCard",
+        {
+            **written,
+            "supportedInterfaces": [
+                {
+                    "url": one.url,
+                    "protocolBinding": BINDINGS[one.binding],
+                    "protocolVersion": VERSIONS[one.version],
+                    "tenant": one.tenant,
+                }
+                for one in interfaces
+            ],
+            "capabilities": {
+                **capabilities,
+                "extensions": strangers.replaced(extensions),
+                "extendedAgentCard": has_extended,
+            },
+            "securitySchemes": dict(security.schemes),
+            "securityRequirements": list(security.requirements),
+        },
+    )
+
+
+class _Strangers:
+    """The hosts that are the agent's and not ours, wherever a text names one."""
+
+    def __init__(self, hosts: frozenset[str], instead: str) -> None:
+        self._hosts = hosts
+        self._instead = instead
+        self._pattern = re.compile("|".join(_naming(host) for host in sorted(hosts)) or r"(?!)", re.IGNORECASE)
+
+    @classmethod
+    def of(cls, card: Read, interfaces: tuple[Interface, ...], agent_host: str) -> _Strangers:
+        own = {_host(one.url) for one in interfaces}
+        theirs = {
+            agent_host.lower().rstrip("."),
+            *(_host(one.get("url", "")) for one in card.get("supportedInterfaces", ())),
+        }
+        return cls(frozenset(theirs - own - {""}), interfaces[0].url)
+
+    def is_web(self, url: str) -> bool:
+        """Whether this may stand in a card of ours as an address to look at."""
+        try:
+            scheme = urlsplit(url).scheme
+        except ValueError:
+            return False
+        return scheme in ("http", "https") and _host(url) not in {"", *self._hosts} and not self.are_in(url)
+
+    def are_in(self, text: str) -> bool:
+        return self._pattern.search(text) is not None
+
+    def replaced(self, value: Any) -> Any:
+        """With our own address where an address of theirs was."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda _: self._instead, value)
+        if isinstance(value, list):
+            return [self.replaced(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self.replaced(one) for name, one in value.items()}
+        return value
+
+
+def _naming(host: str) -> str:
+    """What names a host: an address of it; a name with a dot in it also alone. One that is a plain word, as in a
+    cluster, only with a scheme or a port: the word may well mean something else. Every repetition is bounded, since
+    the text is a stranger's."""
+    scheme = r"[a-z][a-z0-9+.-]{0,15}://(?:[^\s/@]{0,100}@)?"
+    name = rf"\[?{re.escape(host)}(?:\.(?=[:/]))?\]?"
+    path = r"(?:[/?#][^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # what ends a sentence is not of the address
+    before, after = r"(?<![a-z0-9_.-])", r"(?!\.?[a-z0-9_-])"
+    if "." in host or ":" in host:
+        return rf"(?:{scheme})?{before}{name}{after}(?::\d{{1,5}})?{path}"
+    return rf"(?:{scheme}{before}{name}{after}(?::\d{{1,5}})?|{before}{name}:\d{{1,5}}){path}"
+
+
+def _host(url: str) -> str:
+    """The host of an address, also of one without a scheme, as cards have it for gRPC; "" for none."""
+    try:
+        return (urlsplit(url if "://" in url else f"//{url}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+# --- how it is written ------------------------------------------------------------------------------------------------
+
+
+def document(card: Read, signer: Signer | None = None) -> Json:
+    """The JSON of a card of ours: that of 1.0, and in the same document that of 0.3 where we speak it. Each line of
+    clients verifies its own members, so there is a signature for each."""
+    written, payloads = dict(card), [_with_doubles(card)]
+    if any(version_meant(one["protocolVersion"]) == "0.3" for one in card["supportedInterfaces"]):
+        old = cards03.to_json(card)
+        written = _merged(written, old)
+        payloads.append(_without_defaults_03(old))
+    if signer is not None:
+        written["signatures"] = [_signature(payload, signer) for payload in payloads]
+    return written
+
+
+def signed(card: Read, signer: Signer | None) -> Json:
+    """The canonical card of ours with our signature, for where it travels as a message of 1.0."""
+    return dict(card) if signer is None else {**card, "signatures": [_signature(_with_doubles(card), signer)]}
+
+
+def seed_card(card: Read) -> Json:
+    """The card as the seed has it, of a card of ours."""
+    main = card["supportedInterfaces"][0]
+    capabilities = card["capabilities"]
+    return {
+        "name": card["name"],
+        "description": card.get("description"),
+        "url": main["url"],
+        "version": card["version"],
+        "protocol_version": main["protocolVersion"],
+        "capabilities": {
+            "streaming": capabilities.get("streaming", False),
+            "push_notifications": capabilities.get("pushNotifications", False),
+        },
+        "authentication": {"schemes": _schemes(card.get("securitySchemes", {}).values())},
+        "skills": [
+            {"id": skill["id"], "name": skill.get("name", ""), "description": skill.get("description")}
+            for skill in card.get("skills", ())
+        ],
+    }
+
+
+def _schemes(schemes: Iterable[Read]) -> list[str]:
+    """What a caller may come with, in one word each: `bearer`, or the type in the manner of OpenAPI."""
+    words = []
+    for scheme in schemes:
+        for member, held in scheme.items():
+            word = held.get("scheme", "").lower() if member == "httpAuthSecurityScheme" else cards03.TYPES[member]
+            words.append(word)
+    return list(dict.fromkeys(words))
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """`one`, with what only the `other` has; lists are of the same things in the same order."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = {name: _merged(one[name], other[name]) if name in other else one[name] for name in one}
+        return both | {name: value for name, value in other.items() if name not in one}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_merged(here, there) for here, there in zip(one, other, strict=True)]
+    return one
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def _signature(card: Read, signer: Signer) -> Json:
+    """A JWS over the canonical form of a card without signatures and without what is empty, its payload detached."""
+    header = {"alg": signer.algorithm, "kid": signer.kid, "typ": "JOSE"}
+    protected = _base64url(json.dumps(header, separators=(",", ":")).encode())
+    payload = {name: value for name, value in card.items() if name != "signatures"}
+    covered = f"{protected}.{_base64url(canonical_json(_filled(payload)))}"
+    return {"protected": protected, "signature": _base64url(signer.sign(covered.encode()))}
+
+
+def _without_defaults_03(card: Read) -> Json:
+    """A card of 0.3 as who verifies it there sees it: that line leaves out what would be the same unsaid."""
+    rest = dict(card)
+    for name, default in (("preferredTransport", cards03.DEFAULT_TRANSPORT), ("protocolVersion", cards03.VERSION)):
+        if rest.get(name) == default:
+            del rest[name]
+    schemes = rest.get("securitySchemes", {})
+    rest["securitySchemes"] = {
+        name: {member: value for member, value in scheme.items() if member != "type"}
+        for name, scheme in schemes.items()
+    }
+    return rest
+
+
+def _with_doubles(value: Any) -> Any:
+    """With numbers as a reader of 1.0 has them: in a Struct every one is a double."""
+    if isinstance(value, dict):
+        return {name: _with_doubles(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_doubles(inner) for inner in value]
+    is_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_SAFE
+    return float(value) if is_long else value
+
+
+def _filled(value: Any) -> Any:
+    """Without empty texts, lists and objects at any depth."""
+    if isinstance(value, dict):
+        members = {name: _filled(inner) for name, inner in value.items()}
+        return {name: inner for name, inner in members.items() if not _is_empty(inner)}
+    if isinstance(value, list):
+        return [inner for inner in map(_filled, value) if not _is_empty(inner)]
+    return value
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def _base64url(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()

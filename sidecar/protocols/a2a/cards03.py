@@ -1,0 +1,268 @@
+"""What is an agent's card in A2A 0.3, and what is it in 1.0?
+
+0.3 has one main address with more beside it, where 1.0 has a list; it says what callers must prove in the manner of
+OpenAPI, and that there is an extended card at the top. Its JSON and its Protocol Buffers differ in the security alone.
+The official compatibility layer judges both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import version_meant
+from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableError, schema_from
+
+VERSION: Final = "0.3.0"  # as a card says it, with the patch
+DEFAULT_TRANSPORT: Final = "JSONRPC"
+_LOCATIONS: Final = frozenset({"cookie", "header", "query"})
+
+CARD03: Final[Schema] = schema_from(
+    "",
+    """
+AgentCard: 1 name:string, 2 description:string, 3 version:string, 4 url:string, 5 protocol_version:string,
+    6 preferred_transport:string, 7 additional_interfaces:[AgentInterface], 8 provider:AgentProvider,
+    9 documentation_url:string?, 10 icon_url:string?, 11 capabilities:AgentCapabilities,
+    12 supports_authenticated_extended_card:bool?, 13 security:[Struct], 14 security_schemes:{SecurityScheme},
+    15 default_input_modes:[string], 16 default_output_modes:[string], 17 skills:[AgentSkill],
+    18 signatures:[AgentCardSignature]
+AgentInterface: 1 url:string, 2 transport:string
+AgentProvider: 1 url:string, 2 organization:string
+AgentCapabilities: 1 streaming:bool?, 2 push_notifications:bool?, 3 extensions:[AgentExtension]
+AgentExtension: 1 uri:string, 2 description:string, 3 required:bool, 4 params:Struct
+AgentSkill: 1 id:string, 2 name:string, 3 description:string, 4 tags:[string], 5 examples:[string],
+    6 input_modes:[string], 7 output_modes:[string], 8 security:[Struct]
+AgentCardSignature: 1 protected:string, 2 signature:string, 3 header:Struct
+SecurityScheme: 1 type:string, 2 description:string, 3 in:string, 4 name:string, 5 scheme:string,
+    6 bearer_format:string, 7 flows:OAuthFlows, 8 oauth2_metadata_url:string, 9 open_id_connect_url:string
+OAuthFlows: 1 authorization_code:OAuthFlow, 2 client_credentials:OAuthFlow, 3 implicit:OAuthFlow, 4 password:OAuthFlow
+OAuthFlow: 1 authorization_url:string, 2 token_url:string, 3 refresh_url:string, 4 scopes:{string}
+""",
+    {},
+)
+_FLOWS: Final[Mapping[str, tuple[str, ...]]] = {
+    "authorizationCode": ("authorizationUrl", "tokenUrl", "scopes"),
+    "clientCredentials": ("tokenUrl", "scopes"),
+    "implicit": ("authorizationUrl", "scopes"),
+    "password": ("tokenUrl", "scopes"),
+}
+# What each type of scheme is called in 1.0, and what must be there.
+_SCHEMES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "apiKey": ("apiKeySecurityScheme", ("name", "in")),
+    "http": ("httpAuthSecurityScheme", ("scheme",)),
+    "oauth2": ("oauth2SecurityScheme", ("flows",)),
+    "openIdConnect": ("openIdConnectSecurityScheme", ("openIdConnectUrl",)),
+    "mutualTLS": ("mtlsSecurityScheme", ()),
+}
+TYPES: Final = {scheme: type_ for type_, (scheme, _) in _SCHEMES.items()}
+
+
+def from_json(given: object) -> Json:
+    """The canonical card of a card as 0.3 writes it. Raises UnreadableError."""
+    card = CARD03.read("AgentCard", given, defaults=True)
+    if "capabilities" not in card:
+        raise UnreadableError("/capabilities", "is missing")
+    schemes = card.get("securitySchemes", {})
+    return _card_10(
+        {
+            **card,
+            "capabilities": {
+                **card["capabilities"],
+                "extendedAgentCard": card.get("supportsAuthenticatedExtendedCard"),
+            },
+            "securitySchemes": {
+                name: _scheme_10(scheme, f"/securitySchemes/{name}") for name, scheme in schemes.items()
+            },
+        },
+        _requirements_10,
+    )
+
+
+def from_proto(card: Read) -> Json:
+    """The canonical card of an `AgentCard` of the Protocol Buffers of 0.3, where false and unsaid are one."""
+    capabilities = card.get("capabilities", {})
+    return _card_10(
+        {
+            **card,
+            "capabilities": {
+                "streaming": capabilities.get("streaming", False),
+                "pushNotifications": capabilities.get("pushNotifications", False),
+                "extensions": capabilities.get("extensions"),
+                "extendedAgentCard": card.get("supportsAuthenticatedExtendedCard", False),
+            },
+        },
+        lambda security, _: security,
+    )
+
+
+def to_json(card: Read) -> Json:
+    """A card of 0.3. Raises UnreadableError where it has no interface of 0.3, or what 0.3 cannot say."""
+    said = _card_03(card, lambda requirements: [_requirement_03(one) for one in requirements])
+    schemes = card.get("securitySchemes", {})
+    if schemes:
+        said["securitySchemes"] = {
+            name: _scheme_03(scheme, f"/securitySchemes/{name}") for name, scheme in schemes.items()
+        }
+    for skill in said["skills"]:
+        for name in ("id", "name", "description"):
+            skill.setdefault(name, "")
+        skill.setdefault("tags", [])
+    for extension in said["capabilities"].get("extensions", ()):
+        extension.setdefault("uri", "")
+        extension.setdefault("required", False)
+    return said
+
+
+def to_proto(card: Read) -> Json:
+    """An `AgentCard` of the Protocol Buffers of 0.3. Raises UnreadableError where it has no interface of 0.3."""
+    said = _card_03(card, list)
+    if "securitySchemes" in card:
+        said["securitySchemes"] = card["securitySchemes"]
+    return said
+
+
+# --- 0.3 to 1.0: what is None or empty is left out by the reader of 1.0 -----------------------------------------------
+
+
+def _card_10(card: Read, requirements: Callable[[list[Json], str], list[Json]]) -> Json:
+    main = {
+        "url": card.get("url"),
+        "protocolBinding": card.get("preferredTransport") or DEFAULT_TRANSPORT,
+        "protocolVersion": card.get("protocolVersion") or "0.3",
+    }
+    more = [
+        {"url": one.get("url"), "protocolBinding": one.get("transport"), "protocolVersion": "0.3"}
+        for one in card.get("additionalInterfaces", ())
+    ]
+    skills = [
+        {**skill, "securityRequirements": requirements(skill.get("security", []), f"/skills/{index}/security")}
+        for index, skill in enumerate(card.get("skills", ()))
+    ]
+    capabilities = card["capabilities"]
+    extensions = [{**one, "params": one.get("params") or None} for one in capabilities.get("extensions") or ()]
+    return V10.read(
+        "AgentCard",
+        {
+            **card,
+            "documentationUrl": card.get("documentationUrl") or None,
+            "iconUrl": card.get("iconUrl") or None,
+            "signatures": [{**one, "header": one.get("header") or None} for one in card.get("signatures", ())],
+            "capabilities": {**capabilities, "extensions": extensions},
+            "supportedInterfaces": [main, *more],
+            "securityRequirements": requirements(card.get("security", []), "/security"),
+            "skills": skills,
+        },
+    )
+
+
+def _requirements_10(security: list[Json], at: str) -> list[Json]:
+    return [_requirement_10(one, f"{at}/{index}") for index, one in enumerate(security)]
+
+
+def _requirement_10(requirement: Json, at: str) -> Json:
+    for name, scopes in requirement.items():
+        if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
+            raise UnreadableError(f"{at}/{name}", "must be a list of strings")
+    return {"schemes": {name: {"list": scopes} for name, scopes in requirement.items()}}
+
+
+def _scheme_10(scheme: Read, at: str) -> Json:
+    member, needed = _SCHEMES.get(scheme.get("type", ""), ("", ()))
+    if not member:
+        raise UnreadableError(f"{at}/type", "is no type of a security scheme")
+    for name in needed:
+        if name not in scheme:
+            raise UnreadableError(f"{at}/{name}", "is missing")
+    if member == "apiKeySecurityScheme" and scheme["in"] not in _LOCATIONS:
+        raise UnreadableError(f"{at}/in", "is no place for a key")
+    flows = _flow_10(scheme["flows"], f"{at}/flows") if member == "oauth2SecurityScheme" else None
+    return {member: {**scheme, "location": scheme.get("in"), "flows": flows}}
+
+
+def _flow_10(flows: Read, at: str) -> Json:
+    """1.0 has one flow: the last in this order, as the official layer has it."""
+    found: Json = {}
+    for name, needed in _FLOWS.items():
+        for member in needed:
+            if name in flows and member != "scopes" and member not in flows[name]:
+                raise UnreadableError(f"{at}/{name}/{member}", "is missing")
+        if name in flows:
+            found = {name: flows[name]}
+    return found
+
+
+# --- 1.0 to 0.3 -------------------------------------------------------------------------------------------------------
+
+
+def _card_03(card: Read, requirements: Callable[[list[Json]], list[Any]]) -> Json:
+    main, *more = _interfaces_03(card)
+    capabilities = dict(card.get("capabilities", {}))
+    extended = capabilities.pop("extendedAgentCard", None)
+    said = {
+        "name": card.get("name", ""),
+        "description": card.get("description", ""),
+        "version": card.get("version", ""),
+        "url": main.get("url", ""),
+        "preferredTransport": main.get("protocolBinding", ""),
+        "protocolVersion": main.get("protocolVersion") or "0.3",
+        "additionalInterfaces": [
+            {"url": one.get("url", ""), "transport": one.get("protocolBinding", "")} for one in more
+        ],
+        "provider": {"url": "", "organization": "", **card["provider"]} if "provider" in card else None,
+        "documentationUrl": card.get("documentationUrl"),
+        "iconUrl": card.get("iconUrl"),
+        "capabilities": {**capabilities, "extensions": [dict(one) for one in capabilities.get("extensions", ())]},
+        "supportsAuthenticatedExtendedCard": extended,
+        "security": requirements(card.get("securityRequirements", [])),
+        "defaultInputModes": card.get("defaultInputModes", []),
+        "defaultOutputModes": card.get("defaultOutputModes", []),
+        "skills": [_skill_03(skill, requirements) for skill in card.get("skills", ())],
+        "signatures": [{"protected": "", "signature": "", **one} for one in card.get("signatures", ())],
+    }
+    if not said["capabilities"]["extensions"]:
+        del said["capabilities"]["extensions"]
+    unsaid = {name for name in ("additionalInterfaces", "security", "signatures") if not said[name]}
+    return {name: value for name, value in said.items() if value is not None and name not in unsaid}
+
+
+def _interfaces_03(card: Read) -> list[Read]:
+    found = [
+        one for one in card.get("supportedInterfaces", ()) if version_meant(one.get("protocolVersion", "")) == "0.3"
+    ]
+    if not found:
+        raise UnreadableError("/supportedInterfaces", "has none of A2A 0.3")
+    return found
+
+
+def _skill_03(skill: Read, requirements: Callable[[list[Json]], list[Any]]) -> Json:
+    said = {name: value for name, value in skill.items() if name != "securityRequirements"}
+    security = requirements(skill.get("securityRequirements", []))
+    return {**said, "security": security} if security else said
+
+
+def _requirement_03(requirement: Read) -> Json:
+    return {name: scopes.get("list", []) for name, scopes in requirement.get("schemes", {}).items()}
+
+
+def _scheme_03(scheme: Read, at: str) -> Json:
+    for member, members in scheme.items():
+        type_ = TYPES[member]
+        said = {"type": type_, **members}
+        if type_ == "apiKey":
+            said["in"] = said.pop("location", "")
+            if said["in"] not in _LOCATIONS:
+                raise UnreadableError(f"{at}/{member}/location", "is no place for a key")
+        if type_ == "oauth2":
+            said["flows"] = {
+                name: {
+                    **dict.fromkeys(_FLOWS[name], ""),
+                    "scopes": {},
+                    **{key: flow[key] for key in flow if key != "pkceRequired"},
+                }
+                for name, flow in members.get("flows", {}).items()
+                if name in _FLOWS  # 0.3 has no flow for devices
+            }
+        needed = {name: "" for name in _SCHEMES[type_][1] if name != "flows"}
+        return {**needed, **said}
+    raise UnreadableError(at, "holds no scheme")

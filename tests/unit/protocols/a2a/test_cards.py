@@ -1,0 +1,324 @@
+"""Does a card of ours say the truth, name nobody else's address, and please clients of both versions?
+
+`UPDATE_GOLDEN=1 pytest tests/unit/protocols/a2a/test_cards.py` writes `tests/golden/cards.json` anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from base64 import urlsafe_b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from a2a.client.card_resolver import parse_agent_card
+from a2a.utils.signing import create_signature_verifier
+from google.protobuf.json_format import MessageToDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jwt import PyJWK
+from jwt.algorithms import get_default_algorithms
+
+from sidecar import signing_keys
+from sidecar.protocols.a2a import cards, cards03, proto03, v03
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import CARD
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.wire import WIRES
+from tests.unit.protocols.a2a.test_schema import of, whole
+
+ROOT = Path(__file__).parents[4]
+GOLDEN = ROOT / "tests" / "golden" / "cards.json"
+HOST = "planner.internal"
+OURS = "https://gw.acme.example"
+INTERFACES = (
+    cards.Interface(f"{OURS}/agents/planner/", "jsonrpc", "0.3"),
+    cards.Interface(f"{OURS}/agents/planner/", "jsonrpc", "1.0"),
+    cards.Interface(f"{OURS}/agents/planner", "http_json", "1.0"),
+    cards.Interface("gw.acme.example:8081", "grpc", "1.0", tenant="planner"),
+    cards.Interface(f"{OURS}/agents/planner", "http_json", "0.3"),
+)
+
+SKILLS = [
+    {"id": "plan", "name": "Plan", "description": "Plans a trip", "tags": ["travel"], "examples": ["To Rome"]},
+    {"id": "book", "name": "Book", "description": "Books it", "tags": [], "security": [{"key": []}]},
+]
+OLD: dict[str, Any] = {
+    "protocolVersion": "0.3.0",
+    "name": "Planner",
+    "description": f"Plans. See http://{HOST}:9000/docs, or ask at {HOST}:9000.",
+    "url": f"http://{HOST}:9000/sub/path",
+    "preferredTransport": "JSONRPC",
+    "additionalInterfaces": [
+        {"url": f"http://{HOST}:9000/sub/path", "transport": "JSONRPC"},
+        {"url": "planner-rpc:50051", "transport": "GRPC"},
+    ],
+    "provider": {"organization": "Acme", "url": "https://acme.example"},
+    "documentationUrl": f"http://{HOST}:9000/docs",
+    "iconUrl": "https://acme.example/icon.png",
+    "version": "1.2.3",
+    "capabilities": {
+        "streaming": True,
+        "pushNotifications": False,
+        "stateTransitionHistory": True,
+        "extensions": [
+            {"uri": "https://acme.example/ext/v1", "params": {"at": "grpc://planner-rpc:50051", "of": 2**60}},
+            {"uri": f"http://{HOST}/ext", "required": True},
+        ],
+    },
+    "securitySchemes": {
+        "key": {"type": "apiKey", "name": "x-key", "in": "header"},
+        "login": {
+            "type": "oauth2",
+            "flows": {"password": {"tokenUrl": f"https://{HOST}/token", "scopes": {"a": "b"}}},
+        },
+    },
+    "security": [{"key": []}],
+    "defaultInputModes": ["text/plain"],
+    "defaultOutputModes": ["text/plain", "application/json"],
+    "skills": SKILLS,
+    "supportsAuthenticatedExtendedCard": True,
+    "signatures": [{"protected": "e30", "signature": "c2ln"}],
+}
+NEW: dict[str, Any] = {
+    "name": "Planer für Reisen 旅",
+    "description": "Plans",
+    "supportedInterfaces": [
+        {"url": f"{OURS}/agents/planner/", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+        {"url": "http://10.0.0.3:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0", "tenant": "t"},
+        {"url": "http://[fd00::3]:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+    ],
+    "provider": {"organization": "Acme", "url": f"http://{HOST.upper()}./"},
+    "version": "2",
+    "documentationUrl": "javascript:alert(1)",
+    "iconUrl": "https://acme.example/icon.png?from=http%3A%2F%2Fx&at=10.0.0.3",
+    "capabilities": {"streaming": True, "pushNotifications": True, "extendedAgentCard": True},
+    "securitySchemes": {"key": {"apiKeySecurityScheme": {"name": "x-key", "location": "header"}}},
+    "securityRequirements": [{"schemes": {"key": {}}}],
+    "defaultInputModes": ["text/plain"],
+    "defaultOutputModes": ["text/plain"],
+    "skills": [
+        {"id": "plan", "name": "Plan", "description": "At 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x", "tags": ["a"]},
+        {"id": "book", "name": "Book", "description": "", "tags": ["b"], "securityRequirements": [{}]},
+    ],
+    "signatures": [{"protected": "e30", "signature": "c2ln"}],
+}
+LEAST: dict[str, Any] = {"name": "n", "version": "1", "url": "http://planner:9000", "capabilities": {}, "skills": []}
+GIVEN = {"of 0.3": OLD, "of 1.0": NEW, "with little": LEAST}
+WRITERS = {
+    "everybody": lambda card: cards.document(card),
+    "the seed": cards.seed_card,
+    "0.3 over JSON-RPC": lambda card: v03.result_to_03(CARD, card, streamed=False),
+    "0.3 over gRPC": lambda card: proto03.result_to_03(CARD, card, streamed=False),
+}
+
+
+def ours(given: Any, **changed: Any) -> dict[str, Any]:
+    chosen = {
+        "interfaces": INTERFACES,
+        "may_use": lambda skill: True,
+        "agent_host": HOST,
+        "has_extended": True,
+        **changed,
+    }
+    return cards.ours(cards.read(given), **chosen)  # fmt: skip
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_card_of_ours_is_the_golden_one(name: str) -> None:
+    """BL-088: of an agent below a path, with our own address in its card, with several interfaces, of each format."""
+    written = {writer: write(ours(GIVEN[name])) for writer, write in WRITERS.items()}
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden[name] = written
+        GOLDEN.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert golden[name] == written
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_address_in_it_is_the_agents(name: str, writer: str) -> None:
+    """BL-088: no internal name leaks."""
+    text = json.dumps(WRITERS[writer](ours(GIVEN[name])), ensure_ascii=False).lower()
+    for stranger in ("planner.internal", "planner-rpc", '"10.0.0.3', "at=10.0.0.3", "fd00", ":9000", "50051", "c2ln"):
+        assert stranger not in text
+    if name == "of 1.0" and writer != "the seed":
+        assert "110.0.0.3" in text  # another host, whose name ends alike
+
+
+def test_both_lines_of_the_official_sdk_read_what_we_write() -> None:
+    documents = {name: cards.document(ours(given)) for name, given in GIVEN.items()}
+    for name, document in documents.items():
+        read = MessageToDict(parse_agent_card(json.loads(json.dumps(document))))
+        assert whole(read) == whole(ours(GIVEN[name]))
+    for name, seen in read_by_03(documents).items():
+        assert whole(seen["card"]) == whole(cards03.to_json(ours(GIVEN[name])))
+
+
+def read_by_03(documents: dict[str, Any]) -> Any:
+    """What the last SDK of the 0.3 line makes of our cards, and what it would verify the signature of."""
+    program = (
+        "import json, sys\n"
+        "from a2a.types import AgentCard\n"
+        "from a2a.utils.helpers import canonicalize_agent_card as signed\n"
+        "read = {name: AgentCard.model_validate(given) for name, given in json.load(sys.stdin).items()}\n"
+        "print(json.dumps({name: {'card': card.model_dump(mode='json', by_alias=True, exclude_none=True,\n"
+        "    exclude={'signatures'}), 'signed': signed(card)} for name, card in read.items()}))\n"
+    )
+    python = ROOT / ".venv-a2a03" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("the 0.3 line of the official SDK is not installed")
+    done = subprocess.run(
+        [python, "-c", program], input=json.dumps(documents), capture_output=True, text=True, check=True, timeout=60
+    )
+    return json.loads(done.stdout)  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_of_every_card_that_is_read_all_forms_can_be_written(data: st.DataObject) -> None:
+    drawn = V10.read("AgentCard", data.draw(of(V10, "AgentCard")))
+    card = ours({"capabilities": {}, "supportedInterfaces": [], **drawn, "name": "n", "version": "1", "skills": SKILLS})
+    json.dumps([write(card) for write in WRITERS.values()])
+    assert WIRES["1.0"].encode("AgentCard", card)
+    assert WIRES["0.3"].encode("AgentCard", cards03.to_proto(card))
+
+
+def test_skills_are_those_of_the_caller() -> None:
+    card = ours(OLD, may_use=lambda skill: skill == "book")
+    for document in (card, cards.document(card), cards.seed_card(card), cards03.to_json(card), cards03.to_proto(card)):
+        assert [skill["id"] for skill in document["skills"]] == ["book"]
+
+
+def test_callers_are_told_what_we_want_of_them_and_not_what_the_agent_wants() -> None:
+    document = cards.document(ours(OLD))
+    assert list(document["securitySchemes"]) == ["bearer"]
+    assert document["security"] == [{"bearer": []}]
+    assert "security" not in document["skills"][1]
+    assert cards.seed_card(ours(OLD))["authentication"] == {"schemes": ["bearer"]}
+
+
+def test_a_version_that_we_do_not_offer_is_not_in_the_card() -> None:
+    document = cards.document(ours(OLD, interfaces=INTERFACES[1:4]))
+    assert not {"url", "preferredTransport", "protocolVersion", "additionalInterfaces", "security"} & document.keys()
+    with pytest.raises(UnreadableError):
+        cards03.to_json(ours(OLD, interfaces=INTERFACES[1:4]))
+
+
+def test_the_extended_card_of_an_agent_of_0_3_is_read_like_any_other() -> None:
+    assert v03.result_from_03(CARD, OLD, streamed=False) == cards.read(OLD)
+    sent = proto03.result_to_03(CARD, cards.read(OLD), streamed=False)
+    assert proto03.result_from_03(CARD, sent, streamed=False)["skills"] == cards.read(OLD)["skills"]
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def signer(key: signing_keys.SigningKey) -> cards.Signer:
+    algorithm = get_default_algorithms()[key.algorithm]
+    return cards.Signer(key.algorithm, key.kid, lambda data: algorithm.sign(data, key.private))
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_our_signature_is_verified_by_the_official_sdk(name: str) -> None:
+    key = signing_keys.generate()
+    document = cards.document(ours(GIVEN[name]), signer(key))
+    verify = create_signature_verifier(lambda kid, jku: PyJWK(dict(key.public_jwk)), [key.algorithm])
+    verify(parse_agent_card(json.loads(json.dumps(document))))
+    card = V10.read("AgentCard", cards.signed(ours(GIVEN[name]), signer(key)))
+    verify(parse_agent_card(card))
+    header = json.loads(unpadded(document["signatures"][0]["protected"]))
+    assert header == {"alg": key.algorithm, "kid": key.kid, "typ": "JOSE"}
+
+
+def test_the_older_line_verifies_its_own_members() -> None:
+    given = {name: card for name, card in GIVEN.items() if name != "of 1.0"}  # there it escapes what is not ASCII
+    covered: list[bytes] = []
+    recording = cards.Signer("ES256", "k", lambda data: covered.append(data) or b"")
+    documents = {name: cards.document(ours(card), recording) for name, card in given.items()}
+    seen = read_by_03(documents)
+    assert [unpadded(data.decode().split(".")[1]).decode() for data in covered[1::2]] == [
+        seen[name]["signed"] for name in given
+    ]
+
+
+def unpadded(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"name": ""}, "/name"),
+        ({"name": 5}, "/name"),
+        ({"version": None}, "/version"),
+        ({"capabilities": None}, "/capabilities"),
+        ({"capabilities": {"streaming": 1}}, "/capabilities/streaming"),
+        ({"capabilities": {"extensions": [{"uri": "a"}] * 101}}, "/capabilities/extensions"),
+        ({"skills": "all"}, "/skills"),
+        ({"skills": [{"name": "a"}]}, "/skills/0/id"),
+        ({"skills": [{"id": "a"}, {"id": "b"}, {"id": "a"}]}, "/skills/2/id"),
+        ({"skills": [{"id": str(one)} for one in range(1001)]}, "/skills"),
+        ({"skills": [{"id": "a", "ID": "b", "i_d": "c"}], "security_schemes": 1}, "/security_schemes"),
+    ],
+)
+@pytest.mark.parametrize("given", [OLD, NEW], ids=["0.3", "1.0"])
+def test_a_card_that_we_cannot_trust_is_refused(given: Any, changed: Any, where: str) -> None:
+    without = {name: value for name, value in given.items() if name != "securitySchemes"}
+    with pytest.raises(UnreadableError) as caught:
+        cards.read({**without, **changed})
+    assert caught.value.pointer == where
+
+
+@pytest.mark.parametrize("given", [None, [], "card", {}, {"supportedInterfaces": {}}, {"supportedInterfaces": [1]}])
+def test_what_is_no_card_is_refused(given: Any) -> None:
+    with pytest.raises(UnreadableError):
+        cards.read(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("http://planner", True),
+        ("planner:9000", True),
+        ("a planner for trips", False),
+        ("http://planner.example/", False),
+        ("http://user:secret@planner/x", True),
+        ("HTTP://PLANNER:80", True),
+        ("xplanner:9000", False),
+        ("http://evil.example/?u=http://planner/", True),
+    ],
+)
+def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, names: bool) -> None:
+    card = ours({**LEAST, "description": text}, agent_host="planner")
+    assert (card["description"] != text) is names
+
+
+def test_a_text_that_is_made_to_take_long_does_not() -> None:
+    texts = [
+        "a" * 300_000,
+        "a.-+" * 70_000,
+        "a://" * 70_000,
+        "x://" + "a:" * 100_000,
+        f"http://{HOST}/" + "a" * 200_000,
+    ]
+    began = time.perf_counter()
+    ours({**LEAST, "description": " ".join(texts), "documentationUrl": texts[2]})
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://", "http://[", "//acme.example", "ftp://acme.example", f"http://a@{HOST}/", "http:///x"]
+)
+def test_an_address_to_look_at_is_one_of_the_web_and_not_the_agents(url: str) -> None:
+    card = ours({**LEAST, "documentationUrl": url, "iconUrl": url, "provider": {"organization": "o", "url": url}})
+    assert not {"documentationUrl", "iconUrl", "provider"} & card.keys()
