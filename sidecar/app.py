@@ -15,10 +15,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from aiohttp import web
 
@@ -47,7 +47,7 @@ from sidecar.plain import Plain
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.addresses import UnixAddress
+from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
@@ -65,6 +65,12 @@ LAG_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
+
+
+class GrpcServer(Protocol):
+    """A listener for gRPC."""
+
+    async def stop(self, grace: float | None) -> None: ...
 
 
 @dataclass(slots=True)
@@ -87,6 +93,8 @@ class App:
     reloader: Reloader = field(init=False)
     drift: DriftWatch = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
+    grpc_servers: list[GrpcServer] = field(default_factory=list)
+    grpc_ports: dict[str, int] = field(default_factory=dict)
     background: list[asyncio.Task[None]] = field(default_factory=list)
     started_at: float = field(default_factory=time.time)
     _mode_told: str = ENFORCE
@@ -188,7 +196,9 @@ class App:
         until_s = asyncio.get_running_loop().time() + self.settings.server.shutdown_grace_s
         await self.pipeline.drain(self.settings.server.shutdown_grace_s)  # who comes meanwhile hears 503, not silence
         left_s = max(LAST_WORDS_S, until_s - asyncio.get_running_loop().time())
-        await asyncio.gather(*(listener.close(left_s) for listener in self.listeners))
+        await asyncio.gather(
+            *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
+        )
         for task in self.background:
             task.cancel()
         await asyncio.gather(*self.background, return_exceptions=True)
@@ -328,9 +338,44 @@ class App:
         for listener, handle in open_:
             await listener.serve(handle, self._broken, patience, tls if listener is data else None)
             self.listeners.append(listener)
+        await self._listen_to_grpc(undo)
         for listener, handle in self._admin_listeners(undo):
             await listener.serve(handle, _broken_at_admin, patience)
             self.listeners.append(listener)
+
+    async def _listen_to_grpc(self, undo: AsyncExitStack) -> None:
+        """Its own listener, and one for each agent with a port of its own. Raises SettingsError."""
+        settings = self.settings
+        address = settings.server.grpc
+        if not isinstance(address, Address):
+            return
+        from sidecar.a2a.grpc import Calls, credentials_from, serve  # only where it is wanted: it takes its time
+
+        def lone() -> str:
+            agents = self.live.current.agents
+            return next(iter(agents)) if len(agents) == 1 else ""
+
+        tls = settings.server.tls
+        credentials = None if tls is None or tls == "external" else credentials_from(tls.cert_path, tls.key_path)
+        handle = partial(self.pipeline.handle, entrance=Entrance(None))
+        ports = {name: one.a2a.grpc_port for name, one in settings.upstreams.items() if one.a2a is not None}
+        wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
+        for name, port in wanted:
+            place = str(replace(address, port=port))
+            try:
+                server, found = await serve(
+                    place,
+                    Calls(handle, name, lone),
+                    max_bytes=settings.server.max_body_bytes,
+                    at_once=settings.server.max_connections,
+                    credentials=credentials,
+                )
+            except OSError as error:
+                message = f"{place} cannot be listened on for gRPC"
+                raise SettingsError([fault_in(self.path, message, code="S130", hint=str(error)[:200])]) from None
+            undo.push_async_callback(server.stop, 0.0)
+            self.grpc_servers.append(server)
+            self.grpc_ports[name] = found
 
     def _admin_listeners(self, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
         settings = self.settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -59,6 +59,37 @@ def grpc_status(refusal: Refusal) -> str:
     """The status of gRPC that a refusal has."""
     word = word_for(refusal)
     return word.grpc if word is not None else _STATUS_OF.get(refusal.answer.http, "UNKNOWN")
+
+
+class Dialect(Protocol):
+    """One version in one binding."""
+
+    version: Version
+    binding: Binding
+
+    @property
+    def form(self) -> Form:
+        """In which parameters and results travel."""
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> Told:
+        """The whole answer."""
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+
+    def error(self, error: AgentError) -> Told:
+        """An agent's no as the whole answer."""
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: Manner, resource_metadata: str
+    ) -> Told:
+        """A refusal of ours as the whole answer."""
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: Manner) -> bytes:
+        """A refusal of ours as the end of a stream."""
 
 
 @dataclass(slots=True)
@@ -219,6 +250,3 @@ def _event(data: bytes, name: bytes = b"") -> bytes:
     """One event; `data` is JSON of our own writing, and so one line."""
     head = b"event: " + name + b"\n" if name else b""
     return head + b"data: " + data + b"\n\n"
-
-
-Dialect = RpcDialect | HttpDialect

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
 from sidecar import arrival
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.a2a.owning import Owning
-from sidecar.a2a.reading import Operate, extensions_of, read_http, read_rpc, version_of, version_said
+from sidecar.a2a.reading import Called, Operate, extensions_of, read_call, read_http, read_rpc, version_of, version_said
 from sidecar.arrival import Route
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
@@ -44,10 +44,15 @@ class AgentFront:
 
     def enter(self, turn: Turn, route: Route) -> None:
         """From here on refusals are told in the caller's dialect, as far as the address says it."""
-        turn.dialect = _dialect_at(route, version_said(turn.headers))
+        called = _called(turn)
+        turn.dialect = called.dialect if called is not None else _dialect_at(route, version_said(turn.headers))
 
     async def understand(self, turn: Turn, route: Route) -> Operate:
         """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
+        called = _called(turn)
+        if called is not None:
+            turn.record.bytes_in = len(called.body)
+            return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
         if route.rest in ("", "/"):
             return await self._rpc(turn, route)
         return await self._http(turn, route)
@@ -143,7 +148,8 @@ class AgentFront:
         owning: Owning,
     ) -> web.StreamResponse:
         turn, dialect, operation = overseen.turn, _dialect(overseen.turn), owning.intent.operation
-        sent = await turn.open_outlet()
+        called = _called(turn)
+        sent = await turn.open_outlet() if called is None else called.outlet()
         try:
             with overseen.streaming(heard, sent):
                 await sent.write(dialect.event(operation, first))
@@ -195,9 +201,12 @@ def _dialect_at(route: Route, said: Version | None) -> Dialect:
 
 
 def _dialect(turn: Turn) -> Dialect:
-    dialect = turn.dialect
-    assert isinstance(dialect, RpcDialect | HttpDialect)  # `understand` said which
-    return dialect
+    return cast(Dialect, turn.dialect)  # `enter` said which
+
+
+def _called(turn: Turn) -> Called | None:
+    request: object = turn.request
+    return request if isinstance(request, Called) else None
 
 
 def _query(turn: Turn) -> Any:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.arrival import Headers
 from sidecar.errors import Reason, Refusal
+from sidecar.outlets import Outlet
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.forms import form_of
@@ -45,6 +46,23 @@ MAX_EXTENSIONS: Final = 16
 SKILL: Final = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
 _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
+
+
+@runtime_checkable
+class Called(Protocol):
+    """A request that came as a call of one operation already, and not as HTTP: what it reads and how it is answered."""
+
+    @property
+    def operation(self) -> Operation: ...
+    @property
+    def dialect(self) -> Dialect: ...
+    @property
+    def body(self) -> bytes: ...
+    def params(self) -> dict[str, Any]:
+        """The canonical parameters. Raises Refusal."""
+
+    def outlet(self) -> Outlet:
+        """Where the events of its answer go."""
 
 
 class Operate(NamedTuple):
@@ -112,6 +130,11 @@ def read_http(
     except UnreadableError as error:
         raise _malformed(error) from None
     return _operate(agent, operation, _read(dialect, operation, given), dialect.version, extensions)
+
+
+def read_call(agent: str, called: Called, extensions: tuple[str, ...]) -> Operate:
+    """What a call wants. Raises Refusal."""
+    return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
 
 
 def _given(

@@ -38,6 +38,8 @@ class A2aUpstream(Section):
     agent can do, and tells us no address to call."""
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
     """The UUID by which the task API knows it, beside its name."""
+    grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
     """What every request of ours says beside. A secret is a `credential`."""
     timeout_s: Seconds = 60.0

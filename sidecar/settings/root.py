@@ -126,6 +126,8 @@ class Settings(Section):
         yield ("admin", "listen"), self.admin.listen
         if self.metrics:
             yield ("metrics", "listen"), self.metrics.listen
+        if self.server.grpc is not None:
+            yield ("server", "grpc"), self.server.grpc
 
     @model_validator(mode="before")
     @classmethod

@@ -57,8 +57,9 @@ class ServerSettings(Section):
     """Further values of the Host header that are served, beside those of `listen` and `public_url`."""
     allowed_origins: Many[Origin] = ()
     """Values of the Origin header that are served. None by default: agents are no browsers."""
-    grpc: Annotated[Listen | None, not_yet("the gRPC listener")] = None
-    """Address of the A2A gRPC listener. Not supported by this version."""
+    grpc: Listen | None = None
+    """Address of the A2A gRPC listener. Its certificate is that of `tls`. A call is for the agent that its tenant names
+    (1.0); without one, for the only agent there is. An agent can have a port of its own (`a2a.grpc_port`)."""
     max_body_bytes: Bytes = 2**20
     """Largest request body."""
     max_response_bytes: Bytes = 10 * 2**20

@@ -12,11 +12,15 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from grpc import aio
 
 from sidecar.app import App
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import BY_ACTION, BY_RPC, CARD, LIST, SEND, STREAM, Binding, Operation, Version
+from sidecar.protocols.a2a.proto03 import request_name, response_name
+from sidecar.protocols.a2a.status import DETAILS, infos_in
+from sidecar.protocols.a2a.wire import WIRES
 from sidecar.settings.shipped import shipped
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.world import listening
@@ -35,6 +39,8 @@ SPOKEN: list[tuple[Version, Binding]] = [
     ("1.0", "http_json"),
     ("0.3", "jsonrpc"),
     ("0.3", "http_json"),
+    ("1.0", "grpc"),
+    ("0.3", "grpc"),
 ]
 HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 Respond = Callable[[str, dict[str, Any]], Any]
@@ -186,6 +192,8 @@ async def ask(
         message = {"jsonrpc": "2.0", "id": 1, "method": operation.rpc(version), "params": written}
         async with world.http.post(base + "/", json=message, headers=headers) as response:
             return _read_rpc(operation, version, response.status, response.content_type, await response.read())
+    if binding == "grpc":
+        return await _ask_grpc(world, version, operation, params, who)
     route = operation.http(version)[0]
     rest = dict(params)
     ids = {}
@@ -198,6 +206,44 @@ async def ask(
     body = form.write_params(operation, params) if route.has_body else None
     async with world.http.request(route.verb, path, json=body, headers=headers) as response:
         return _read_http(operation, version, response.status, response.content_type, await response.read())
+
+
+async def _ask_grpc(
+    world: AgentWorld, version: Version, operation: Operation, params: dict[str, Any], who: Mapping[str, str]
+) -> Answered:
+    form, wire = form_of(version, "grpc"), WIRES[version]
+    asked = operation.request if version == "1.0" else request_name(operation)
+    said = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
+    body = wire.encode(asked, form.write_params(operation, params))
+    service = "lf.a2a.v1.A2AService" if version == "1.0" else "a2a.v1.A2AService"
+    metadata = tuple((name.lower(), value) for name, value in who.items())
+    async with aio.insecure_channel(f"127.0.0.1:{world.app.grpc_ports['']}") as channel:
+        path = f"/{service}/{operation.grpc(version)}"
+        raw: list[bytes] = []
+        try:
+            if operation.streams:
+                streamed: Any = channel.unary_stream(path)
+                async for message in streamed(body, metadata=metadata):
+                    raw.append(message)
+            else:
+                unary: Any = channel.unary_unary(path)
+                raw.append(await unary(body, metadata=metadata))
+        except aio.AioRpcError as error:
+            found = [infos_in(bytes(value)) for name, value in error.trailing_metadata() or () if name == DETAILS]
+            told = {"code": error.code().name, "message": error.details(), "data": found[0] if found else []}
+            return Answered(GRPC_AS_HTTP.get(error.code().name, 400), error=told, raw=json.dumps(told).encode())
+    results = [form.read_result(operation, wire.decode(said, one, 64)) for one in raw] if said else [{}]
+    return Answered(200, tuple(results), raw=b"".join(raw))
+
+
+GRPC_AS_HTTP = {
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 401,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
 
 
 def _read_rpc(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
@@ -266,7 +312,7 @@ def write(
     more, around = (f", {part}" if part else "" for part in (a2a, upstream))
     (folder / "sidecar.yaml").write_text(
         "version: 1\n"
-        + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0"}\n')
+        + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0"}\n')
         + 'admin: {listen: "127.0.0.1:0"}\n'
         + SETTINGS
         + f'upstreams:\n  researcher: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from sidecar.protocols.a2a.operations import Version
+from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
 from sidecar.upstreams.agents.watched import WatchedAgent
 from sidecar.upstreams.agents.wire import AgentWire
-from sidecar.upstreams.credentials import Signer, source_from
+from sidecar.upstreams.credentials import CredentialSource, Signer, source_from
 from sidecar.upstreams.registry import Account
 
 TOKEN_TTL_S: Final = 120.0  # of what an agent is shown by default; CONTRACT: at most five minutes
@@ -45,20 +47,33 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     if section is None:
         raise ValueError("the settings promise an agent its section")
     shown = definition.credential or UpstreamCredential(signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S))
-    line = Line(
-        section.url,
-        credential=source_from(shown, section.url, signer),
-        headers=tuple(section.headers.items()),
-        connect_timeout_s=section.connect_timeout_s,
-        max_connections=section.max_connections,
-        max_response_bytes=max_response_bytes,
-    )
     account = Account(name, definition.breaker)
     spoken: Version = "1.0" if section.version == "auto" else section.version
 
     def version() -> Version:
         return spoken
 
-    wire = RpcWire(line, version) if section.spoken == "jsonrpc" else HttpJsonWire(line, version)
+    wire = _wire(section, version, source_from(shown, section.url, signer), max_response_bytes)
     watched = WatchedAgent(wire, account, section.share, section.timeout_s)
     return Agent(name, definition, watched, account, section.timeout_s, definition.anonymous, definition.scopes)
+
+
+def _wire(
+    section: A2aUpstream, version: Callable[[], Version], credential: CredentialSource | None, max_response_bytes: int
+) -> AgentWire:
+    headers = tuple(section.headers.items())
+    if section.spoken == "grpc":
+        from sidecar.upstreams.agents.over_grpc import GrpcWire  # only where it is wanted: it takes its time
+
+        return GrpcWire(
+            section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes
+        )
+    line = Line(
+        section.url,
+        credential=credential,
+        headers=headers,
+        connect_timeout_s=section.connect_timeout_s,
+        max_connections=section.max_connections,
+        max_response_bytes=max_response_bytes,
+    )
+    return RpcWire(line, version) if section.spoken == "jsonrpc" else HttpJsonWire(line, version)

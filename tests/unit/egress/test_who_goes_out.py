@@ -20,6 +20,7 @@ SOURCES = Path(sidecar.__file__).parent
 OPENS = {"Client", "fetch", "open_connection", "create_connection", "sock_connect", "urlopen", "ClientSession"}
 WHOSE_WORD = {
     "upstreams/http.py": "an upstream's url",
+    "upstreams/agents/over_grpc.py": "an agent's url",
     "upstreams/agents/over_http.py": "an agent's url; a card names none that we dial",
     "upstreams/legacy_sse.py": "an upstream's url; the endpoint that it tells, only at that origin",
     "upstreams/credentials/endpoint.py": "the token_url of an upstream's credential",

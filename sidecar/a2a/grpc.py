@@ -1,0 +1,241 @@
+"""How do calls over gRPC come in, and their answers go out?
+
+A listener of its own, with one handler for every method of both versions, unary and streaming alike (threats G4): each
+call becomes a request like any other, and goes the one way (`pipeline.py`). What differs is the dialect: bytes of
+Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says its tenant (1.0), or the port that
+it came to; where there is one agent only, it is that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from aiohttp import HttpVersion11, web
+from grpc import aio
+
+from sidecar.a2a.dialects import details_of, grpc_status, info_of, word_for
+from sidecar.answers import Manner, Told, facts_of, message_of
+from sidecar.errors import Reason, Refusal
+from sidecar.outlets import Outlet
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.forms import Form, form_of
+from sidecar.protocols.a2a.operations import BY_GRPC, Binding, Operation, Version
+from sidecar.protocols.a2a.proto03 import request_name, response_name
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.status import DETAILS, encode_status
+from sidecar.protocols.a2a.wire import WIRES
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, malformed
+from sidecar.whole import Whole
+
+SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_STATUS = {code.name: code for code in grpc.StatusCode}
+
+
+@dataclass(slots=True)
+class GrpcDialect:
+    """Answers in Protocol Buffers. `failure` is the status of a call that came to nothing."""
+
+    version: Version
+    failure: tuple[str, str, bytes] | None = None
+
+    binding: Binding = "grpc"
+
+    @property
+    def form(self) -> Form:
+        """In which parameters and results travel."""
+        return form_of(self.version, self.binding)
+
+    def result(self, operation: Operation, result: dict[str, Any]) -> Told:
+        """The whole answer."""
+        return Told(200, self.event(operation, result), "application/grpc")
+
+    def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
+        """One message of an answer."""
+        name = operation.response if self.version == "1.0" else response_name(operation, streamed=operation.streams)
+        return WIRES[self.version].encode(name, self.form.write_result(operation, event) if name else {})
+
+    def error(self, error: AgentError) -> Told:
+        """An agent's no as the whole answer."""
+        kind = error.kind
+        self._fail(kind.grpc, error.message or kind.message, details_of(error))
+        return Told(kind.http, b"", "application/grpc")
+
+    def error_event(self, error: AgentError) -> bytes:
+        """An agent's no as the end of a stream."""
+        self.error(error)
+        return b""
+
+    def tell(
+        self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: Manner, resource_metadata: str
+    ) -> Told:
+        """A refusal of ours as the whole answer."""
+        facts = facts_of(refusal, decision_id, manner)
+        self._fail(grpc_status(refusal), message_of(refusal, facts), [info_of(refusal, word_for(refusal), facts)])
+        return Told(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
+
+    def refusal_event(self, refusal: Refusal, decision_id: str, manner: Manner) -> bytes:
+        """A refusal of ours as the end of a stream."""
+        self.tell(refusal, decision_id=decision_id, request_id=None, manner=manner, resource_metadata="")
+        return b""
+
+    def _fail(self, status: str, message: str, infos: Sequence[dict[str, Any]]) -> None:
+        self.failure = status, message, encode_status(status, message, list(infos))
+
+
+@dataclass(slots=True)
+class GrpcRequest:
+    """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself."""
+
+    agent: str
+    operation: Operation
+    body: bytes
+    context: Any
+    raw_headers: Sequence[tuple[bytes, bytes]]
+    dialect: GrpcDialect
+    method: str = "POST"
+    version: Any = HttpVersion11
+    transport: None = None
+
+    @property
+    def raw_path(self) -> str:
+        return f"/agents/{self.agent}/"
+
+    @property
+    def remote(self) -> str:
+        peer: str = self.context.peer()
+        return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
+
+    def params(self) -> dict[str, Any]:
+        """The canonical parameters. Raises Refusal."""
+        name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
+        try:
+            given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH)
+            params = self.dialect.form.read_params(self.operation, given)
+        except UnreadableError as error:
+            raise malformed(str(error), INVALID_PARAMS) from None
+        if params.get("tenant") == self.agent:
+            del params["tenant"]  # it named the agent to us
+        return params
+
+    def outlet(self) -> Outlet:
+        """Where the messages of its answer go."""
+        return GrpcOutlet(self.context)
+
+
+@dataclass(slots=True)
+class GrpcOutlet:
+    """The messages of a streaming answer."""
+
+    context: Any
+    response: web.StreamResponse = field(default_factory=web.StreamResponse)
+    bytes_out: int = 0
+    resumable: bool = False
+    shared: bool = False
+
+    async def write(self, data: bytes) -> None:
+        """As `Outlet.write`; comments, which gRPC has none of, and failures, which are its status, are no messages."""
+        if not data or data.startswith(b":"):
+            return
+        self.bytes_out += len(data)
+        try:
+            await self.context.write(data)
+        except (aio.UsageError, grpc.RpcError, RuntimeError):
+            raise Refusal(Reason.CALLER_GONE) from None
+
+    async def keep_alive(self) -> None:
+        """As `Outlet.keep_alive`: HTTP/2 has pings of its own."""
+
+    async def end(self) -> None:
+        """As `Outlet.end`: the call's return is its end."""
+
+
+class Calls(grpc.GenericRpcHandler):
+    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is."""
+
+    def __init__(self, handle: Handle, agent: str, lone: Callable[[], str]) -> None:
+        self._handle = handle
+        self._agent = agent
+        self._lone = lone
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """As grpc asks for it."""
+        service, _, method = details.method[1:].partition("/")
+        version = SERVICES.get(service)
+        operation = BY_GRPC[version].get(method) if version is not None else None
+        if version is None or operation is None:
+            return None
+        if operation.streams:
+
+            async def streamed(body: bytes, context: Any) -> None:
+                await self._answer(operation, version, body, context)
+
+            return grpc.unary_stream_rpc_method_handler(streamed)
+
+        async def asked(body: bytes, context: Any) -> bytes:
+            return await self._answer(operation, version, body, context)
+
+        return grpc.unary_unary_rpc_method_handler(asked)
+
+    async def _answer(self, operation: Operation, version: Version, body: bytes, context: Any) -> bytes:
+        dialect = GrpcDialect(version)
+        agent = self._agent or _tenant(operation, version, body) or self._lone()
+        request = GrpcRequest(agent or "none", operation, body, context, _headers(context, version), dialect)
+        response = await self._handle(request)  # type: ignore[arg-type]
+        if dialect.failure is not None:
+            status, message, details = dialect.failure
+            context.set_trailing_metadata(((DETAILS, details),))
+            await context.abort(_STATUS[status], message)
+        return response.body if isinstance(response, Whole) else b""
+
+
+def _tenant(operation: Operation, version: Version, body: bytes) -> str:
+    if version != "1.0":
+        return ""
+    try:
+        return str(WIRES["1.0"].decode(operation.request, body, MAX_DEPTH).get("tenant", ""))
+    except UnreadableError:
+        return ""  # whoever reads it for its parameters says what is wrong
+
+
+def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
+    """Metadata as headers, every line of it; the version is the service's, whatever is said beside."""
+    found = [(b"a2a-version", version.encode())]
+    for name, value in context.invocation_metadata() or ():
+        if name != "a2a-version" and not name.endswith("-bin"):
+            found.append((name.encode(), value.encode() if isinstance(value, str) else value))
+    return found
+
+
+async def serve(
+    address: str, calls: Calls, *, max_bytes: int, at_once: int, credentials: grpc.ServerCredentials | None
+) -> tuple[aio.Server, int]:
+    """Begin to listen; the server, and the port that it has. Raises OSError."""
+    server = aio.server(
+        handlers=[calls],
+        options=[
+            ("grpc.max_receive_message_length", max_bytes),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 256),
+        ],
+        maximum_concurrent_rpcs=at_once,
+    )
+    try:
+        port = (
+            server.add_secure_port(address, credentials)
+            if credentials is not None
+            else server.add_insecure_port(address)
+        )
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    await server.start()
+    return server, port
+
+
+def credentials_from(cert_path: Path, key_path: Path) -> grpc.ServerCredentials:
+    """The listener's certificate. Raises OSError."""
+    return grpc.ssl_server_credentials([(key_path.read_bytes(), cert_path.read_bytes())])

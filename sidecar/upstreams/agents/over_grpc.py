@@ -1,0 +1,188 @@
+"""How is an operation sent to an agent over gRPC, and what comes back?
+
+Bytes of Protocol Buffers that are ours, over a channel that grpc keeps. Its status says whether it is the agent that
+says no, or trouble between it and us; which no it is, `google.rpc.ErrorInfo` says where the agent sends one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+from grpc import aio
+
+from sidecar.egress import Deadline
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.operations import Operation, Version
+from sidecar.protocols.a2a.proto03 import request_name, response_name
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.a2a.status import DETAILS, infos_in
+from sidecar.protocols.a2a.wire import WIRES
+from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH
+from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
+from sidecar.upstreams.credentials import CredentialSource, same, shown_within
+
+SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
+# What is between the agent and us, and not the agent's word.
+_TROUBLE: Final = frozenset(
+    {"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS", "ABORTED", "RESOURCE_EXHAUSTED", "CANCELLED"}
+)
+_CODES: Final[Mapping[str, int]] = {
+    "NOT_FOUND": -32001,
+    "INVALID_ARGUMENT": -32602,
+    "FAILED_PRECONDITION": -32004,
+    "UNIMPLEMENTED": -32004,
+    "OUT_OF_RANGE": -32602,
+}
+
+
+class GrpcWire:
+    """An agent that speaks gRPC."""
+
+    def __init__(
+        self,
+        url: str,
+        version: Callable[[], Version],
+        *,
+        credential: CredentialSource | None,
+        headers: Sequence[tuple[str, str]],
+        max_response_bytes: int,
+    ) -> None:
+        parts = urlsplit(url)
+        self._target = parts.netloc
+        self._secure = parts.scheme == "grpcs"
+        self._version = version
+        self._credential = credential
+        self._headers = tuple((name.lower(), value) for name, value in headers)
+        self._max_bytes = max_response_bytes
+        self._channel: aio.Channel | None = None
+
+    async def ask(self, outgoing: Outgoing) -> Result | AgentError:
+        """As `AgentWire.ask`."""
+        version = self._version()
+        path, body, metadata, deadline_s = await self._written(outgoing, version)
+        try:
+            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path)
+            raw = await method(body, timeout=deadline_s, metadata=metadata)
+        except aio.AioRpcError as error:
+            return _said(error)
+        return _read(outgoing.operation, version, raw)
+
+    async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
+        """As `AgentWire.listen`."""
+        version = self._version()
+        path, body, metadata, _ = await self._written(outgoing, version)
+        method: aio.UnaryStreamMultiCallable[bytes, bytes] = self._open().unary_stream(path)
+        return GrpcStream(method(body, metadata=metadata), outgoing.operation, version)
+
+    async def _written(
+        self, outgoing: Outgoing, version: Version
+    ) -> tuple[str, bytes, tuple[tuple[str, str], ...], float]:
+        operation = outgoing.operation
+        method = operation.grpc(version)
+        if not method:
+            raise Refusal(Reason.UPSTREAM_FAILED, f"its gRPC of A2A {version} has no {operation.action}")
+        name = operation.request if version == "1.0" else request_name(operation)
+        try:
+            body = WIRES[version].encode(name, form_of(version, "grpc").write_params(operation, outgoing.params))
+        except UnreadableError as error:
+            raise Refusal(Reason.MALFORMED_CALL, str(error)) from None
+        metadata = [("a2a-version", version), *self._headers, *outgoing.extra]
+        if outgoing.extensions:
+            metadata.append(
+                ("a2a-extensions" if version == "1.0" else "x-a2a-extensions", ",".join(outgoing.extensions))
+            )
+        deadline_s = outgoing.deadline_s
+        if self._credential is not None:
+            shown, deadline_s = await shown_within(self._credential, outgoing.caller, deadline_s)
+            if shown is not None:
+                metadata.append((shown[0].lower(), shown[1]))
+        return f"/{SERVICES[version]}/{method}", body, tuple(metadata), deadline_s
+
+    def _open(self) -> aio.Channel:
+        if self._channel is None:
+            options = [("grpc.max_receive_message_length", self._max_bytes), ("grpc.enable_retries", 0)]
+            options.append(("grpc.enable_http_proxy", 0))
+            self._channel = (
+                aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
+                if self._secure
+                else aio.insecure_channel(self._target, options=options)
+            )
+        return self._channel
+
+    def shows_the_same_as(self, other: AgentWire) -> bool:
+        """As `AgentWire.shows_the_same_as`."""
+        return isinstance(other, GrpcWire) and same(self._credential, other._credential)
+
+    async def close(self) -> None:
+        """As `AgentWire.close`."""
+        if self._channel is not None:
+            await self._channel.close(0.0)
+        if self._credential is not None:
+            await self._credential.close()
+
+
+class GrpcStream:
+    """The messages of a streaming call."""
+
+    def __init__(self, call: Any, operation: Operation, version: Version) -> None:
+        self._call = call
+        self._operation = operation
+        self._version = version
+
+    async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
+        """As `Heard.events`."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                until = loop.time() + idle_s
+                if deadline.at is not None:
+                    until = min(until, deadline.at)
+                async with asyncio.timeout_at(until):
+                    raw = await self._call.read()
+                if raw is aio.EOF:
+                    return
+                yield _read(self._operation, self._version, raw)
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
+        except aio.AioRpcError as error:
+            yield _said(error)
+
+    def close(self) -> None:
+        """As `Heard.close`."""
+        self._call.cancel()
+
+
+def _read(operation: Operation, version: Version, raw: bytes) -> Result:
+    """A result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
+    name = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
+    if not name:
+        return {}
+    try:
+        return form_of(version, "grpc").read_result(operation, WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH))
+    except UnreadableError as error:
+        raise Refusal(
+            Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}"
+        ) from None
+
+
+def _said(error: aio.AioRpcError) -> AgentError:
+    """An agent's own no. Raises Refusal where it is not the agent that says it."""
+    status = error.code().name
+    metadata = error.trailing_metadata() or ()
+    details = [value for name, value in metadata if name == DETAILS and isinstance(value, bytes)]
+    infos = [info for raw in details for info in infos_in(raw)]
+    kind = next((BY_REASON[info["reason"]] for info in infos if info["reason"] in BY_REASON), None)
+    message = (error.details() or "")[:1024]
+    if kind is not None:
+        return AgentError(kind.code, message, tuple(infos))
+    if status == "DEADLINE_EXCEEDED":
+        raise Refusal(Reason.UPSTREAM_TIMEOUT)
+    if status in _TROUBLE or status not in _CODES:
+        raise Refusal(Reason.UPSTREAM_FAILED, f"it answered {status}")
+    return AgentError(_CODES[status], message, tuple(infos))
