@@ -103,7 +103,7 @@ class Account:
         self.calls = self.successes = self.errors = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
-        self.answered_mono_s = float("-inf")
+        self.heard_mono_s = float("-inf")
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
         self._observer: Observer | None = None
@@ -119,9 +119,13 @@ class Account:
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
 
+    def spoke(self) -> None:
+        """It said something, to anybody."""
+        self.heard_mono_s = self.clock_mono()
+
     def answered(self, given: Pass) -> None:
         """It answered, whatever it said."""
-        self.answered_mono_s = self.clock_mono()
+        self.spoke()
         self.breaker.answered(given)
         if self.breaker.state is State.CLOSED:
             self._heard(News.ANSWERED)

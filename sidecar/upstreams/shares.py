@@ -31,6 +31,11 @@ class Shares:
         """How many callers have calls under way."""
         return len(self._lines)
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for others of their own caller."""
+        return sum(len(line) for line, _ in self._lines.values())
+
     async def take(self, caller: Caller, deadline_s: float) -> tuple[Owner, float]:
         """A place, to be given back; and what is left of the deadline. Raises EgressError: NoPlace, Crowded."""
         owner = tuple([(principal.issuer, principal.name) for principal in caller.chain])

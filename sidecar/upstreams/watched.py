@@ -32,6 +32,7 @@ FULL_PATIENCE: Final = 0.9
 _FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
 _ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 _UNAUTHORIZED: Final = 401
+WORDS_PART: Final = 8  # of a share, beside it, for what is no call
 
 
 class Watched:
@@ -42,6 +43,9 @@ class Watched:
         self.inner = inner
         self.account = account
         self.shares = Shares(share)
+        # Notifications and answers to the server take connections too. They never wait for calls: a call may wait for
+        # one of them. Together both shares leave room for others.
+        self.words = Shares(max(1, share // WORDS_PART))
 
     @property
     def name(self) -> str:
@@ -58,13 +62,14 @@ class Watched:
     async def exchange(self, outbound: Outbound) -> Answer:
         """As `Upstream.exchange`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT, and then nothing was
         sent."""
-        if outbound.caller is None or outbound.endless or not isinstance(outbound.message, Request):
+        if outbound.caller is None or outbound.endless or outbound.message is None:
             return await self._exchange(outbound, _nothing)
+        shares = self.shares if isinstance(outbound.message, Request) else self.words
         try:
-            owner, left_s = await self.shares.take(outbound.caller, outbound.deadline_s)
+            owner, left_s = await shares.take(outbound.caller, outbound.deadline_s)
         except EgressError as full:
             raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
-        leave = partial(self.shares.give_back, owner)
+        leave = partial(shares.give_back, owner)
         try:
             return await self._exchange(outbound._replace(deadline_s=left_s), leave)
         except BaseException:
@@ -148,7 +153,7 @@ class Visit:
         ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller) or isinstance(refusal, Unsent)
         # Who had less patience than a call may have cannot say; and a server that answered others meanwhile is there:
         # one caller's slow calls must not close it to everybody.
-        alive = self._account.answered_mono_s >= self._began_mono_s
+        alive = self._account.heard_mono_s >= self._began_mono_s
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:
@@ -157,6 +162,12 @@ class Visit:
         self.given_up()
         if self._counts and refusal.reason in _ERRORS:
             self._account.call_failed(why)
+
+    def went_on(self, chunk: bytes) -> None:
+        """More of a stream has come: who works on it is there. A comment alone is no sign of that: web frameworks
+        write those while every tool hangs."""
+        if not chunk.startswith(b":"):
+            self._account.spoke()
 
     def given_up(self) -> None:
         """Nobody waits for it any more."""
@@ -210,6 +221,8 @@ class WatchedAnswer:
         try:
             async with aclosing(self._inner.chunks(deadline=deadline)) as chunks:
                 async for chunk in chunks:
+                    if said_something:  # what comes first may be a greeting, and then it hangs
+                        self._visit.went_on(chunk)
                     said_something = True
                     yield chunk
         except Refusal as refusal:

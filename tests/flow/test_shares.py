@@ -6,13 +6,20 @@ Threats D3, D5: not by calls that are slow, not by many at once, not by time-out
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
-from tests.flow.guests import ALICE, BOB, gateway
+from sidecar.settings.upstreams import McpUpstream
+from sidecar.upstreams.breaker import State
+from sidecar.upstreams.channel import MAX_IN_FLIGHT
+from sidecar.upstreams.watched import WORDS_PART
+from tests.flow.guests import ALICE, BOB, NOTIFICATION, gateway, opened, post
+from tests.flow.streams import EVENT_STREAM, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_breaker import account
 from tests.flow.world import Upstream, World, until
@@ -109,3 +116,111 @@ async def test_a_server_that_answers_nobody_is_closed_as_ever(tmp_path: Path) ->
     ) as running:
         await Talk(running, "stateless", dict(BOB)).ask("tools/call", QUICK)
         assert [await slow_call(running) for _ in range(6)] == ["upstream-timeout"] * 5 + ["upstream-open"]
+
+
+async def test_who_floods_a_slow_server_with_notifications_leaves_room_for_others(tmp_path: Path) -> None:
+    server, held = Slow(), [0]
+
+    async def hold(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        held[0] += 1
+        await server.go_on.wait()
+        return web.Response(status=202)
+
+    async with gateway(tmp_path, upstream=server, rules=RULES, mcp_settings="max_connections: 8") as running:
+        talk, bob = await opened(running), Talk(running, "stateless", dict(BOB))
+        await bob.ask("tools/call", QUICK)
+        server.script["notifications/initialized"] = hold
+        words = [asyncio.create_task(post(talk, NOTIFICATION)) for _ in range(FLOOD // 2)]
+        calls = [asyncio.create_task(slow_call(running)) for _ in range(FLOOD // 2)]
+        await until(lambda: server.now == 6 and held[0] == 1)
+        async with asyncio.timeout(1.0):
+            assert reason_of(await bob.ask("tools/call", QUICK)) == ""
+        server.go_on.set()
+        assert {status for status, _, _ in await asyncio.gather(*words)} == {202}
+        assert await asyncio.gather(*calls) == [""] * (FLOOD // 2)
+
+
+class AtWork(Upstream):
+    """It says `line` again and again where it is asked for `get_file`, and nothing to anybody else."""
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__(script={"tools/call": self.work})
+        self.line = line
+        self.at_work, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(self, asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers=EVENT_STREAM)
+        if message["params"]["name"] != "get_file":
+            await self.go_on.wait()
+            return response
+        await response.prepare(asked)
+        while not self.go_on.is_set():
+            await response.write(self.line)
+            self.at_work.set()
+            await asyncio.sleep(0.02)
+        return response
+
+
+PROGRESS = event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}})
+
+
+@pytest.mark.parametrize(
+    ("line", "last"), [(PROGRESS, "upstream-timeout"), (b": ping\n\n", "upstream-open")], ids=["progress", "comments"]
+)
+async def test_a_server_that_goes_on_with_a_stream_is_there_and_one_that_only_keeps_it_open_is_not(
+    tmp_path: Path, line: bytes, last: str
+) -> None:
+    server = AtWork(line)
+    settings = "probe: {enabled: false}"
+    async with gateway(
+        tmp_path, upstream=server, rules=RULES, mcp_settings="timeout_s: 0.6", upstream_settings=settings
+    ) as running:
+        bob = Talk(running, "stateless", dict(BOB))
+        await bob.ask("tools/list")
+        long = asyncio.create_task(bob.ask("tools/call", QUICK))
+        await server.at_work.wait()
+        await asyncio.gather(*(slow_call(running) for _ in range(6)))
+        long.cancel()
+        assert account(running).breaker.state is (State.OPEN if last == "upstream-open" else State.CLOSED)
+        server.go_on.set()
+
+
+LISTENER = """
+import json, sys
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("search_code", "get_file")]
+for line in sys.stdin:
+    heard = json.loads(line)
+    method, answer = heard.get("method"), {}
+    if method == "initialize":
+        version, info = heard["params"]["protocolVersion"], {"name": "listener", "version": "1"}
+        answer = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif method == "tools/list":
+        answer = {"tools": TOOLS}
+    elif method == "tools/call":
+        answer = {"content": []}
+    if "id" in heard and not (method == "tools/call" and heard["params"]["name"] == "search_code"):
+        print(json.dumps({"jsonrpc": "2.0", "id": heard["id"], "result": answer}), flush=True)
+"""
+
+
+async def test_who_floods_a_shared_program_leaves_room_for_others(tmp_path: Path) -> None:
+    program = tmp_path / "listener.py"
+    program.write_text(LISTENER)
+    command = f"command: {sys.executable}, args: [-I, -S, {program}], shared: true, max_calls_per_caller: 8"
+    async with gateway(tmp_path, program=command, rules=RULES) as running:
+        bob = Talk(running, "stateless", dict(BOB))
+        assert reason_of(await bob.ask("tools/call", QUICK)) == ""
+        alice = [asyncio.create_task(slow_call(running)) for _ in range(FLOOD)]
+        watched: Any = running.app.live.current.services["github"].upstream
+        await until(lambda: watched.inner.shares.waiting == FLOOD - 8)
+        async with asyncio.timeout(1.0):
+            assert reason_of(await bob.ask("tools/call", QUICK)) == ""
+        for call in alice:
+            call.cancel()
+        await asyncio.gather(*alice, return_exceptions=True)
+        await until(lambda: len(watched.inner.shares) == 0)
+
+
+def test_the_share_of_a_program_leaves_room_on_its_line() -> None:
+    share = McpUpstream(command="server", shared=True).share
+    assert share + max(1, share // WORDS_PART) < MAX_IN_FLIGHT
