@@ -36,6 +36,7 @@ from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Federation
 from sidecar.fronts import Fronts
+from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
 from sidecar.loading import first_snapshot, next_snapshot, tasks_from
@@ -46,8 +47,9 @@ from sidecar.places import Places
 from sidecar.plain import Plain
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
-from sidecar.settings import Settings, load_settings
+from sidecar.settings import Settings
 from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.load import load
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
@@ -104,7 +106,9 @@ class App:
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
         """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
         check_fast_parser()
-        settings = load_settings(path, environ)
+        loaded = load(path, environ)
+        check_keeping(loaded)
+        settings = loaded.settings
         async with AsyncExitStack() as undo:
             data = take(settings.server.listen, undo, path)
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -9,7 +9,8 @@ Three kinds, never mixed:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -255,6 +256,26 @@ class SettingsError(ConfigError):
 
 class PolicyError(ConfigError):
     """Models, rows, budgets."""
+
+
+@dataclass(slots=True)
+class Together:
+    """What several readers have against the operator's files: who mends them wants to hear all of it at once."""
+
+    errors: list[ConfigError] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Go on behind a reader that raised ConfigError. What it would have made is not there: see `refuse`."""
+        try:
+            yield
+        except ConfigError as error:
+            self.errors.append(error)
+
+    def refuse(self) -> None:
+        """Raise what was noted, each fault once, as the first of its kind; nothing if there was none."""
+        if self.errors:
+            raise type(self.errors[0])(tuple(dict.fromkeys(fault for error in self.errors for fault in error.faults)))
 
 
 def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fault:

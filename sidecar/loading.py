@@ -6,24 +6,29 @@ From sidecar.yaml, models, rows, budgets and keys to one `Snapshot`: at the star
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from sidecar.audit import load_key
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault
+from sidecar.errors import Fault, SettingsError, Together
 from sidecar.identity import Identity
+from sidecar.keeping import keeping_faults
 from sidecar.limits import open_store
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
-from sidecar.settings.load import doubts, load
-from sidecar.snapshot import Service, Snapshot, snapshot_from
+from sidecar.settings.documents import in_file_order
+from sidecar.settings.load import doubts, file_faults, load
+from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
 from sidecar.upstreams.agents import Agent, agent_from
@@ -39,13 +44,40 @@ RELOADED = frozenset({"version", "identity", "policy", "signing", "upstreams", "
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
     """Everything that a start would check, without taking an address or writing a file; and what of the settings is
     valid and dangerous. Raises ConfigError."""
-    loaded = load(path, environ)
-    settings = loaded.settings
-    open_store(settings.store.url, time.time)
-    Ledger.open(settings.data / LEDGER_FILE)
-    tasks_from(settings)
-    engine = first_snapshot(settings, base_url="", processes=Processes(environ), make_keys=False).engine
-    return engine, tuple(doubts(loaded))
+    loaded = load(path, environ, check_files=False)  # without valid settings nobody knows where the rest is
+    settings, together = loaded.settings, Together()
+    kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
+    if faults := missing + [fault for fault in kept if fault.severity == "error"]:
+        together.errors.append(SettingsError(in_file_order(faults)))
+    with together.noted():
+        open_store(settings.store.url, time.time)
+    if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # else it was told, or there is none yet
+        _check_data(settings, together)
+    if missing:  # what is made of them cannot be, and that was told
+        _check_policy(settings, together)
+        together.refuse()
+    with together.noted():
+        engine = first_snapshot(settings, base_url="", processes=Processes(environ), make_keys=False).engine
+    together.refuse()
+    return engine, (*doubts(loaded), *(fault for fault in kept if fault.severity == "warning"))
+
+
+def _check_data(settings: Settings, together: Together) -> None:
+    """What runs before us left in the data folder."""
+    with together.noted():
+        Ledger.open(settings.data / LEDGER_FILE)
+    with together.noted():
+        tasks_from(settings)
+    with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
+        load_key(settings.audit_key_path)
+
+
+def _check_policy(settings: Settings, together: Together) -> None:
+    if settings.policy.models.is_dir() and settings.policy.path.is_dir():
+        with together.noted():
+            Engine(read_policy(settings))
+        with together.noted():
+            Beside.read(settings.policy.path)
 
 
 def tasks_from(settings: Settings) -> Tasks:
@@ -161,17 +193,27 @@ def _snapshot(
     reading: Reading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
-    signer = signer_from(settings, base_url, make=make_keys)
-    keys_digest = digest_of_keys(settings)  # before the keys are read: what changes in between counts as a change
+    keys_digest, together = digest_of_keys(settings), Together()  # before they are read: what changes then is a change
+    with together.noted():
+        signer = signer_from(settings, base_url, make=make_keys)
+        services = services_from(settings, known.services if known else {}, processes, signer)
+        agents = agents_from(settings, known.agents if known else {}, signer)
+    with together.noted():
+        identity = Identity.from_settings(settings, time.time, fetch)
+    with together.noted():
+        source = read_policy(settings, reading)
+    with together.noted():
+        beside = Beside.read(settings.policy.path, known.pins if known else NO_PINS)
+    together.refuse()
     return snapshot_from(
         settings,
-        read_policy(settings, reading),
-        identity=Identity.from_settings(settings, time.time, fetch),
-        services=services_from(settings, known.services if known else {}, processes, signer),
-        agents=agents_from(settings, known.agents if known else {}, signer),
+        source,
+        beside,
+        identity=identity,
+        services=services,
+        agents=agents,
         base_url=base_url,
         keys_digest=keys_digest,
-        known_pins=known.pins if known else NO_PINS,
         key_set=signer.key_set,
     )
 

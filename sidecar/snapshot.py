@@ -16,7 +16,7 @@ import orjson
 from sidecar.answers import Manner
 from sidecar.arrival import AGENTS, EVERY, MCP, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
-from sidecar.errors import PolicyError, Reason, Refusal
+from sidecar.errors import PolicyError, Reason, Refusal, Together
 from sidecar.identity import Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
@@ -213,24 +213,42 @@ def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(one for some in found for one in some))
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the rules in the policy's folder."""
+
+    budgets: Budgets
+    disabled: Disabled
+    pins: Pins
+
+    @classmethod
+    def read(cls, folder: Path, known_pins: Pins = NO_PINS) -> Beside:
+        """`known_pins` are those of the snapshot before. Raises ConfigError with every fault of all three."""
+        together = Together()
+        with together.noted():
+            budgets = load_budgets(folder / BUDGETS_FILE)
+        with together.noted():
+            disabled = load_disabled(folder / DISABLED_FILE)
+        with together.noted():
+            pins = load_pins(folder / PINS_FILE, known_pins)
+        together.refuse()
+        return cls(budgets, disabled, pins)
+
+
 def snapshot_from(
     settings: Settings,
     source: PolicySource,
+    beside: Beside,
     *,
     identity: Identity,
     services: Mapping[str, Service],
     agents: Mapping[str, Agent],
     base_url: str,
     keys_digest: str,
-    known_pins: Pins = NO_PINS,
     key_set: bytes = NO_KEYS,
 ) -> Snapshot:
-    """Everything that `source` needs beside it, read and checked; `known_pins` are those of the snapshot before. Raises
-    PolicyError with every fault."""
-    policy = settings.policy
-    budgets = load_budgets(policy.path / BUDGETS_FILE)
-    disabled = load_disabled(policy.path / DISABLED_FILE)
-    pins = load_pins(policy.path / PINS_FILE, known_pins)
+    """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
+    policy, budgets, pins = settings.policy, beside.budgets, beside.pins
     engine = Engine(source)
     if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
         _test(engine, source, policy.path, budgets)
@@ -263,7 +281,7 @@ def snapshot_from(
             *map(rule_label, source.limited_ids(MAX_LIMIT_LABELS)),
             *budgets.labels,
         ),
-        disabled=disabled,
+        disabled=beside.disabled,
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,
         pins=pins,

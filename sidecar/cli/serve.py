@@ -43,6 +43,7 @@ def serve(path: Path) -> None:
             runner.run(_serve(path, os.environ))
     except ConfigError as error:
         _print_faults(error)
+        _print_all_others(error, path, os.environ)
         raise SystemExit(INVALID) from None
     except OSError as error:
         click.echo(f"cannot start: {error}", err=True)
@@ -176,6 +177,15 @@ def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...],
 
     engine, doubts = check_files(path, environ)
     return (*doubts, *engine.warnings), engine.revision, dict(engine.rule_counts)
+
+
+def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:
+    """A start ends at the first that is wrong; who mends it is told what a check finds beside it."""
+    try:
+        _checked(path, environ)
+    except ConfigError as checked:
+        if others := [fault for fault in checked.faults if fault not in error.faults]:
+            _print_faults(ConfigError(others))
 
 
 def _plain(fault: Fault) -> dict[str, object]:

@@ -53,12 +53,18 @@ def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) ->
     except SettingsError as error:
         known = {(fault.file, fault.line, fault.column) for fault in faults}
         document.refuse([*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)])
+    loaded = Loaded(settings, document)
     if check_files:
-        faults += _file_faults(settings, document)
-        faults += _program_faults(settings, document, environ)
+        faults += file_faults(loaded, environ)
     if faults:
         document.refuse(faults)
-    return Loaded(settings, document)
+    return loaded
+
+
+def file_faults(loaded: Loaded, environ: Mapping[str, str]) -> list[Fault]:
+    """Files, folders and programs that are named and not there, and secrets of ours that are weak."""
+    settings, document = loaded.settings, loaded.document
+    return [*_file_faults(settings, document), *_program_faults(settings, document, environ)]
 
 
 def doubts(loaded: Loaded) -> Iterator[Fault]:

@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -180,6 +181,19 @@ def check_task_file(path: Path) -> None:
     if version > SCHEMA_VERSION:
         hint = "use that version, or set the file aside: nobody owns the tasks then that were created before"
         raise SettingsError([fault_in(path, "was written by a newer version", code="T102", hint=hint)])
+    try:
+        columns = _columns_in(path)
+    except sqlite3.Error as error:
+        raise SettingsError([fault_in(path, f"is damaged: {error}", code="T101", hint=hint)]) from None
+    if columns != (TaskRecord._fields if version else ()):
+        raise SettingsError([fault_in(path, "holds something else than tasks", code="T101", hint=hint)])
+
+
+def _columns_in(path: Path) -> tuple[str, ...]:
+    """Those of its table of tasks. The table is made before the log of writes is, so that it stands in the file itself;
+    and `immutable` leaves no file of ours beside it."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        return tuple(row[1] for row in connection.execute("PRAGMA table_info(tasks)"))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -189,6 +189,25 @@ async def test_a_record_without_an_owner_cannot_be_written(tmp_path: Path) -> No
     await store.close()
 
 
+async def test_a_file_of_something_else_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.sqlite"
+    for made in ("CREATE TABLE tasks (title)", "CREATE TABLE tasks (title); PRAGMA user_version = 1"):
+        path.unlink(missing_ok=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(made)
+        with pytest.raises(SettingsError, match="holds something else than tasks"):
+            check_task_file(path)
+    path.unlink()
+    store = SqliteTaskStore(path)
+    await store.claim(record("1"), ROOM)
+    await store.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
+    with pytest.raises(SettingsError, match=r"T101.*is damaged"):
+        check_task_file(path)
+    assert sorted(tmp_path.iterdir()) == [path]  # looking at it left nothing beside it
+
+
 async def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     path = tmp_path / "tasks.sqlite"
     check_task_file(path)

@@ -1,0 +1,85 @@
+"""Does whoever starts it hear all that is wrong at once, with its place, and the same from `check` and `serve`?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import ConfigError, Fault
+from sidecar.loading import check_files
+from tests.flow.world import write_folder
+
+GOOD = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
+BAD_FILES = {
+    "policies/agent_to_tool.csv": "p, nhi:planner, tool:github/*, tool/call, -, -, -, allow\n",
+    "policies/budgets.yaml": "version: 1\ntolls: {}\n",
+    "policies/pins.yaml": "version: 1\nservres: {}\n",
+    "policies/disabled.yaml": "version: 1\ndisabld: []\n",
+    "data/disabled.json": "garbage",
+    "data/tasks.sqlite": "garbage",
+    "data/keys/audit.key": "",
+}
+
+
+def faults(folder: Path) -> dict[str, Fault]:
+    """What a check finds, by file."""
+    with pytest.raises(ConfigError) as refused:
+        check_files(folder / "sidecar.yaml", {})
+    return {str(Path(fault.file).relative_to(folder)): fault for fault in refused.value.faults}
+
+
+def folder_with(folder: Path, files: dict[str, str], program: str = "") -> Path:
+    write_folder(folder, "http://127.0.0.1:9/mcp", GOOD, files, program=program)
+    if (key := folder / "data/keys/audit.key").exists():
+        key.chmod(0o600)
+    return folder
+
+
+def test_all_files_that_are_wrong_are_told_at_once(tmp_path: Path) -> None:
+    assert faults(folder_with(tmp_path, BAD_FILES)).keys() == BAD_FILES.keys()
+
+
+def test_a_missing_program_hides_no_other_fault(tmp_path: Path) -> None:
+    found = faults(folder_with(tmp_path, BAD_FILES, program="command: no-such-program"))
+    assert found.keys() == BAD_FILES.keys() | {"sidecar.yaml"}
+    assert (found["sidecar.yaml"].code, found["sidecar.yaml"].line > 0) == ("S117", True)
+    assert all(fault.hint for fault in found.values())
+
+
+def test_a_start_tells_what_a_check_tells(tmp_path: Path) -> None:
+    folder_with(tmp_path, BAD_FILES, program="command: no-such-program")
+    command = (sys.executable, "-m", "sidecar")
+    said = [
+        subprocess.run([*command, verb], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        for verb in ("check", "serve")
+    ]
+    assert [done.returncode for done in said] == [3, 3]
+    assert said[0].stderr == said[1].stderr != ""
+
+
+@pytest.mark.parametrize("place", ["data", "data/audit/audit.jsonl", "data/tasks.sqlite", "data/keys/audit.key"])
+def test_what_stands_in_the_way_of_what_is_kept_is_told(tmp_path: Path, place: str) -> None:
+    folder_with(tmp_path, {})
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    if place == "data":
+        (tmp_path / place).write_text("a file where a folder should be")
+        assert faults(tmp_path)["sidecar.yaml"].code == "S116"
+    else:
+        (tmp_path / place).mkdir()
+        assert faults(tmp_path)[place].code in ("S116", "T101")
+
+
+def test_a_folder_of_somebody_else_is_a_doubt_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_with(tmp_path, {})
+    (tmp_path / "data").mkdir()
+    if os.geteuid() == 0:  # nothing is closed to root: what the system says to others
+        monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("data"))
+    else:
+        (tmp_path / "data").chmod(0)
+    _, doubts = check_files(tmp_path / "sidecar.yaml", {})
+    (doubt,) = (each for each in doubts if each.code == "S123")
+    assert doubt.severity == "warning" and "cannot be written by user" in doubt.message
