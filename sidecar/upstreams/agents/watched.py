@@ -113,7 +113,7 @@ class _Visit:
         if self._done:
             return
         ours = isinstance(refusal.__cause__, Crowded | NoPlace) or isinstance(refusal, Unsent)
-        alive = self._account.answered_mono_s >= self._began_mono_s
+        alive = self._account.heard_mono_s >= self._began_mono_s
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:
