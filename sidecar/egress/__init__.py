@@ -6,6 +6,7 @@
     pool.py         which connection carries the next request
     line.py         who waits for one, when all are in use
     fetch.py        one small public document
+    guarded.py      what goes to an address that content chose: strict_url.py, reach.py
     failures.py     what can go wrong
 
 A lean client of our own, because aiohttp's costs several times as much per call, and follows redirects, keeps cookies
@@ -20,28 +21,35 @@ from sidecar.egress.failures import (
     EgressError,
     InvalidRequest,
     NoPlace,
+    NotAllowed,
     TimedOut,
     TooLarge,
     Unacceptable,
 )
 from sidecar.egress.fetch import fetch
+from sidecar.egress.guarded import Accepted, Guard, Resolve, SystemResolver
 from sidecar.egress.origin import Origin, parse_origin
 from sidecar.egress.pool import Client
 from sidecar.egress.wire import RequestForm
 
 __all__ = [
     "ENDLESS",
+    "Accepted",
     "Broken",
     "Client",
     "ConnectFailed",
     "Crowded",
     "Deadline",
     "EgressError",
+    "Guard",
     "InvalidRequest",
     "NoPlace",
+    "NotAllowed",
     "Origin",
     "RequestForm",
+    "Resolve",
     "Response",
+    "SystemResolver",
     "TimedOut",
     "TooLarge",
     "Unacceptable",

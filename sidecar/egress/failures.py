@@ -14,6 +14,15 @@ class InvalidRequest(EgressError):
     """We were asked to send what HTTP cannot carry: a line break in a header, a bad token. Nothing was sent."""
 
 
+class NotAllowed(EgressError):
+    """Content names a place that may not be reached. Nothing was sent, and nobody was asked. Its text is for whoever
+    named it, `why` for the operator."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class ConnectFailed(EgressError):
     """No connection: refused, unresolvable, TLS not trusted, the client closed. Nothing was sent."""
 

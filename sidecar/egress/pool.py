@@ -31,13 +31,15 @@ class Client:
     environment.
 
     At `max_connections`, streams included, further requests wait for one to come free, `max_waiting` of them, each
-    within its own deadline. `tls` replaces the system's trust (tests, own CA).
+    within its own deadline. `tls` replaces the system's trust (tests, own CA). With `address` connections are made
+    there, and no name is looked up; TLS and `Host` still name the origin.
     """
 
     def __init__(
         self,
         origin: Origin,
         *,
+        address: str = "",
         connect_timeout_s: float = 5.0,
         max_idle: int = MAX_IDLE,
         max_idle_s: float = MAX_IDLE_S,
@@ -46,6 +48,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.origin = origin
+        self._address = address
         self.connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
@@ -111,7 +114,11 @@ class Client:
         try:
             async with asyncio.timeout_at(limit):
                 await loop.create_connection(
-                    lambda: connection, origin.host, origin.port, ssl=self._trust() if origin.secure else None
+                    lambda: connection,
+                    self._address or origin.host,
+                    origin.port,
+                    ssl=self._trust() if origin.secure else None,
+                    server_hostname=origin.host if origin.secure else None,
                 )
         except TimeoutError:
             self._lost(connection)

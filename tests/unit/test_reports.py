@@ -116,8 +116,13 @@ BL-050
   unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
 BL-051
   unit/egress/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
+  unit/egress/test_guarded.py test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why
 BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
+BL-055
+  unit/egress/test_guarded.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
+  unit/egress/test_guarded.py test_a_name_that_changes_its_mind_gains_nothing
+  unit/egress/test_guarded.py test_no_redirect_is_followed
 BL-059
   flow/test_call.py test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once
   flow/test_call.py test_a_caller_who_leaves_any_route_leaves_its_slot
@@ -214,8 +219,6 @@ BL-102
 # What of a report is not shown above, because what it is about does not exist here yet.
 IN_PART = {
     "BL-020": "an upstream's url, key sources and token endpoints; cards of agents are not read yet",
-    "BL-051": "nothing that a caller, token or server names is connected to, so no list says what may be; callbacks of "
-    "agents will need one",
     "BL-088": "that every address in a card answers; cards are not served yet",
     "BL-093": "what callers say to programs on pipes; prompts of agents' command lines come with those",
 }

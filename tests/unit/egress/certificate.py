@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(folder: Path, address: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What the server serves with, and what its client trusts."""
+def self_signed(folder: Path, address: str, *names: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What the server serves with, and what its client trusts: `certificate.pem` in the folder."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    subjects = [x509.IPAddress(ipaddress.ip_address(address)), *map(x509.DNSName, names)]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -25,7 +26,7 @@ def self_signed(folder: Path, address: str) -> tuple[ssl.SSLContext, ssl.SSLCont
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(subjects), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem, secret = folder / "certificate.pem", folder / "key.pem"

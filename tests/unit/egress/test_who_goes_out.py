@@ -1,8 +1,8 @@
 """Where may we connect to, and who says so?
 
-Nothing that a caller, a token or an upstream says names a place that we connect to. The one address that content may
-choose is the endpoint of an HTTP+SSE server, and that lies at the origin that the operator wrote. So there is no list
-of places that are allowed (report BL-051), and what may stand in a configuration is judged by its scheme (BL-020).
+Nothing that a caller, a token or an upstream says names a place that we connect to, with two exceptions: the endpoint
+of an HTTP+SSE server lies at the origin that the operator wrote, and callbacks leave by `egress/guarded.py`, which asks
+the operator's lists (BL-051). What may stand in a configuration is judged by its scheme (BL-020).
 """
 
 from __future__ import annotations

@@ -1,0 +1,122 @@
+"""Where may we call back, and how patiently?"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from sidecar.settings.addresses import is_host_name
+from sidecar.settings.fields import Bytes, Count, Many, PathField, Seconds, Section
+from sidecar.settings.findings import Finding, reject
+
+Network = IPv4Network | IPv6Network
+
+ANY: Final = "*"
+_PLACE = re.compile(r"(?P<host>\*|(?:\*\.)?[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}|\*))?")
+_HINT = "write a host such as hooks.acme.example, *.acme.example, hooks.acme.example:8443, [2001:db8::1] or *"
+
+
+class Place(NamedTuple):
+    """Hosts and their port. `port` is 0 for the scheme's own and -1 for any."""
+
+    host: str
+    port: int
+
+    def holds(self, host: str, port: int, own_port: int) -> bool:
+        """Whether a host in lower case, at its port, is one of these."""
+        if self.port != -1 and port != (self.port or own_port):
+            return False
+        return self.host in (ANY, host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if not self.port else f"{host}:{'*' if self.port == -1 else self.port}"
+
+
+def _place_from(value: object) -> object:
+    if isinstance(value, Place):
+        return value
+    found = _PLACE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        reject(Finding("this is no host to call back", hint=_HINT))
+    host, port = found["host"].lower(), found["port"]
+    if port not in (None, "*") and int(port) > 65535:
+        reject(Finding("a port is at most 65535"))
+    return Place(_host(host), -1 if port == "*" else int(port or 0))
+
+
+def _host(host: str) -> str:
+    if host == ANY:
+        return host
+    name = host.removeprefix("*.")
+    if name.startswith("[") or name.replace(".", "").isdigit():
+        try:
+            return str(ip_address(host.strip("[]")))
+        except ValueError:
+            reject(Finding(f'"{host}" is no address', hint=_HINT))
+    if not is_host_name(name):
+        reject(Finding(f'"{host}" is no host', hint=_HINT))
+    return host
+
+
+def _network_from(value: object) -> object:
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    try:
+        return ip_network(value if isinstance(value, str) else "")
+    except ValueError:
+        reject(Finding("this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length"))
+
+
+PlaceField = Annotated[
+    Place,
+    BeforeValidator(_place_from),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["hooks.acme.example", "*.acme.example:8443"]}),
+]
+NetworkField = Annotated[
+    Network,
+    BeforeValidator(_network_from),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["10.20.0.0/16", "fd00:1::/32"]}),
+]
+
+
+class CallbackSettings(Section):
+    """Callbacks and push notifications: what leaves to addresses that callers chose."""
+
+    allow: Many[PlaceField] = ()
+    """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
+    is not the scheme's own (`:8443`, or `:*` for any), `*` for every host. Nobody is called back by default."""
+    schemes: Annotated[Many[Literal["https", "http"]], Field(min_length=1)] = ("https",)
+    """What may be spoken. With `http` whoever is on the way reads what is sent."""
+    networks: Many[NetworkField] = ()
+    """Networks that are not public (loopback, private, link-local …) and may be reached nonetheless, at hosts of
+    `allow`."""
+    blocked: Many[NetworkField] = Field(default=("168.63.129.16/32",), validate_default=True)
+    """Public addresses that may never be reached. The default is what Azure's machines trust."""
+    ca_path: PathField | None = None
+    """PEM file of authorities that receivers' certificates may come from, beside those of the system."""
+    timeout_s: Seconds = 5.0
+    """How long one attempt may take, from looking the name up to the answer's status."""
+    max_body: Bytes = 1024 * 1024
+    """The largest callback that is taken."""
+    per_target_per_minute: Count = 600
+    """Attempts at one host and port, those of all callers together."""
+    max_attempts: Count = 12
+    """Attempts at one callback, until it is given up."""
+    max_age_s: Seconds = 86_400.0
+    """How old a callback may become, until it is given up."""
+    first_retry_s: Seconds = 5.0
+    """The wait after the first failed attempt; each further one is twice as long, and shortened at random."""
+    max_retry_s: Seconds = 3_600.0
+    """The longest wait between two attempts."""
+    max_waiting: Count = 10_000
+    """Callbacks that wait, of all callers together; beyond, no new one is taken."""
+    max_waiting_per_principal: Count = 1_000
+    """Callbacks that wait, of one chain."""
+    store: Literal["file", "memory"] = "file"
+    """`file` is `callbacks.sqlite` in the data folder; what waits in `memory`, a restart forgets."""
