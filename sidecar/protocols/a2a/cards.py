@@ -25,8 +25,16 @@ from sidecar.protocols.a2a.schema import Json, Read, UnreadableError
 from sidecar.protocols.canonical import canonical_json
 
 MAX_SKILLS: Final = 1000
-MAX_OTHERS: Final = 100  # interfaces, extensions, schemes and requirements, of each
+MAX_OTHERS: Final = 100  # extensions, schemes, requirements and signatures, of each
+MAX_INTERFACES: Final = 20
 MAX_SAFE: Final = 2**53  # beyond, a number of a Struct is a double and no longer itself
+_MOST: Final[Mapping[str, int]] = {
+    "skills": MAX_SKILLS,
+    "supportedInterfaces": MAX_INTERFACES,
+    "securitySchemes": MAX_OTHERS,
+    "securityRequirements": MAX_OTHERS,
+    "signatures": MAX_OTHERS,
+}
 BINDINGS: Final[Mapping[Binding, str]] = {"jsonrpc": "JSONRPC", "http_json": "HTTP+JSON", "grpc": "GRPC"}
 VERSIONS: Final[Mapping[Version, str]] = {"0.3": cards03.VERSION, "1.0": "1.0"}
 
@@ -76,24 +84,19 @@ def read(given: object) -> Json:
 
 def check(card: Read) -> None:
     """What we need of a canonical card, whatever it came by. Raises UnreadableError."""
-    for name in ("name", "version", "capabilities"):
-        if name not in card:
+    for name in ("name", "version"):
+        if not card.get(name):
             raise UnreadableError(f"/{name}", "is missing")
-    skills = card.get("skills", ())
-    for name, most in (
-        ("skills", MAX_SKILLS),
-        ("supportedInterfaces", MAX_OTHERS),
-        ("securitySchemes", MAX_OTHERS),
-        ("securityRequirements", MAX_OTHERS),
-        ("signatures", MAX_OTHERS),
-    ):
+    if "capabilities" not in card:
+        raise UnreadableError("/capabilities", "is missing")
+    for name, most in _MOST.items():
         if len(card.get(name, ())) > most:
             raise UnreadableError(f"/{name}", f"has more than {most}")
     if len(card["capabilities"].get("extensions", ())) > MAX_OTHERS:
         raise UnreadableError("/capabilities/extensions", f"has more than {MAX_OTHERS}")
     ids: set[str] = set()
-    for index, skill in enumerate(skills):
-        if "id" not in skill:
+    for index, skill in enumerate(card.get("skills", ())):
+        if not skill.get("id"):
             raise UnreadableError(f"/skills/{index}/id", "is missing")
         if skill["id"] in ids:  # policy decides by the id
             raise UnreadableError(f"/skills/{index}/id", "is that of another skill")
@@ -108,14 +111,14 @@ def ours(
     interfaces: tuple[Interface, ...],
     may_use: Callable[[str], bool],
     *,
-    agent_host: str,
+    agent_url: str,
     has_extended: bool,
     security: Security = BEARER,
 ) -> Json:
     """The canonical card as ours, for one caller: at our `interfaces`, of which there is one at least, with the skills
-    that it `may_use`. `agent_host` is where we reach the agent; `has_extended` says whether a caller that we know gets
+    that it `may_use`. `agent_url` is where we reach the agent; `has_extended` says whether a caller that we know gets
     more than this."""
-    strangers = _Strangers.of(card, interfaces, agent_host)
+    strangers = _Strangers.of(card, interfaces, agent_url)
     kept = {name: card[name] for name in ("name", "description", "version") if name in card}
     kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
     kept |= {name: card[name] for name in ("documentationUrl", "iconUrl") if strangers.is_web(card.get(name, ""))}
@@ -153,30 +156,36 @@ def ours(
     )
 
 
-class _Strangers:
-    """The hosts that are the agent's and not ours, wherever a text names one."""
+class _Place(NamedTuple):
+    """Where an address leads; no host for none."""
 
-    def __init__(self, hosts: frozenset[str], instead: str) -> None:
+    host: str
+    port: int | None
+
+
+class _Strangers:
+    """The hosts that are the agent's and not ours, wherever a text names one. On a host that is ours too, its port."""
+
+    def __init__(self, hosts: set[str], places: set[_Place], instead: str) -> None:
         self._hosts = hosts
+        self._places = places
         self._instead = instead
-        self._pattern = re.compile("|".join(_naming(host) for host in sorted(hosts)) or r"(?!)", re.IGNORECASE)
+        self._pattern = _naming(hosts, places)
 
     @classmethod
-    def of(cls, card: Read, interfaces: tuple[Interface, ...], agent_host: str) -> _Strangers:
-        own = {_host(one.url) for one in interfaces}
-        theirs = {
-            agent_host.lower().rstrip("."),
-            *(_host(one.get("url", "")) for one in card.get("supportedInterfaces", ())),
-        }
-        return cls(frozenset(theirs - own - {""}), interfaces[0].url)
+    def of(cls, card: Read, interfaces: tuple[Interface, ...], agent_url: str) -> _Strangers:
+        own = {_place(one.url) for one in interfaces}
+        own_hosts = {place.host for place in own} | {""}
+        theirs = {_place(agent_url), *(_place(one.get("url", "")) for one in card.get("supportedInterfaces", ()))} - own
+        hosts = {place.host for place in theirs} - own_hosts
+        places = {place for place in theirs if place.host in own_hosts and place.port is not None}
+        return cls(hosts, places, interfaces[0].url)
 
     def is_web(self, url: str) -> bool:
         """Whether this may stand in a card of ours as an address to look at."""
-        try:
-            scheme = urlsplit(url).scheme
-        except ValueError:
-            return False
-        return scheme in ("http", "https") and _host(url) not in {"", *self._hosts} and not self.are_in(url)
+        place = _place(url)
+        is_theirs = place.host in self._hosts or place in self._places or self.are_in(url)
+        return place.host != "" and url.lower().startswith(("http://", "https://")) and not is_theirs
 
     def are_in(self, text: str) -> bool:
         return self._pattern.search(text) is not None
@@ -188,29 +197,43 @@ class _Strangers:
         if isinstance(value, list):
             return [self.replaced(one) for one in value]
         if isinstance(value, dict):
-            return {name: self.replaced(one) for name, one in value.items()}
+            return {self.replaced(name): self.replaced(one) for name, one in value.items()}
         return value
 
 
-def _naming(host: str) -> str:
-    """What names a host: an address of it; a name with a dot in it also alone. One that is a plain word, as in a
-    cluster, only with a scheme or a port: the word may well mean something else. Every repetition is bounded, since
-    the text is a stranger's."""
+def _naming(hosts: set[str], places: set[_Place]) -> re.Pattern[str]:
+    """What names one of them: an address there; a name with a dot in it also alone. One that is a plain word, as in a
+    cluster, only with a scheme or a port, because the word may well mean something else. Every repetition is bounded,
+    since the text is a stranger's."""
     scheme = r"[a-z][a-z0-9+.-]{0,15}://(?:[^\s/@]{0,100}@)?"
-    name = rf"\[?{re.escape(host)}(?:\.(?=[:/]))?\]?"
     path = r"(?:[/?#][^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # what ends a sentence is not of the address
     before, after = r"(?<![a-z0-9_.-])", r"(?!\.?[a-z0-9_-])"
-    if "." in host or ":" in host:
-        return rf"(?:{scheme})?{before}{name}{after}(?::\d{{1,5}})?{path}"
-    return rf"(?:{scheme}{before}{name}{after}(?::\d{{1,5}})?|{before}{name}:\d{{1,5}}){path}"
+    port = r"(?::\d{1,5})?"
+    full = _any_of(host for host in hosts if "." in host or ":" in host)
+    words = _any_of(host for host in hosts if "." not in host and ":" not in host)
+    exact = "|".join(rf"\[?{re.escape(place.host)}\.?\]?:{place.port}(?!\d)" for place in sorted(places)) or "(?!)"
+    found = (
+        rf"(?:{scheme})?{before}(?:{full}{after}{port}|{words}:\d{{1,5}}|{exact})|{scheme}{before}{words}{after}{port}"
+    )
+    return re.compile(rf"(?:{found}){path}", re.IGNORECASE)
 
 
-def _host(url: str) -> str:
-    """The host of an address, also of one without a scheme, as cards have it for gRPC; "" for none."""
+def _any_of(hosts: Iterable[str]) -> str:
+    names = "|".join(map(re.escape, sorted(hosts)))
+    return rf"\[?(?:{names})(?:\.(?=[:/]))?\]?" if names else "(?!)"
+
+
+def _place(url: str) -> _Place:
+    """Where an address leads, also one without a scheme, as cards have it for gRPC."""
     try:
-        return (urlsplit(url if "://" in url else f"//{url}").hostname or "").rstrip(".")
+        split = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
-        return ""
+        return _Place("", None)
+    try:
+        port = split.port or {"http": 80, "https": 443}.get(split.scheme)
+    except ValueError:  # its host is a name all the same
+        port = None
+    return _Place((split.hostname or "").rstrip("."), port)
 
 
 # --- how it is written ------------------------------------------------------------------------------------------------

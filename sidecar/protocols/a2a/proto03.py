@@ -476,4 +476,4 @@ def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> Js
     if not name:
         return {}
     _, to_03 = _RESULTS[name]
-    return to_03(canonical, "")
+    return to_03(V10.read(name, canonical), "")  # without what an agent of 1.0 said and left empty

@@ -519,6 +519,8 @@ def result_from_03(operation: Operation, result: object, *, streamed: bool) -> J
 def result_to_03(operation: Operation, canonical: Read, *, streamed: bool) -> Any:
     """The result as 0.3 has it. Raises UnreadableError for what 0.3 cannot say."""
     name = "StreamResponse" if streamed else operation.response
+    if name:
+        canonical = V10.read(name, canonical)  # what an agent of 1.0 said and left empty, 0.3 does not say
     if name in ("SendMessageResponse", "StreamResponse"):
         for one in _OBJECTS:
             if one.member in canonical:

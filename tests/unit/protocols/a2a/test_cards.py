@@ -90,6 +90,7 @@ NEW: dict[str, Any] = {
         {"url": f"{OURS}/agents/planner/", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
         {"url": "http://10.0.0.3:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0", "tenant": "t"},
         {"url": "http://[fd00::3]:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+        {"url": "http://odd.internal:99999", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
     ],
     "provider": {"organization": "Acme", "url": f"http://{HOST.upper()}./"},
     "version": "2",
@@ -101,7 +102,12 @@ NEW: dict[str, Any] = {
     "defaultInputModes": ["text/plain"],
     "defaultOutputModes": ["text/plain"],
     "skills": [
-        {"id": "plan", "name": "Plan", "description": "At 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x", "tags": ["a"]},
+        {
+            "id": "plan",
+            "name": "Plan",
+            "description": "At odd.internal, 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x",
+            "tags": ["a"],
+        },
         {"id": "book", "name": "Book", "description": "", "tags": ["b"], "securityRequirements": [{}]},
     ],
     "signatures": [{"protected": "e30", "signature": "c2ln"}],
@@ -120,7 +126,7 @@ def ours(given: Any, **changed: Any) -> dict[str, Any]:
     chosen = {
         "interfaces": INTERFACES,
         "may_use": lambda skill: True,
-        "agent_host": HOST,
+        "agent_url": f"http://{HOST}:9000",
         "has_extended": True,
         **changed,
     }
@@ -146,7 +152,17 @@ def test_a_card_of_ours_is_the_golden_one(name: str) -> None:
 def test_no_address_in_it_is_the_agents(name: str, writer: str) -> None:
     """BL-088: no internal name leaks."""
     text = json.dumps(WRITERS[writer](ours(GIVEN[name])), ensure_ascii=False).lower()
-    for stranger in ("planner.internal", "planner-rpc", '"10.0.0.3', "at=10.0.0.3", "fd00", ":9000", "50051", "c2ln"):
+    for stranger in (
+        "planner.internal",
+        "planner-rpc",
+        '"10.0.0.3',
+        "at=10.0.0.3",
+        "fd00",
+        "odd.int",
+        ":9000",
+        "50051",
+        "c2ln",
+    ):
         assert stranger not in text
     if name == "of 1.0" and writer != "the seed":
         assert "110.0.0.3" in text  # another host, whose name ends alike
@@ -264,6 +280,7 @@ def unpadded(text: str) -> bytes:
         ({"capabilities": None}, "/capabilities"),
         ({"capabilities": {"streaming": 1}}, "/capabilities/streaming"),
         ({"capabilities": {"extensions": [{"uri": "a"}] * 101}}, "/capabilities/extensions"),
+        ({"supportedInterfaces": [{"url": "a"}] * 21}, "/supportedInterfaces"),
         ({"skills": "all"}, "/skills"),
         ({"skills": [{"name": "a"}]}, "/skills/0/id"),
         ({"skills": [{"id": "a"}, {"id": "b"}, {"id": "a"}]}, "/skills/2/id"),
@@ -299,8 +316,26 @@ def test_what_is_no_card_is_refused(given: Any) -> None:
     ],
 )
 def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, names: bool) -> None:
-    card = ours({**LEAST, "description": text}, agent_host="planner")
+    card = ours({**LEAST, "description": text}, agent_url="http://planner:9000")
     assert (card["description"] != text) is names
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("http://127.0.0.1:9000/docs", True),
+        ("ask 127.0.0.1:9000.", True),
+        ("http://127.0.0.1:900/", False),
+        ("http://127.0.0.1:8080/agents/planner/", False),
+        ("127.0.0.1", False),
+    ],
+)
+def test_on_a_host_that_is_ours_too_the_port_is_the_agents(text: str, names: bool) -> None:
+    here = (cards.Interface("http://127.0.0.1:8080/agents/planner/", "jsonrpc", "1.0"),)
+    given_ = {**LEAST, "url": "http://127.0.0.1:9000/a2a", "description": text, "documentationUrl": text}
+    card = ours(given_, interfaces=here, agent_url="http://127.0.0.1:9000")
+    assert (card["description"] != text) is names
+    assert ("documentationUrl" in card) is (text.startswith("http") and not names)
 
 
 def test_a_text_that_is_made_to_take_long_does_not() -> None:
@@ -311,8 +346,10 @@ def test_a_text_that_is_made_to_take_long_does_not() -> None:
         "x://" + "a:" * 100_000,
         f"http://{HOST}/" + "a" * 200_000,
     ]
+    many = [{"url": f"http://{'a' * one}.example:{one}"} for one in range(1, 19)]
     began = time.perf_counter()
-    ours({**LEAST, "description": " ".join(texts), "documentationUrl": texts[2]})
+    given_ = {**LEAST, "description": " ".join(texts), "documentationUrl": texts[2], "additionalInterfaces": many}
+    ours(given_)
     assert time.perf_counter() - began < 2
 
 

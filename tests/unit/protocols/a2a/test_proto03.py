@@ -314,3 +314,11 @@ def test_an_answer_that_holds_nothing_is_refused() -> None:
         proto03.result_from_03(SEND, {}, streamed=False)
     with pytest.raises(UnreadableError):
         proto03.result_to_03(STREAM, {}, streamed=True)
+
+
+def test_what_an_agent_of_1_0_left_empty_is_not_said_in_0_3() -> None:
+    task = {"id": "t", "contextId": "", "status": {"state": "TASK_STATE_UNSPECIFIED"}, "history": [], "artifacts": []}
+    empty = V10.read("Task", task, defaults=True)
+    assert proto03.result_to_03(GET, empty, streamed=False) == proto03.result_to_03(
+        GET, {"id": "t", "status": {}}, streamed=False
+    )

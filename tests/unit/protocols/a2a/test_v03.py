@@ -367,3 +367,11 @@ def test_a_part_that_holds_nothing_cannot_be_said_in_0_3() -> None:
     with pytest.raises(UnreadableError) as caught:
         v03.params_to_03(SEND, {"message": {"parts": [{"text": "a"}, {"filename": "b"}]}})
     assert caught.value.pointer == "/message/parts/1"
+
+
+def test_what_an_agent_of_1_0_left_empty_is_not_said_in_0_3() -> None:
+    task = {"id": "t", "contextId": "", "status": {"state": "TASK_STATE_UNSPECIFIED"}, "history": [], "artifacts": []}
+    empty = V10.read("Task", task, defaults=True)
+    assert v03.result_to_03(GET, empty, streamed=False) == v03.result_to_03(
+        GET, {"id": "t", "status": {}}, streamed=False
+    )
