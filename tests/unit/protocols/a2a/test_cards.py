@@ -196,7 +196,7 @@ def read_by_03(documents: dict[str, Any]) -> Any:
     return json.loads(done.stdout)  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_of_every_card_that_is_read_all_forms_can_be_written(data: st.DataObject) -> None:
     drawn = V10.read("AgentCard", data.draw(of(V10, "AgentCard")))

@@ -20,7 +20,7 @@ from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import UnreadableError
 from tests.unit.protocols.a2a.test_schema import of, whole
 
-JUDGED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+JUDGED = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_0_3(card: dict[str, Any]) -> dict[str, Any]:

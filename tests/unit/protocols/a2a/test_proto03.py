@@ -38,7 +38,7 @@ from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import UnreadableError
 from tests.unit.protocols.a2a.test_schema import SCALARS, of, whole
 
-JUDGED = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+JUDGED = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 OURS_ALONE = {"ListTasksRequest", "ListTasksResponse"}  # named in the text of 0.3, defined nowhere
 
 
