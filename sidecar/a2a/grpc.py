@@ -21,7 +21,7 @@ from sidecar.a2a.dialects import details_of, grpc_status, info_of, word_for
 from sidecar.answers import Manner, Told, facts_of, message_of
 from sidecar.errors import Reason, Refusal
 from sidecar.outlets import Outlet
-from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.errors import AgentError, Kind
 from sidecar.protocols.a2a.forms import Form, form_of
 from sidecar.protocols.a2a.operations import BY_GRPC, Binding, Operation, Version
 from sidecar.protocols.a2a.proto03 import request_name, response_name
@@ -62,7 +62,7 @@ class GrpcDialect:
     def error(self, error: AgentError) -> Told:
         """An agent's no as the whole answer."""
         kind = error.kind
-        self._fail(kind.grpc, error.message or kind.message, details_of(error))
+        self._fail(kind.grpc, kind, error.message or kind.message, details_of(error))
         return Told(kind.http, b"", "application/grpc")
 
     def error_event(self, error: AgentError) -> bytes:
@@ -74,8 +74,8 @@ class GrpcDialect:
         self, refusal: Refusal, *, decision_id: str, request_id: Id | None, manner: Manner, resource_metadata: str
     ) -> Told:
         """A refusal of ours as the whole answer."""
-        facts = facts_of(refusal, decision_id, manner)
-        self._fail(grpc_status(refusal), message_of(refusal, facts), [info_of(refusal, word_for(refusal), facts)])
+        facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
+        self._fail(grpc_status(refusal), word, message_of(refusal, facts), [info_of(refusal, word, facts)])
         return Told(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: Manner) -> bytes:
@@ -83,8 +83,9 @@ class GrpcDialect:
         self.tell(refusal, decision_id=decision_id, request_id=None, manner=manner, resource_metadata="")
         return b""
 
-    def _fail(self, status: str, message: str, infos: Sequence[dict[str, Any]]) -> None:
-        self.failure = status, message, encode_status(status, message, list(infos))
+    def _fail(self, status: str, word: Kind | None, message: str, infos: Sequence[dict[str, Any]]) -> None:
+        said = f"{word.name}: {message}" if word is not None and self.version == "0.3" else message
+        self.failure = status, said, encode_status(status, said, list(infos))
 
 
 @dataclass(slots=True)

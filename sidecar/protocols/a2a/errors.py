@@ -22,7 +22,17 @@ class Kind(NamedTuple):
     grpc: str
     message: str
 
+    @property
+    def name(self) -> str:
+        """What 0.3 calls it. Over gRPC it says its errors by nothing else: `TaskNotFoundError: …`."""
+        words = self.reason.removesuffix("_ERROR").split("_")
+        return _NAMES.get(self.reason) or "".join(word.capitalize() for word in words) + "Error"
 
+
+_NAMES: Final[Mapping[str, str]] = {
+    "PARSE_ERROR": "JSONParseError",
+    "EXTENDED_AGENT_CARD_NOT_CONFIGURED": "AuthenticatedExtendedCardNotConfiguredError",
+}
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("TASK_NOT_FOUND", -32001, 404, "NOT_FOUND", "Task not found"),
     Kind("TASK_NOT_CANCELABLE", -32002, 400, "FAILED_PRECONDITION", "Task cannot be canceled"),
@@ -41,6 +51,10 @@ KINDS: Final[tuple[Kind, ...]] = (
 )
 BY_REASON: Final[Mapping[str, Kind]] = {kind.reason: kind for kind in KINDS}
 BY_CODE: Final[Mapping[int, Kind]] = {kind.code: kind for kind in KINDS}
+BY_NAME: Final[Mapping[str, Kind]] = {
+    **{kind.name: kind for kind in KINDS},
+    "ExtendedAgentCardNotConfiguredError": BY_REASON["EXTENDED_AGENT_CARD_NOT_CONFIGURED"],  # SDK 1.x, speaking 0.3
+}
 OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for kind in KINDS[9:]}
 
 

@@ -16,7 +16,7 @@ from grpc import aio
 
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.errors import BY_NAME, BY_REASON, AgentError
 from sidecar.protocols.a2a.forms import form_of
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.proto03 import request_name, response_name
@@ -65,6 +65,8 @@ class GrpcWire:
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """As `AgentWire.ask`."""
         version = self._version()
+        if not outgoing.operation.grpc(version):  # no fault of the agent's: 0.3 has no such method
+            return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
         path, body, metadata, deadline_s = await self._written(outgoing, version)
         try:
             method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path)
@@ -85,8 +87,6 @@ class GrpcWire:
     ) -> tuple[str, bytes, tuple[tuple[str, str], ...], float]:
         operation = outgoing.operation
         method = operation.grpc(version)
-        if not method:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"its gRPC of A2A {version} has no {operation.action}")
         name = operation.request if version == "1.0" else request_name(operation)
         try:
             body = WIRES[version].encode(name, form_of(version, "grpc").write_params(operation, outgoing.params))
@@ -181,6 +181,9 @@ def _said(error: aio.AioRpcError) -> AgentError:
     message = (error.details() or "")[:1024]
     if kind is not None:
         return AgentError(kind.code, message, tuple(infos))
+    name, _, rest = message.partition(": ")
+    if name in BY_NAME:
+        return AgentError(BY_NAME[name].code, rest, tuple(infos))
     if status == "DEADLINE_EXCEEDED":
         raise Refusal(Reason.UPSTREAM_TIMEOUT)
     if status in _TROUBLE or status not in _CODES:

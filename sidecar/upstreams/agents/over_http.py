@@ -200,6 +200,8 @@ class HttpJsonWire:
         if response.status >= 500 and response.status != 501:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
         if media_type_of(response) not in (JSON, A2A_JSON):
+            if response.status in (404, 405):  # its own server has no such address: not every agent has every operation
+                return AgentError(-32601, "")
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
         said = _parsed(await self._line.read(response, MAX_ERROR_BYTES))
         return _error_in(said, response.status) or AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
@@ -255,7 +257,14 @@ def is_address(url: str) -> bool:
 
 # --- what an agent says -----------------------------------------------------------------------------------------------
 
-_CODE_OF_STATUS: Final[Mapping[int, int]] = {404: -32001, 400: -32602, 405: -32601, 415: -32005, 501: -32004}
+_CODE_OF_STATUS: Final[Mapping[int, int]] = {
+    404: -32001,
+    400: -32602,
+    405: -32601,
+    409: -32002,
+    415: -32005,
+    501: -32004,
+}
 
 
 def _reader(
@@ -283,10 +292,10 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _rpc_event(said: Any) -> Any | AgentError:
-    if not isinstance(said, dict) or ("result" in said) == ("error" in said):
+    if not isinstance(said, dict) or ("result" in said and "error" in said):
         raise _refused("its answer is no JSON-RPC response")
     if "error" not in said:
-        return said["result"]
+        return said.get("result")  # the official 0.3 SDK leaves out a result that is null
     error = said["error"]
     if not isinstance(error, dict) or not isinstance(error.get("code"), int):
         raise _refused("its error is no JSON-RPC error")
