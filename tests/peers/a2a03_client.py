@@ -68,7 +68,7 @@ async def events(client: Client, text: str, **more: Any) -> AsyncIterator[Any]:
 
 async def play_operations(play: Play) -> None:
     """Each operation at least once."""
-    client, task = play.plain, await _begun(play)
+    client, task = play.plain, await _begun(play, "forever:")
     await play.step("send", _told(play.send(client, "echo: hällo")))
     await play.step("message", _told(play.send(client, "reply: hi")))
     await play.step("stream", play.stream("chunks: one two three"))
@@ -86,10 +86,10 @@ async def play_operations(play: Play) -> None:
     await play.step("card", _secret(client.get_card()))
 
 
-async def _begun(play: Play) -> t.Task:
+async def _begun(play: Play, text: str) -> t.Task:
     """A task that works; a made-up one for a caller who may not begin any."""
     try:
-        task: t.Task = await play.send(play.hasty, "forever:")
+        task: t.Task = await play.send(play.hasty, text)
     except (A2AClientError, grpc.aio.AioRpcError):
         return t.Task(id=str(uuid4()), context_id=str(uuid4()), status=t.TaskStatus(state=t.TaskState.unknown))
     return task
@@ -117,7 +117,7 @@ async def _hook(config: Awaitable[t.TaskPushNotificationConfig]) -> str:
 
 async def _resubscribed(play: Play) -> list[str]:
     """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
-    task, heard = await play.send(play.hasty, "ticks:"), list[str]()
+    task, heard = await _begun(play, "ticks:"), list[str]()
     async for event in play.streaming.resubscribe(t.TaskIdParams(id=task.id)):
         kind = told(event).partition(" tick")[0]
         if kind == "working:" and kind not in heard:

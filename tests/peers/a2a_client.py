@@ -62,7 +62,7 @@ class Play:
 async def play_operations(play: Play) -> None:
     """Each operation at least once."""
     call: Mapping[str, Any] = {"context": play.context}
-    client, task = play.streaming, await _begun(play)
+    client, task = play.streaming, await _begun(play, "forever:")
     await play.step("send", _told(play.send("echo: hällo")))
     await play.step("message", _told(play.send("reply: hi")))
     await play.step("stream", play.stream("chunks: one two three"))
@@ -84,10 +84,10 @@ async def play_operations(play: Play) -> None:
     await play.step("card", _secret(client.get_extended_agent_card(t.GetExtendedAgentCardRequest(), **call)))
 
 
-async def _begun(play: Play) -> t.Task:
+async def _begun(play: Play, text: str) -> t.Task:
     """A task that works; a made-up one for a caller who may not begin any."""
     try:
-        return (await play.send("forever:", wait=False)).task
+        return (await play.send(text, wait=False)).task
     except A2AError:
         return t.Task(id=str(uuid4()), context_id=str(uuid4()))
 
@@ -129,7 +129,7 @@ async def _hooks(client: Client, task: t.Task, call: Mapping[str, Any]) -> list[
 
 async def _resubscribed(play: Play) -> list[str]:
     """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
-    task, heard = (await play.send("ticks:", wait=False)).task, list[str]()
+    task, heard = await _begun(play, "ticks:"), list[str]()
     async for event in play.streaming.subscribe(t.SubscribeToTaskRequest(id=task.id), context=play.context):
         kind = told(event).partition(" tick")[0]
         if kind == "working:" and kind not in heard:
@@ -164,13 +164,16 @@ def told(event: t.StreamResponse) -> str:
             return f"artifact {update.artifact.parts[0].text}{'.' if update.last_chunk else ''}"
 
 
-async def play(url: str, binding: str, version: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a caller with these headers sees, who takes the card's interface of this binding and version."""
+async def play(
+    where: str | t.AgentCard, binding: str, version: str, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What a caller with these headers sees, who takes the interface of this binding and version: of a card, or of the
+    card that is found under a URL."""
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
         http = await stack.enter_async_context(
             httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
         )
-        card = await A2ACardResolver(http, url).get_agent_card()
+        card = where if isinstance(where, t.AgentCard) else await A2ACardResolver(http, where).get_agent_card()
         of_this = [
             one
             for one in card.supported_interfaces

@@ -1,4 +1,4 @@
-"""Do the clients of the official A2A SDK, both lines, see the same in every binding?
+"""Do the clients of the official A2A SDK, both lines, see the same in every binding, also with us between?
 
 The 0.3 line cannot live in one environment with 1.x: `a2a03_client.py` runs under an interpreter of its own, and so
 does the agent of that line.
@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import pytest_asyncio
+from a2a.types import AgentCapabilities, AgentCard, AgentInterface
 
+from sidecar.app import App
+from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
+from tests.a2a.world import EVERYTHING, PLANNER, WHO, write
 from tests.peers.a2a_client import HOOK, play
 
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
+FRONTS = [(binding, version) for version in ("1.0", "0.3") for binding in BINDINGS]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 old = pytest.mark.skipif(not OLD_PYTHON.exists(), reason=NO_OLD)
 
 SEEN: Mapping[str, Any] = {
@@ -49,6 +59,11 @@ OF_03: Mapping[str, Mapping[str, Any]] = {
         **_BY_STATUS,
     },
     "GRPC": {"list": _NOT_ASKED},
+}
+UNASKED: Mapping[str, frozenset[str]] = {
+    "JSONRPC": frozenset({"tasks/list"}),
+    "HTTP+JSON": frozenset({"tasks/list", "push/list", "push/delete"}),
+    "GRPC": frozenset({"tasks/list"}),
 }
 # The 0.3 line's own client has no such calls at all, and names errors as the binding does.
 _NO_CALL = ("list", "push list", "push delete", "push gone")
@@ -96,6 +111,41 @@ async def old_client(url: str, binding: str, headers: Mapping[str, str] | None =
     return seen
 
 
+# What an agent lacks, as a caller of 1.0 hears it from us: a method that is not there, or the agent's own trouble.
+_LACKS, _FAILS, _CANNOT = "MethodNotFoundError", "A2AClientError", "UnsupportedOperationError"
+_ENDS_SILENTLY = {"resubscribe": ["working:"]}
+Behind = tuple[str, str, str]
+BEHIND: Mapping[Behind, Mapping[str, Any]] = {
+    ("new", "jsonrpc", "1.0"): {},
+    ("new", "http_json", "1.0"): {},
+    ("new", "grpc", "1.0"): {},
+    ("new", "jsonrpc", "0.3"): {"list": _LACKS},
+    ("new", "http_json", "0.3"): {"list": _LACKS, "push delete": _LACKS, "push gone": ["hook"]},
+    ("new", "grpc", "0.3"): {"list": _LACKS},
+    ("aged", "jsonrpc", "0.3"): {"list": _LACKS, **_ENDS_SILENTLY},
+    ("aged", "http_json", "0.3"): {
+        **dict.fromkeys(("list", "push list", "push gone"), _FAILS),
+        "push delete": _LACKS,
+        **_ENDS_SILENTLY,
+    },
+    ("aged", "grpc", "0.3"): {
+        **dict.fromkeys(("push list", "push delete", "push gone"), _CANNOT),
+        "list": _LACKS,
+        "card": False,
+        **_ENDS_SILENTLY,
+    },
+}
+
+# Fronts and agents know nothing of each other: every front is tried with one agent, and every agent with two fronts.
+SIMPLEST: Behind = ("new", "jsonrpc", "1.0")
+A_FEW = [("HTTP+JSON", "1.0"), ("GRPC", "0.3")]
+
+
+async def together(plays: Mapping[Any, Awaitable[dict[str, Any]]]) -> dict[Any, dict[str, Any]]:
+    """What came of each, all at once."""
+    return dict(zip(plays, await asyncio.gather(*plays.values()), strict=True))
+
+
 @pytest.fixture(scope="module")
 def new() -> Iterator[Agent]:
     """An agent of 1.x that speaks both versions."""
@@ -104,36 +154,121 @@ def new() -> Iterator[Agent]:
 
 
 @pytest.fixture(scope="module")
-def aged() -> Iterator[Agent]:
-    """An agent of the 0.3 line."""
-    with agent("sdk03") as one:
+def aged(new: Agent) -> Iterator[Agent]:
+    """An agent of the 0.3 line; where there cannot be one, nothing asks it."""
+    with agent("sdk03") if OLD_PYTHON.exists() else nullcontext(new) as one:
         yield one
 
 
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_new_client_and_a_new_agent_speak_1_0(new: Agent, binding: str) -> None:
-    assert await play(new.url, binding, "1.0") == SEEN
-
-
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_new_client_and_a_new_agent_speak_0_3(new: Agent, binding: str) -> None:
-    assert await play(new.url, binding, "0.3") == seen_by_new(OF_03[binding])
+async def test_a_new_client_and_a_new_agent_speak_both_versions(new: Agent) -> None:
+    assert await together({front: play(new.url, *front) for front in FRONTS}) == {
+        (binding, version): seen_by_new(OF_03[binding] if version == "0.3" else {}) for binding, version in FRONTS
+    }
 
 
 @old
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_new_client_and_an_old_agent_speak_0_3(aged: Agent, binding: str) -> None:
-    assert await play(aged.url, binding, "0.3") == seen_by_new(OF_OLD_AGENT[binding], OF_03[binding])
+async def test_a_new_client_and_an_old_agent_speak_0_3(aged: Agent) -> None:
+    assert await together({binding: play(aged.url, binding, "0.3") for binding in BINDINGS}) == {
+        binding: seen_by_new(OF_OLD_AGENT[binding], OF_03[binding]) for binding in BINDINGS
+    }
 
 
 @old
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_an_old_client_and_a_new_agent_speak_0_3(new: Agent, binding: str) -> None:
-    assert await old_client(new.url, binding) == seen_by_old(OF_OLD_CLIENT[binding])
+async def test_an_old_client_and_a_new_agent_speak_0_3(new: Agent) -> None:
+    assert await together({binding: old_client(new.url, binding) for binding in BINDINGS}) == {
+        binding: seen_by_old(OF_OLD_CLIENT[binding]) for binding in BINDINGS
+    }
 
 
 @old
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_an_old_client_and_an_old_agent_speak_0_3(aged: Agent, binding: str) -> None:
-    expected = seen_by_old(OF_OLD_AGENT[binding], OF_OLD_CLIENT[binding], BETWEEN_OLD[binding])
-    assert await old_client(aged.url, binding) == expected
+async def test_an_old_client_and_an_old_agent_speak_0_3(aged: Agent) -> None:
+    assert await together({binding: old_client(aged.url, binding) for binding in BINDINGS}) == {
+        binding: seen_by_old(OF_OLD_AGENT[binding], OF_OLD_CLIENT[binding], BETWEEN_OLD[binding])
+        for binding in BINDINGS
+    }
+
+
+# --- with us between --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Between:
+    """A sidecar before the same agent by every way to speak to it."""
+
+    app: App
+    folder: Path
+
+    def card(self, behind: Behind, binding: str, version: str) -> AgentCard:
+        """A card that names this front alone."""
+        name = _name(behind)
+        base = f"http://127.0.0.1:{self.app.listeners[0].port}/agents/{name}"
+        own, shared = (f"127.0.0.1:{self.app.grpc_ports[port]}" for port in (name, ""))
+        address = {"JSONRPC": f"{base}/", "HTTP+JSON": base, "GRPC": own if version == "0.3" else shared}[binding]
+        tenant = name if address == shared else ""
+        interface = AgentInterface(url=address, protocol_binding=binding, protocol_version=version, tenant=tenant)
+        can = AgentCapabilities(streaming=True, push_notifications=True, extended_agent_card=True)
+        return AgentCard(supported_interfaces=[interface], capabilities=can)
+
+    def refused(self) -> list[tuple[str, str, str]]:
+        """Version, action and reason of each refusal so far."""
+        records = map(json.loads, self.app.settings.audit_path.read_bytes().splitlines())
+        return [
+            (record["protocol_version"], record["action"], record["reason"])
+            for record in records
+            if record["event"] == "refusal"
+        ]
+
+
+def _name(behind: Behind) -> str:
+    return "-".join(behind).replace("_", "-").replace(".", "")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Agent) -> AsyncIterator[Between]:
+    """nhi:planner may everything, nhi:other nothing."""
+    folder = tmp_path_factory.mktemp("between")
+    rules = {"nhi_to_nhi": f"p, nhi:planner, nhi:*, {EVERYTHING}, -, -, -, allow\n"}
+    write(folder, new.rpc, rules=rules)
+    settings = (folder / "sidecar.yaml").read_text().partition("upstreams:")[0] + "upstreams:\n"
+    for behind in BEHIND:
+        line, binding, version = behind
+        one = new if line == "new" else aged
+        url = {"jsonrpc": one.rpc, "http_json": one.rest, "grpc": f"grpc://{one.grpc}"}[binding]
+        section = f'{{url: "{url}", binding: {binding}, version: "{version}", grpc_port: 0}}'
+        settings += f"  {_name(behind)}: {{a2a: {section}}}\n"
+    (folder / "sidecar.yaml").write_text(settings)
+    app = await App.start(folder / "sidecar.yaml", {})
+    try:
+        yield Between(app, folder)
+    finally:
+        await app.stop()
+
+
+@pytest.mark.parametrize(
+    "behind", [pytest.param(one, id=_name(one), marks=[old] if one[0] == "aged" else []) for one in BEHIND]
+)
+async def test_every_front_leads_to_every_agent(between: Between, behind: Behind) -> None:
+    fronts = FRONTS if behind == SIMPLEST else A_FEW
+    assert await together({front: play(between.card(behind, *front), *front, PLANNER) for front in fronts}) == {
+        (binding, version): seen_by_new(BEHIND[behind], OF_03[binding] if version == "0.3" else {})
+        for binding, version in fronts
+    }
+
+
+@pytest.mark.parametrize(("binding", "version"), FRONTS)
+async def test_who_may_nothing_is_denied_every_operation(
+    between: Between, new: Agent, binding: str, version: str
+) -> None:
+    reached, refused = await arrivals(new), len(between.refused())
+    seen = await play(between.card(SIMPLEST, binding, version), binding, version, WHO["nhi:other"])
+    assert set(seen.values()) == {"A2AClientError"} | ({_NOT_ASKED} if version == "0.3" else set())
+    told = between.refused()[refused:]
+    assert {(of, reason) for of, _, reason in told} == {(version, "no-matching-rule")}
+    assert {action for _, action, _ in told} == BY_ACTION.keys() - (UNASKED[binding] if version == "0.3" else set())
+    assert await arrivals(new) == reached
+
+
+async def arrivals(one: Agent) -> int:
+    """How much has reached the agent, but for who asks that."""
+    async with aiohttp.ClientSession() as http, http.get(one.seen) as response:
+        return len(await response.json())
