@@ -214,7 +214,7 @@ def _snapshot(
         agents=agents,
         base_url=base_url,
         keys_digest=keys_digest,
-        key_set=signer.key_set,
+        signer=signer,
     )
 
 

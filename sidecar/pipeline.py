@@ -51,10 +51,11 @@ from sidecar.snapshot import Live, Service
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Session
-from sidecar.vocabulary import Call, Caller, Decision
+from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
 from sidecar.whole import Whole
 
 DRAIN_LOOK_S = 0.05
+STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 
 log = logging.getLogger("sidecar.pipeline")
 
@@ -115,6 +116,10 @@ class Pipeline:
             return self.exchanges.metadata(turn, route.server, folder)
         if route.kind == arrival.KEYS:
             return self.exchanges.key_set(turn)
+        if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
+            turn.base = f"http://{turn.headers['host'][0]}"
+        if route.kind in (arrival.CARD, arrival.SEED_CARD):
+            return await self._card(turn, route, entrance)
         if route.kind == arrival.AGENT:
             return await self._operate(turn, route, entrance)
         caller = await self._identify(turn, route.server, entrance)
@@ -188,6 +193,17 @@ class Pipeline:
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
                 lease.forwarded = True
                 return await self.agents.carry_out(turn, agent, decision, intent, owning, timeout_s)
+
+    async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """An agent's card: open to everybody, and more of it to who is known."""
+        presented = arrival.presented_by(turn.headers, entrance)
+        caller = STRANGER
+        if presented.kinds[0] != ANONYMOUS:
+            caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+        else:
+            turn.record.caller = caller
+        with self._admitted(begins=True):
+            return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)
 
     @asynccontextmanager
     async def _charged(

@@ -61,6 +61,11 @@ class SigningKey:
         headers = {"kid": kid or self.kid, "typ": typ}
         return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers=headers)
 
+    def sign_bytes(self, data: bytes) -> bytes:
+        """The bare signature of some bytes, as a JWS of our algorithm has it."""
+        signed: bytes = jwt.get_algorithm_by_name(self.algorithm).sign(data, self.private)
+        return signed
+
 
 def generate(algorithm: str = "ES256") -> SigningKey:
     """A new key for one of ALGORITHMS."""

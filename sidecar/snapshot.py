@@ -27,6 +27,7 @@ from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.upstreams import Account, Catalogue, Upstream
 from sidecar.upstreams.agents import Agent
+from sidecar.upstreams.credentials import NO_SIGNER, Signer
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import Call, Chain, Decision, Question
@@ -34,7 +35,6 @@ from sidecar.vocabulary import Call, Chain, Decision, Question
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
 
-NO_KEYS = b'{"keys":[]}'
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
@@ -78,7 +78,7 @@ class Snapshot:
 
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
-    for each server whose tools must be as pinned, the digest of each tool. `key_set` are our public keys (RFC 7517).
+    for each server whose tools must be as pinned, the digest of each tool. `signer` is who signs in our name.
     `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
     """
 
@@ -98,7 +98,7 @@ class Snapshot:
     keys_digest: str = ""
     pins: Pins = NO_PINS
     required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    key_set: bytes = NO_KEYS
+    signer: Signer = NO_SIGNER
     waiting: tuple[str, ...] = ()
 
     def shadows(self, now_s: float) -> bool:
@@ -129,6 +129,11 @@ class Snapshot:
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
+
+    @property
+    def key_set(self) -> bytes:
+        """Our public keys (RFC 7517)."""
+        return self.signer.key_set
 
     @property
     def upstreams(self) -> Mapping[str, Service | Agent]:
@@ -245,7 +250,7 @@ def snapshot_from(
     agents: Mapping[str, Agent],
     base_url: str,
     keys_digest: str,
-    key_set: bytes = NO_KEYS,
+    signer: Signer = NO_SIGNER,
 ) -> Snapshot:
     """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
     policy, budgets, pins = settings.policy, beside.budgets, beside.pins
@@ -286,7 +291,7 @@ def snapshot_from(
         keys_digest=keys_digest,
         pins=pins,
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
-        key_set=key_set,
+        signer=signer,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from aiohttp import web
 
 from sidecar.answers import Manner, Shape, Told
-from sidecar.arrival import MCP, Headers, trace_headers
+from sidecar.arrival import AGENTS, MCP, Headers, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
@@ -60,7 +60,8 @@ class Turn:
     stands before it, `server` whom
     the call is for. In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on
     which its answer goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is
-    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us. `dialect` is how
+    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us, `base` our
+    address as a local caller knows it. `dialect` is how
     refusals are told where not as MCP tells them.
     """
 
@@ -85,6 +86,7 @@ class Turn:
     paired: Paired | None = None
     handed_on: bool = False
     prefix: str = ""
+    base: str = ""
     parameter_headers: list[tuple[str, str]] = field(default_factory=list)
     started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -110,7 +112,7 @@ class Turn:
     def enter(self, server: str, folder: str) -> None:
         """The address is an upstream's: from here on refusals are told in its protocol."""
         self.front, self.folder = server, folder
-        self.shape = Shape.PLAIN if self.plain else Shape.STATELESS
+        self.shape = Shape.PLAIN if self.plain or folder == AGENTS else Shape.STATELESS
         self.goes_to(server)
 
     def goes_to(self, server: str) -> None:

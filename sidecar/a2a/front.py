@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
 
 from sidecar import arrival
+from sidecar.a2a import cards
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.a2a.owning import Owning
 from sidecar.a2a.reading import Called, Operate, extensions_of, read_call, read_http, read_rpc, version_of, version_said
@@ -24,9 +26,10 @@ from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
 from sidecar.oversight import end_of
 from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import cards as documents
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.operations import CANCEL, CARD, RESUBSCRIBE, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Request, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -41,6 +44,7 @@ class AgentFront:
     """Serves the addresses of agents."""
 
     exchanges: Exchanges
+    written: cards.Written = field(default_factory=cards.Written)
 
     def enter(self, turn: Turn, route: Route) -> None:
         """From here on refusals are told in the caller's dialect, as far as the address says it."""
@@ -90,6 +94,22 @@ class AgentFront:
         extensions = extensions_of(turn.headers)
         return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
 
+    async def card(self, turn: Turn, route: Route, caller: Caller, base: str) -> web.StreamResponse:
+        """An agent's card, as this caller may see it. Raises Refusal."""
+        agent = cards.named(turn.now, route.server)
+        turn.goes_to(agent.name)
+        turn.asks("card")
+        chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
+        canonical = await cards.card_for(turn.now, agent, chain, base, self.exchanges.live.clock())
+        signer = cards.signer_of(turn.now)
+        if route.kind == arrival.SEED_CARD:
+            write = partial(documents.seed_card, canonical)
+        else:
+            write = partial(documents.document, canonical, signer)
+        body = self.written.of(canonical, route.kind, signer.kid if signer else "", write)
+        known = ",".join(turn.headers.get("if-none-match", ()))
+        return _whole(turn, cards.told(body, public=caller.is_anonymous, known=known))
+
     def owning(self, caller: Caller, intent: Operate) -> Owning:
         """Whose the tasks are that the operation is about."""
         return Owning(self.exchanges.tasks, caller, intent)
@@ -110,13 +130,30 @@ class AgentFront:
             arrival.trace_headers(turn.headers),
         )
         if intent.operation.streams:
+            await agent.cards.prepare()
             with self.exchanges.places.place(owning.caller, turn.now.settings.streams):
                 return await self._stream(overseen, agent, outgoing, owning, timeout_s)
+        await agent.cards.prepare()
+        if intent.operation is CARD:
+            return await self._extended(overseen, agent, outgoing)
         async with overseen.under_way(self.exchanges.oversight.calls):
             answer = await agent.wire.ask(outgoing)
             if isinstance(answer, AgentError):
                 return _whole(turn, _dialect(turn).error(answer))
             return _whole(turn, _dialect(turn).result(intent.operation, await owning.admit(answer)))
+
+    async def _extended(self, overseen: Overseen, agent: Agent, outgoing: Outgoing) -> web.StreamResponse:
+        """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
+        turn, now = overseen.turn, overseen.turn.now
+        async with overseen.under_way(self.exchanges.oversight.calls):
+            card: dict[str, Any] | AgentError = await agent.cards.card()
+            if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
+                card = await agent.wire.ask(outgoing)
+            if isinstance(card, AgentError):
+                return _whole(turn, _dialect(turn).error(card))
+            base = turn.base or now.base_url
+            shown = cards.ours(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
+            return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
     async def _stream(
         self, overseen: Overseen, agent: Agent, outgoing: Outgoing, owning: Owning, timeout_s: float | None

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 from sidecar.protocols.a2a.operations import OPERATIONS
-from tests.a2a.world import ALICE, BOB, HELLO, PLANNER, RULES, SPOKEN, AgentWorld, Answered, agent_world, ask
+from tests.a2a.world import (
+    ALICE,
+    BOB,
+    CARD_10,
+    HELLO,
+    PLANNER,
+    RULES,
+    SPOKEN,
+    AgentWorld,
+    Answered,
+    ScriptedAgent,
+    agent_world,
+    ask,
+)
 
 PUSH = {"taskId": "t1", "id": "p1", "url": "https://hook.example/", "token": "secret"}
 PARAMS: dict[str, dict[str, Any]] = {
@@ -44,10 +57,11 @@ def ways(action: str) -> list[tuple[Any, Any]]:
     return [way for way in SPOKEN if not (action == "tasks/list" and way == ("0.3", "grpc"))]
 
 
-@pytest.mark.parametrize("action", [action for action in PARAMS if action != "card/extended"])
+@pytest.mark.parametrize("action", [action for action in PARAMS])
 async def test_a_call_is_the_same_however_it_is_said(action: str, tmp_path: Path) -> None:
     limited = {kind: text.replace("-, -, -, allow", "-, 1000, -, allow") for kind, text in RULES.items()}
-    async with agent_world(tmp_path, rules=limited) as world:
+    able = {**CARD_10, "capabilities": {**CARD_10["capabilities"], "extendedAgentCard": True}}
+    async with agent_world(tmp_path, ScriptedAgent(card=able), rules=limited) as world:
         await begun(world)
         told, before = [], len(world.agent.seen)
         for version, binding in ways(action):

@@ -43,6 +43,23 @@ SPOKEN: list[tuple[Version, Binding]] = [
     ("0.3", "grpc"),
 ]
 HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+CARD_10: dict[str, Any] = {
+    "name": "Researcher",
+    "description": "Finds things out. See http://10.1.2.3:9200/help",
+    "version": "1.2",
+    "supportedInterfaces": [
+        {"url": "http://10.1.2.3:9200/a2a/jsonrpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+        {"url": "10.1.2.3:9300", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
+    ],
+    "capabilities": {"streaming": True, "pushNotifications": True},
+    "defaultInputModes": ["text/plain"],
+    "defaultOutputModes": ["text/plain"],
+    "skills": [
+        {"id": "search", "name": "Search", "description": "s", "tags": ["a"]},
+        {"id": "write", "name": "Write", "description": "w", "tags": ["a"]},
+    ],
+    "signatures": [{"protected": "eyJhbGciOiJFUzI1NiJ9", "signature": "AAAA"}],
+}
 Respond = Callable[[str, dict[str, Any]], Any]
 
 
@@ -64,7 +81,13 @@ class ScriptedAgent:
         """What reached it."""
         return [message["method"] for _, message in self.seen]
 
+    card: dict[str, Any] = field(default_factory=lambda: dict(CARD_10))
+    cards: int = 0
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            self.cards += 1
+            return web.json_response(self.card)
         message = json.loads(await request.read())
         self.seen.append((dict(request.headers), message))
         method, params = message["method"], message.get("params", {})
@@ -119,7 +142,7 @@ class ScriptedAgent:
                 "id": params.get("id") or "p1",
                 "url": params.get("url", "https://hook.example/"),
             }
-        return {"name": "researcher", "version": "1", "description": "d", "capabilities": {}, "skills": []}
+        return {**CARD_10, "description": "more for those who are known"}
 
 
 def _done(name: str, context: str) -> dict[str, Any]:

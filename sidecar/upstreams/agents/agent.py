@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from sidecar.egress import fetch
 from sidecar.protocols.a2a.operations import Version
 from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.upstreams import Upstream as Definition
+from sidecar.upstreams.agents.card import MAX_BYTES, CardKeeper
 from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
 from sidecar.upstreams.agents.watched import WatchedAgent
 from sidecar.upstreams.agents.wire import AgentWire
@@ -27,6 +31,7 @@ class Agent:
     definition: Definition
     wire: AgentWire
     account: Account
+    cards: CardKeeper
     timeout_s: float
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
@@ -48,14 +53,17 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
         raise ValueError("the settings promise an agent its section")
     shown = definition.credential or UpstreamCredential(signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S))
     account = Account(name, definition.breaker)
-    spoken: Version = "1.0" if section.version == "auto" else section.version
-
-    def version() -> Version:
-        return spoken
-
-    wire = _wire(section, version, source_from(shown, section.url, signer), max_response_bytes)
+    spoken = None if section.version == "auto" else section.version
+    at = section.card_address
+    get = partial(_fetched, at) if at else None
+    keeper = CardKeeper(get, section.spoken, spoken, time.monotonic)
+    wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
     watched = WatchedAgent(wire, account, section.share, section.timeout_s)
-    return Agent(name, definition, watched, account, section.timeout_s, definition.anonymous, definition.scopes)
+    return Agent(name, definition, watched, account, keeper, section.timeout_s, definition.anonymous, definition.scopes)
+
+
+async def _fetched(url: str, deadline_s: float) -> bytes:
+    return await fetch(url, max_bytes=MAX_BYTES, deadline_s=deadline_s, operators=True)
 
 
 def _wire(

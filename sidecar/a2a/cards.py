@@ -1,0 +1,127 @@
+"""What does an agent's card say to whom?
+
+The agent's own, written anew: our addresses, the skills that this caller may use, our signature. It is open to
+everybody, as A2A wants it (without a credential it shows what `anonymous` may use), and what a known caller sees is
+kept from shared caches. The seed's form is made of the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import orjson
+
+from sidecar.answers import JSON, Told
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols.a2a import cards
+from sidecar.protocols.a2a.operations import SEND, STREAM
+from sidecar.settings.addresses import Address
+from sidecar.snapshot import Snapshot
+from sidecar.upstreams.agents import Agent
+from sidecar.vocabulary import Chain, Question
+
+MAX_AGE_S: Final = 60
+MAX_WRITTEN: Final = 256
+
+
+def named(now: Snapshot, name: str) -> Agent:
+    """An agent by its name, or by the UUID that the operator gave it. Raises Refusal(UPSTREAM_UNKNOWN)."""
+    if name in now.agents:
+        return now.agents[name]
+    try:
+        wanted = UUID(name)
+    except ValueError:
+        raise Refusal(Reason.UPSTREAM_UNKNOWN) from None
+    for agent in now.agents.values():
+        section = agent.definition.a2a
+        if section is not None and section.agent_id == wanted:
+            return agent
+    raise Refusal(Reason.UPSTREAM_UNKNOWN)
+
+
+async def card_for(now: Snapshot, agent: Agent, chain: Chain, base: str, now_s: float) -> dict[str, Any]:
+    """The canonical card as this chain may see it; `base` is our address as it reaches us. Raises Refusal."""
+    return ours(now, agent, await agent.cards.card(), chain, base, now_s)
+
+
+def ours(now: Snapshot, agent: Agent, card: dict[str, Any], chain: Chain, base: str, now_s: float) -> dict[str, Any]:
+    """A card of the agent's, as ours for this chain."""
+    section = agent.definition.a2a
+    host = "" if section is None else urlsplit(section.url).hostname or ""
+    return cards.ours(
+        card, interfaces(now, agent, base), _may_use(now, agent, chain, now_s), agent_host=host, has_extended=True
+    )
+
+
+def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface, ...]:
+    """Every address of ours for this agent, in the order in which we would be called."""
+    here = f"{base}/agents/{agent.name}"
+    found = [
+        cards.Interface(f"{here}/", "jsonrpc", "1.0"),
+        cards.Interface(here, "http_json", "1.0"),
+        cards.Interface(f"{here}/", "jsonrpc", "0.3"),
+        cards.Interface(here, "http_json", "0.3"),
+    ]
+    address, section = now.settings.server.grpc, agent.definition.a2a
+    if isinstance(address, Address) and section is not None:
+        host = urlsplit(base).hostname or address.host
+        own = section.grpc_port
+        port = own if own is not None else address.port
+        if port:  # what the system chose is nobody's to tell from here
+            tenant = "" if own is not None else agent.name
+            found.append(cards.Interface(f"{host}:{port}", "grpc", "1.0", tenant))
+            if own is not None or len(now.agents) == 1:
+                found.append(cards.Interface(f"{host}:{port}", "grpc", "0.3"))
+    return tuple(found)
+
+
+def _may_use(now: Snapshot, agent: Agent, chain: Chain, now_s: float) -> Callable[[str], bool]:
+    """Whether a skill may be asked for: the question of a message that names it."""
+
+    def may(skill: str) -> bool:
+        return now.shadows(now_s) or any(
+            now.engine.may_list(chain, Question(f"nhi:{agent.name}", each.action, "", skill), now_s)
+            for each in (SEND, STREAM)
+        )
+
+    return may
+
+
+def signer_of(now: Snapshot) -> cards.Signer | None:
+    """Our key, where we have one."""
+    key = now.signer.key
+    return None if key is None else cards.Signer(key.algorithm, key.kid, key.sign_bytes)
+
+
+@dataclass(slots=True)
+class Written:
+    """The last documents that were written. A signature is another one each time, and the same card must be the same
+    bytes."""
+
+    kept: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+
+    def of(self, card: dict[str, Any], kind: str, kid: str, write: Callable[[], dict[str, Any]]) -> bytes:
+        """The document of a canonical card, in one of its forms, with the signature of one key."""
+        key = sha256(orjson.dumps([kind, kid, card], option=orjson.OPT_SORT_KEYS)).digest()
+        body = self.kept.get(key)
+        if body is None:
+            body = self.kept[key] = orjson.dumps(write())
+            if len(self.kept) > MAX_WRITTEN:
+                self.kept.popitem(last=False)
+        return body
+
+
+def told(body: bytes, *, public: bool, known: str) -> Told:
+    """A card with its caching headers; `known` is the caller's `If-None-Match`."""
+    tag = f'"{sha256(body).hexdigest()[:32]}"'
+    scope = "public" if public else "private"
+    headers = {"Cache-Control": f"{scope}, max-age={MAX_AGE_S}", "ETag": tag, "Vary": "Authorization, X-API-Key"}
+    if known and tag in [one.strip() for one in known.split(",")]:
+        return Told(304, b"", "", headers)
+    return Told(200, body, JSON, headers)

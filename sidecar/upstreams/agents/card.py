@@ -1,0 +1,83 @@
+"""What does an agent say of itself, now?
+
+Its card, fetched from where the operator says, read strictly and kept for a minute. It tells which version the agent
+speaks where that was left open; of addresses it tells nothing that anybody dials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from sidecar.egress import EgressError
+from sidecar.errors import Reason, Refusal
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import cards
+from sidecar.protocols.a2a.operations import Binding, Version
+from sidecar.protocols.a2a.schema import UnreadableError
+
+KEPT_S: Final = 60.0
+MAX_BYTES: Final = 1024 * 1024
+DEADLINE_S: Final = 5.0
+Card = dict[str, Any]
+Get = Callable[[float], Awaitable[bytes]]
+"""The bytes of a card, within so many seconds. Raises EgressError or Refusal."""
+
+
+class CardKeeper:
+    """The card of one agent. `get` fetches it, None is for an agent whose card nobody knows the place of."""
+
+    def __init__(self, get: Get | None, binding: Binding, spoken: Version | None, clock: Callable[[], float]) -> None:
+        self._get = get
+        self._binding = binding
+        self._spoken = spoken
+        self._clock = clock
+        self._card: Card | None = None
+        self._fetched_s = float("-inf")
+        self._one_at_a_time = asyncio.Lock()
+
+    def version(self) -> Version:
+        """What is spoken to the agent: as configured, else as its card says, else 1.0."""
+        return self._spoken or _version_in(self._card, self._binding)
+
+    async def prepare(self) -> None:
+        """Find out what the agent speaks, where nobody said; one whose card cannot be had is taken for one of 1.0."""
+        if self._spoken is None and self._card is None:
+            try:
+                await self.card()
+            except Refusal:
+                return
+
+    async def card(self) -> Card:
+        """The card in the canonical form, a minute old at most. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
+        if self._get is None:
+            raise Refusal(Reason.UPSTREAM_FAILED, "nobody said where its card is (a2a.card_url)")
+        async with self._one_at_a_time:
+            if self._card is None or self._clock() - self._fetched_s >= KEPT_S:
+                self._card = await self._fetched(self._get)
+                self._fetched_s = self._clock()
+            return self._card
+
+    async def _fetched(self, get: Get) -> Card:
+        try:
+            raw = await get(DEADLINE_S)
+        except EgressError:
+            raise Refusal(Reason.UPSTREAM_FAILED, "its card cannot be had") from None
+        try:
+            return cards.read(jsonrpc.parse_answer(raw))
+        except Refusal as refusal:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {refusal.detail}") from None
+        except UnreadableError as error:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
+
+
+def _version_in(card: Card | None, binding: Binding) -> Version:
+    """1.0, unless the card speaks of 0.3 alone for this binding."""
+    interfaces = [] if card is None else card.get("supportedInterfaces", [])
+    spoken = {
+        str(one.get("protocolVersion", ""))[:3]
+        for one in interfaces
+        if one.get("protocolBinding", "").upper() == cards.BINDINGS[binding]
+    }
+    return "0.3" if spoken == {"0.3"} else "1.0"

@@ -1,0 +1,152 @@
+"""Does a card tell the truth: our addresses, this caller's skills, a signature of ours? Threats G5; report BL-088."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from a2a.client.card_resolver import parse_agent_card
+from a2a.utils.signing import create_signature_verifier
+
+from tests.a2a.world import ALICE, BOB, CARD_10, PLANNER, SPOKEN, AgentWorld, ScriptedAgent, agent_world, ask
+
+SKILLS = """\
+p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', allow
+p, user:bob, nhi:researcher, tasks/get, -, -, -, allow
+"""
+RULES = {"user_to_nhi": SKILLS, "nhi_to_nhi": "p, nhi:planner, nhi:researcher, use|card/extended, -, -, -, allow\n"}
+CARD_03: dict[str, Any] = {
+    "name": "Researcher",
+    "description": "d",
+    "version": "1",
+    "protocolVersion": "0.3.0",
+    "url": "http://10.1.2.3:9200/",
+    "preferredTransport": "JSONRPC",
+    "additionalInterfaces": [{"url": "http://10.1.2.3:9200/rest", "transport": "HTTP+JSON"}],
+    "capabilities": {"streaming": True},
+    "defaultInputModes": ["text/plain"],
+    "defaultOutputModes": ["text/plain"],
+    "skills": [{"id": "search", "name": "Search", "description": "s", "tags": []}],
+}
+
+
+async def card(world: AgentWorld, who: Any = None, path: str = "", **headers: str) -> tuple[int, Any, Any]:
+    url = world.url + (path or "/agents/researcher/.well-known/agent-card.json")
+    async with world.http.get(url, headers={**(who or {}), **headers}) as response:
+        raw = await response.read()
+        return response.status, json.loads(raw) if raw else None, response.headers
+
+
+@pytest.mark.parametrize("given", [CARD_10, CARD_03])
+async def test_every_address_is_ours_and_no_other_is_left(given: dict[str, Any], tmp_path: Path) -> None:
+    async with agent_world(tmp_path, ScriptedAgent(card=given), rules=RULES) as world:
+        _, told, _ = await card(world, PLANNER)
+        text = json.dumps(told)
+        assert "10.1.2.3" not in text and "9200" not in text and "AAAA" not in text
+        here = f"{world.url}/agents/researcher"
+        spoken = {(one["protocolBinding"], one["protocolVersion"], one["url"]) for one in told["supportedInterfaces"]}
+        assert {("JSONRPC", "1.0", f"{here}/"), ("HTTP+JSON", "1.0", here)} <= spoken
+        assert told["url"] == f"{here}/" and told["preferredTransport"] == "JSONRPC"
+        assert all(one["url"].startswith(here) or ":" in one["url"] for one in told["additionalInterfaces"])
+
+
+async def test_a_caller_sees_the_skills_that_it_may_use(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        seen = {}
+        for name, who in (("nobody", None), ("alice", ALICE), ("bob", BOB), ("planner", PLANNER)):
+            status, told, headers = await card(world, who)
+            assert status == 200
+            seen[name] = [skill["id"] for skill in told["skills"]]
+            assert headers["Cache-Control"].startswith("public" if who is None else "private")
+        assert seen == {"nobody": [], "alice": ["search"], "bob": [], "planner": ["search", "write"]}
+        assert world.agent.cards == 1, "for a minute it is asked once"
+
+
+async def test_a_bad_credential_is_no_stranger(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        status, _, headers = await card(world, {"Authorization": "Bearer nonsense"})
+        assert status == 401 and "agents/researcher" in headers["WWW-Authenticate"]
+
+
+async def test_a_card_is_fetched_again_only_when_it_changed(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        _, _, headers = await card(world, ALICE)
+        status, body, again = await card(world, ALICE, **{"If-None-Match": headers["ETag"]})
+        assert (status, body, again["ETag"]) == (304, None, headers["ETag"])
+        assert (await card(world, PLANNER, **{"If-None-Match": headers["ETag"]}))[0] == 200, "another sees another"
+
+
+async def test_the_signature_is_ours_and_the_official_sdk_verifies_it(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        _, told, _ = await card(world, PLANNER)
+        _, keys, _ = await card(world, path="/.well-known/jwks.json")
+        known = {key["kid"]: jwt.PyJWK(key).key for key in keys["keys"]}
+        verify = create_signature_verifier(lambda kid, jku: known[kid], ["ES256"])
+        verify(parse_agent_card(told))
+        told["skills"][0]["id"] = "other"
+        with pytest.raises(Exception, match=r"(?i)signature"):
+            verify(parse_agent_card(told))
+
+
+@pytest.mark.parametrize("way", SPOKEN)
+async def test_the_extended_card_is_for_callers_that_policy_names(way: Any, tmp_path: Path) -> None:
+    extended = {**CARD_10, "capabilities": {**CARD_10["capabilities"], "extendedAgentCard": True}}
+    async with agent_world(tmp_path, ScriptedAgent(card=extended), rules=RULES) as world:
+        answered = await ask(world, *way, "card/extended", {}, PLANNER)
+        assert answered.error is None, answered
+        told = answered.results[0]
+        assert told["description"] == "more for those who are known"
+        assert [skill["id"] for skill in told["skills"]] == ["search", "write"]
+        assert "10.1.2.3" not in json.dumps(told)
+        assert (await ask(world, *way, "card/extended", {}, BOB)).status == 403
+        assert (await ask(world, *way, "card/extended", {}, {})).status == 401
+
+
+@pytest.mark.parametrize("path", ["/.well-known/agents/researcher", "/api/nhi/a2a/agent-card/researcher"])
+async def test_the_seeds_card_is_of_the_same(path: str, tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        _, told, _ = await card(world, ALICE, path)
+        assert told == {
+            "name": "Researcher",
+            "description": told["description"],
+            "url": f"{world.url}/agents/researcher/",
+            "version": "1.2",
+            "protocol_version": "1.0",
+            "capabilities": {"streaming": True, "push_notifications": True},
+            "authentication": {"schemes": ["bearer"]},
+            "skills": [{"id": "search", "name": "Search", "description": "s"}],
+        }
+
+
+async def test_an_agent_has_a_uuid_too_and_an_unknown_one_is_nowhere(tmp_path: Path) -> None:
+    name = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001"
+    async with agent_world(tmp_path, rules=RULES, a2a=f"agent_id: {name}") as world:
+        assert (await card(world, path=f"/api/nhi/a2a/agent-card/{name}"))[0] == 200
+        for other in (name[:-1] + "2", "nobody"):
+            assert (await card(world, path=f"/api/nhi/a2a/agent-card/{other}"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "given", [{}, [], {"name": "x"}, {**CARD_10, "skills": [{"name": "no id"}]}, {**CARD_10, "version": 5}]
+)
+async def test_a_card_that_is_none_is_told_to_nobody(given: Any, tmp_path: Path) -> None:
+    async with agent_world(tmp_path, ScriptedAgent(card=given), rules=RULES) as world:
+        status, told, _ = await card(world, PLANNER)
+        assert (status, told["reason"]) == (502, "response-refused")
+
+
+async def test_the_version_that_was_left_open_is_the_cards(tmp_path: Path) -> None:
+    """An agent of 0.3 is spoken to in 0.3, whoever calls."""
+    async with agent_world(tmp_path, ScriptedAgent(card=CARD_03)) as world:
+        agent = world.app.live.current.agents["researcher"]
+        assert agent.cards.version() == "1.0", "as configured"
+    async with agent_world(tmp_path, ScriptedAgent(card=CARD_03)) as world:
+        file = tmp_path / "sidecar.yaml"
+        file.write_text(file.read_text().replace(', version: "1.0"', ""))
+        await world.app.reload("test")
+        agent = world.app.live.current.agents["researcher"]
+        await agent.cards.prepare()
+        assert agent.cards.version() == "0.3"
