@@ -57,7 +57,7 @@ def ways(action: str) -> list[tuple[Any, Any]]:
     return [way for way in SPOKEN if not (action == "tasks/list" and way == ("0.3", "grpc"))]
 
 
-@pytest.mark.parametrize("action", [action for action in PARAMS])
+@pytest.mark.parametrize("action", list(PARAMS))
 async def test_a_call_is_the_same_however_it_is_said(action: str, tmp_path: Path) -> None:
     limited = {kind: text.replace("-, -, -, allow", "-, 1000, -, allow") for kind, text in RULES.items()}
     able = {**CARD_10, "capabilities": {**CARD_10["capabilities"], "extendedAgentCard": True}}
