@@ -53,10 +53,9 @@ async def card_for(now: Snapshot, agent: Agent, chain: Chain, base: str, now_s: 
 def ours(now: Snapshot, agent: Agent, card: dict[str, Any], chain: Chain, base: str, now_s: float) -> dict[str, Any]:
     """A card of the agent's, as ours for this chain."""
     section = agent.definition.a2a
-    host = "" if section is None else urlsplit(section.url).hostname or ""
-    return cards.ours(
-        card, interfaces(now, agent, base), _may_use(now, agent, chain, now_s), agent_host=host, has_extended=True
-    )
+    url = "" if section is None else section.url
+    may_use = _may_use(now, agent, chain, now_s)
+    return cards.ours(card, interfaces(now, agent, base), may_use, agent_url=url, has_extended=True)
 
 
 def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface, ...]:

@@ -151,6 +151,10 @@ class AgentFront:
                 card = await agent.wire.ask(outgoing)
             if isinstance(card, AgentError):
                 return _whole(turn, _dialect(turn).error(card))
+            try:
+                documents.check(card)
+            except UnreadableError as error:
+                raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
             base = turn.base or now.base_url
             shown = cards.ours(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
             return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from sidecar.protocols.a2a import proto03, v03
 from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.operations import Binding, Operation, Version
+from sidecar.protocols.a2a.operations import CARD, Binding, Operation, Version
 
 Params = dict[str, Any]
 
@@ -97,13 +97,27 @@ class OfProto03:
         return proto03.result_to_03(operation, result, streamed=operation.streams)
 
 
+class OfHttpJson03(OfProto03):
+    """As the other, but for cards, which are JSON of 0.3 there, as the official SDK has them."""
+
+    def read_result(self, operation: Operation, given: object) -> Params:
+        """As `Form.read_result`."""
+        return (_RPC_03 if operation is CARD else _PROTO_03).read_result(operation, given)
+
+    def write_result(self, operation: Operation, result: Params) -> Any:
+        """As `Form.write_result`."""
+        return (_RPC_03 if operation is CARD else _PROTO_03).write_result(operation, result)
+
+
+_RPC_03: Final = OfJsonRpc03()
+_PROTO_03: Final = OfProto03()
 _FORMS: Final[Mapping[tuple[Version, Binding], Form]] = {
     ("1.0", "jsonrpc"): Canonical(),
     ("1.0", "http_json"): Canonical(),
     ("1.0", "grpc"): Canonical(),
-    ("0.3", "jsonrpc"): OfJsonRpc03(),
-    ("0.3", "http_json"): OfProto03(),
-    ("0.3", "grpc"): OfProto03(),
+    ("0.3", "jsonrpc"): _RPC_03,
+    ("0.3", "http_json"): OfHttpJson03(),
+    ("0.3", "grpc"): _PROTO_03,
 }
 
 
