@@ -38,7 +38,7 @@ from sidecar.federation import Federation
 from sidecar.fronts import Fronts
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
-from sidecar.listeners import Handle, Listener, Patience, check_fast_parser, tls_context
+from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
 from sidecar.loading import first_snapshot, next_snapshot, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.oversight import Oversight
@@ -55,6 +55,7 @@ from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.states import States
 from sidecar.tasks import Tasks
+from sidecar.tls import follows, shown_on
 from sidecar.upstreams import Account
 from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
@@ -330,9 +331,8 @@ class App:
         settings = self.settings
         server = settings.server
         patience = Patience(server.header_timeout_s, server.keepalive_timeout_s, server.max_connections)
-        tls = None
-        if server.tls is not None and server.tls != "external":
-            tls = tls_context(server.tls.cert_path, server.tls.key_path)
+        first = self.live.current.tls
+        tls = None if first is None else follows(first, lambda: self.live.current.tls)
         open_: list[tuple[Listener, Handle]] = [
             (data, partial(self.pipeline.handle, entrance=data_entrance(settings, data)))
         ]
@@ -460,6 +460,9 @@ class App:
         for account in accounts:
             account.observed_by(self.metrics)
         self._observed = accounts
+        trust = "" if now.tls is None else now.tls.trust
+        for listener in self.listeners:  # who was let in by authorities that were changed comes anew
+            listener.part_with(lambda transport: shown_on(transport).trust not in ("", trust))
         self._tell_mode()
         for banner in self.banners():
             log.warning(banner)

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 
 from sidecar.errors import Reason, Refusal
-from sidecar.identity import Presented
+from sidecar.identity import UNIX, Presented
 from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import malformed
+from sidecar.tls import shown_on
 
 Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]
@@ -78,12 +79,13 @@ _ACCEPTED_BY = {
 class Entrance:
     """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
     it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it; `prefix`
-    is the path under which its callers see us."""
+    is the path under which its callers see us; `unix`: it is a Unix socket."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
     principal: str = ""
     prefix: str = ""
+    unix: bool = False
 
 
 class Route(NamedTuple):
@@ -168,12 +170,17 @@ def session_in(raw_path: str) -> str:
     raise malformed("session_id must be there, once, and alone")
 
 
-def presented_by(headers: Headers, entrance: Entrance) -> Presented:
+def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> Presented:
     """The credentials that one request bears."""
+    shown = shown_on(request.transport)
     return Presented(
         authorization=tuple(headers.get("authorization", ())),
         api_key=tuple(headers.get("x-api-key", ())),
         local=entrance.principal,
+        certificate=shown.certificate,
+        trust=shown.trust,
+        forwarded=tuple(headers.get("x-forwarded-client-cert", ())),
+        peer=UNIX if entrance.unix else request.remote or "",
     )
 
 

@@ -46,7 +46,8 @@ def data_entrance(settings: Settings, listener: Listener) -> Entrance:
     if server.public_url:
         own.add(str(server.public_url).lower().rstrip("/"))
     origins = frozenset({origin.lower() for origin in server.allowed_origins} | own)
-    return Entrance(hosts=hosts, origins=origins, prefix=urlsplit(str(server.public_url or "")).path.rstrip("/"))
+    prefix = urlsplit(str(server.public_url or "")).path.rstrip("/")
+    return Entrance(hosts=hosts, origins=origins, prefix=prefix, unix=isinstance(listener.address, UnixAddress))
 
 
 def local_entrance(listener: Listener, principal: str = "") -> Entrance:

@@ -115,6 +115,13 @@ class Connection(web.RequestHandler):
         if not self._request_count:  # later heads are bounded by the keep-alive time, which partial heads don't extend
             self.force_close()
 
+    def part(self) -> None:
+        """Close: now if nothing is being answered here, else after that answer."""
+        if self._current_request is None and not self._messages:
+            self.force_close()
+        else:
+            self.close()
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -172,7 +179,16 @@ class Listener:
         if isinstance(self.address, UnixAddress):
             self._accepting = await loop.create_unix_server(self._server, sock=self.sock, backlog=BACKLOG)
         else:
-            self._accepting = await loop.create_server(self._server, sock=self.sock, backlog=BACKLOG, ssl=tls)
+            handshake_s = patience.header_timeout_s if tls else None  # it comes before the first head
+            self._accepting = await loop.create_server(
+                self._server, sock=self.sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
+
+    def part_with(self, stale: Callable[[asyncio.BaseTransport], bool]) -> None:
+        """Close the connections of which `stale` is true: idle ones now, others after their answer."""
+        for connection in self._server.connections if self._server is not None else ():
+            if isinstance(connection, Connection) and connection.transport and stale(connection.transport):
+                connection.part()
 
     async def close(self, grace_s: float) -> None:
         """Accept no more, let calls in flight finish within `grace_s`, then cut what is left."""
@@ -235,12 +251,3 @@ def check_fast_parser() -> None:
         raise RuntimeError(
             "aiohttp's C parser is missing: install aiohttp from a wheel, or build it with its extensions"
         )
-
-
-def tls_context(cert_path: Path, key_path: Path) -> ssl.SSLContext:
-    """TLS 1.2 or newer with the given certificate. Raises OSError or ssl.SSLError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert_path, key_path)
-    context.set_alpn_protocols(["http/1.1"])
-    return context

@@ -28,8 +28,10 @@ from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
 from sidecar.settings.load import doubts, file_faults, load
+from sidecar.settings.server import TlsFiles
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
+from sidecar.tls import Tls, tls_from
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
 from sidecar.upstreams.agents import Agent, agent_from
 from sidecar.upstreams.pins import NO_PINS
@@ -198,8 +200,11 @@ def _snapshot(
         signer = signer_from(settings, base_url, make=make_keys)
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer)
+    tls: Tls | None = None
     with together.noted():
-        identity = Identity.from_settings(settings, time.time, fetch)
+        tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
+    with together.noted():
+        identity = Identity.from_settings(settings, time.time, fetch, trust=tls.trust if tls else "")
     with together.noted():
         source = read_policy(settings, reading)
     with together.noted():
@@ -215,6 +220,7 @@ def _snapshot(
         base_url=base_url,
         keys_digest=keys_digest,
         signer=signer,
+        tls=tls,
     )
 
 

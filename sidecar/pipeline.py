@@ -39,6 +39,7 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Spread
 from sidecar.fronts import Fronts
+from sidecar.identity import Presented
 from sidecar.intents import Ask, Intent, Leave, Reply, Tell
 from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
@@ -196,9 +197,8 @@ class Pipeline:
 
     async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's card: open to everybody, and more of it to who is known."""
-        presented = arrival.presented_by(turn.headers, entrance)
         caller = STRANGER
-        if presented.kinds[0] != ANONYMOUS:
+        if not turn.now.identity.is_nobodys(self._present(turn, entrance)):
             caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
         else:
             turn.record.caller = caller
@@ -265,11 +265,17 @@ class Pipeline:
 
     async def _identify(self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP) -> Caller:
         turn.enter(server, folder)
-        presented = arrival.presented_by(turn.headers, entrance)
+        presented = self._present(turn, entrance)
         caller = await turn.now.identity.identify(presented, turn.now.audience(server, folder))
         turn.record.caller = caller
         turn.record.mark("auth")
         return caller
+
+    def _present(self, turn: Turn, entrance: Entrance) -> Presented:
+        """What the caller brought to prove who it is."""
+        presented = arrival.presented_by(turn.request, turn.headers, entrance)
+        turn.presented = turn.now.identity.admit(presented)
+        return turn.presented
 
     def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
         now_s = self.clock()

@@ -25,6 +25,7 @@ from sidecar.screening import Screen
 from sidecar.settings import Settings
 from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
+from sidecar.tls import Tls
 from sidecar.upstreams import Account, Catalogue, Upstream
 from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.credentials import NO_SIGNER, Signer
@@ -79,6 +80,7 @@ class Snapshot:
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
     for each server whose tools must be as pinned, the digest of each tool. `signer` is who signs in our name.
+    `tls` is what the data listener's next handshake is under, None where it speaks none.
     `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
     """
 
@@ -100,6 +102,7 @@ class Snapshot:
     required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     signer: Signer = NO_SIGNER
     waiting: tuple[str, ...] = ()
+    tls: Tls | None = None
 
     def shadows(self, now_s: float) -> bool:
         """Whether what policy or a limit refuses is let pass, and only put on record."""
@@ -251,6 +254,7 @@ def snapshot_from(
     base_url: str,
     keys_digest: str,
     signer: Signer = NO_SIGNER,
+    tls: Tls | None = None,
 ) -> Snapshot:
     """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
     policy, budgets, pins = settings.policy, beside.budgets, beside.pins
@@ -292,6 +296,7 @@ def snapshot_from(
         pins=pins,
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
         signer=signer,
+        tls=tls,
     )
 
 

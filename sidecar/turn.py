@@ -19,7 +19,7 @@ from sidecar.arrival import AGENTS, MCP, Headers, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
-from sidecar.identity import Presented
+from sidecar.identity import NOTHING_PRESENTED, Presented
 from sidecar.limits import Plan
 from sidecar.outlets import Outlet, open_stream
 from sidecar.paired import Paired
@@ -57,12 +57,11 @@ class Turn:
     """One request on its way: what is known of it so far. The stages fill it in.
 
     `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `folder` what
-    stands before it, `server` whom
-    the call is for. In `shadow` mode `excused` are the limits' refusals that it passed by. `paired` is the stream on
-    which its answer goes out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is
-    `handed_on`, the turn has an end still to come. `prefix` is the path under which callers see us, `base` our
-    address as a local caller knows it. `dialect` is how
-    refusals are told where not as MCP tells them.
+    stands before it, `server` whom the call is for. In `shadow` mode `excused` are the limits' refusals that it passed
+    by. `paired` is the stream on which its answer goes out, where that is another request's (`paired.py`); HTTP has
+    heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
+    callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
+    it is. `dialect` is how refusals are told where not as MCP tells them.
     """
 
     request: web.BaseRequest
@@ -87,6 +86,7 @@ class Turn:
     handed_on: bool = False
     prefix: str = ""
     base: str = ""
+    presented: Presented = NOTHING_PRESENTED
     parameter_headers: list[tuple[str, str]] = field(default_factory=list)
     started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -106,8 +106,8 @@ class Turn:
     @property
     def presented_kind(self) -> str:
         """The kind of credential that came, believed or not."""
-        shown = Presented(tuple(self.headers.get("authorization", ())), tuple(self.headers.get("x-api-key", ())))
-        return shown.kinds[0] if shown.kinds[0] != ANONYMOUS else "none"
+        kind = self.presented.kinds[0]
+        return kind if kind != ANONYMOUS else "none"
 
     def enter(self, server: str, folder: str) -> None:
         """The address is an upstream's: from here on refusals are told in its protocol."""

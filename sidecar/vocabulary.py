@@ -29,7 +29,7 @@ _EMPTY: Mapping[str, Any] = {}  # nobody writes to it: its type has no way to
 class Principal:
     """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
 
-    `issuer` names who vouched for it: an issuer URL, `api-key`, `local` or "" for anonymous.
+    `issuer` names who vouched for it: an issuer URL, `api-key`, `local`, `certificate` or "" for anonymous.
     `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
     """
 
@@ -51,16 +51,18 @@ class Principal:
 
 Chain = tuple[Principal, ...]
 
-CredentialKind = Literal["jwt", "api_key", "local", "anonymous"]
+CredentialKind = Literal["jwt", "api_key", "local", "certificate", "anonymous"]
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What was presented, as evidence may name it: never the secret itself."""
+    """What was presented, as evidence may name it: never the secret itself. Of a certificate, `issuer` is the name by
+    which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it, in no evidence."""
 
     kind: CredentialKind
     issuer: str = ""
     key_id: str = ""
+    trust: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

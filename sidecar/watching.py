@@ -40,7 +40,8 @@ Look = Mapping[str, tuple[int, ...]]
 def key_files(settings: Settings) -> tuple[Path, ...]:
     """Every file of keys and credentials that a reload reads anew."""
     signing = (settings.signing_key_path, *settings.previous_key_paths)
-    return (*_paths_in(settings.identity), *_paths_in(settings.upstreams), pepper_path(settings), *signing)
+    named = (settings.identity, settings.upstreams, settings.server.tls)
+    return (*_paths_in(named), pepper_path(settings), *signing)
 
 
 def look_at(config: Path, settings: Settings) -> Look:

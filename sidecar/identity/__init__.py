@@ -4,6 +4,8 @@
     jwt.py           is this token genuine, and alive       jwks.py      which keys its issuer signs with
     issuers.py       whose tokens are believed              names.py     what a principal may be called
     api_keys.py      whose key is this                      key_files.py how keys are made and kept
+    certificates.py  whose certificate is this              certificate_names.py what it says
+    xfcc.py          what a proxy tells of one              spiffe.py    which NHI is a SPIFFE ID
     chains.py        credentials as one chain (CONTRACT 1.1)
     identify.py      all of it, in order: `Identity.identify(Presented, Audience) -> Caller`
 
@@ -11,13 +13,15 @@ A credential is never forwarded, logged or echoed. What is presented and bad is 
 """
 
 from sidecar.identity.api_keys import ApiKeys, load_api_keys
-from sidecar.identity.credentials import Audience, Presented
+from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
 from sidecar.identity.identify import Identity, check_caller
 from sidecar.identity.issuers import Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import KeyState
 from sidecar.identity.jwt import Bounds
 
 __all__ = [
+    "NOTHING_PRESENTED",
+    "UNIX",
     "ApiKeys",
     "Audience",
     "Bounds",

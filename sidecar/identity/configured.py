@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
+from sidecar.identity.certificates import Certificates, Proxy
+from sidecar.identity.credentials import UNIX
 from sidecar.identity.issuers import DEFAULT_TYP, Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
+from sidecar.identity.names import Naming
 from sidecar.identity.spiffe import KeyUse, SpiffeNames
 from sidecar.settings.documents import read_document
-from sidecar.settings.identity import IdentitySettings, Spiffe
+from sidecar.settings.identity import IdentitySettings, Spiffe, TrustedProxy
 from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
 
@@ -22,6 +26,27 @@ def issuers_from(settings: IdentitySettings) -> tuple[Issuer, ...]:
         if issuer.jwks_path is not None:
             _check_key_set(issuer.jwks_path, issuer.key_use)
     return issuers
+
+
+def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
+    """Whose certificates are whose; `trust` is a digest of the authorities."""
+    chosen = settings.certificates
+    spaces = frozenset(issuer.namespace for issuer in settings.issuers if issuer.namespace)
+    return Certificates(
+        spiffe=tuple(
+            (_spiffe_names(entry), Naming(entry.namespace or "", spaces - {entry.namespace}))
+            for entry in (chosen.spiffe if chosen else ())
+        ),
+        table=chosen.names if chosen else {},
+        refuse_others=chosen is None or chosen.others == "refuse",
+        proxies=tuple(_proxy(entry) for entry in settings.trusted_proxies),
+        trust=trust,
+    )
+
+
+def _proxy(entry: TrustedProxy) -> Proxy:
+    network = None if entry.address in (None, UNIX) else ip_network(str(entry.address))
+    return Proxy(network, entry.address == UNIX, entry.certificate or "", entry.element == "first")
 
 
 def pepper_path(settings: Settings) -> Path:

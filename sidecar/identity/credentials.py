@@ -7,22 +7,34 @@ Nothing is verified here. A header that is there and cannot be read is a bad cre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.vocabulary import Credential, CredentialKind, Principal
 
 MAX_TOKEN_CHARS = 16 * 1024
 API_KEY_PREFIX = "sck_"
+UNIX = "unix"
+"""The `peer` at the other end of a Unix socket."""
 
 
 class Presented(NamedTuple):
     """What one request bears: every `Authorization` line, every `X-API-Key` line, and the principal of the local
-    listener that it came in by (`nhi:planner`; "" on the data listener)."""
+    listener that it came in by (`nhi:planner`; "" on the data listener).
+
+    `certificate` is what the caller showed in the handshake (DER), and `trust` the digest of the authorities that it
+    was checked against. `forwarded` are the lines of `X-Forwarded-Client-Cert`; nobody reads them before
+    `Identity.admit` has found that a named proxy wrote them, and which element is the caller's (`proxy`). `peer` is the
+    address at the other end, or UNIX."""
 
     authorization: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     local: str = ""
+    certificate: bytes = b""
+    trust: str = ""
+    forwarded: tuple[str, ...] = ()
+    peer: str = ""
+    proxy: Literal["", "first", "last"] = ""
 
     @property
     def kinds(self) -> tuple[CredentialKind, ...]:
@@ -33,8 +45,12 @@ class Presented(NamedTuple):
             ("jwt", token),
             ("api_key", keyed),
             ("local", bool(self.local)),
+            ("certificate", bool(self.certificate) or bool(self.proxy and self.forwarded)),
         )
         return tuple(kind for kind, there in seen if there) or ("anonymous",)
+
+
+NOTHING_PRESENTED = Presented()
 
 
 class Audience(NamedTuple):

@@ -18,8 +18,10 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from sidecar.identity.api_keys import ApiKeys
+from sidecar.identity.certificate_names import ClientCertificate
+from sidecar.identity.certificates import Certificates
 from sidecar.identity.chains import Proven, joined, proven_at
-from sidecar.identity.configured import api_keys_from, issuers_from
+from sidecar.identity.configured import api_keys_from, certificates_from, issuers_from
 from sidecar.identity.credentials import (
     Audience,
     Presented,
@@ -39,6 +41,10 @@ from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
 MAX_REMEMBERED = 10_000
 LOCAL = "local"
+NO_CERTIFICATES = Certificates()
+_CALLED = {"api_key": "an API key", "local": "the local listener", "certificate": "a certificate"}
+_WITHOUT_SCOPES = (LOCAL, "certificate")
+"""What has no scopes to show: policy alone binds who comes with it."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 
@@ -64,6 +70,7 @@ class Identity:
         self,
         issuers: Iterable[Issuer] = (),
         keys: ApiKeys | None = None,
+        certificates: Certificates = NO_CERTIFICATES,
         *,
         fetch: Fetch,
         clock: Callable[[], float] = time.time,
@@ -77,6 +84,7 @@ class Identity:
         by_name = {issuer.issuer: issuer for issuer in known}
         self._verifier = Verifier(by_name, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
+        self._certificates = certificates
         self._bounds = bounds
         self._clock = clock
         self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
@@ -90,12 +98,15 @@ class Identity:
         clock: Callable[[], float],
         fetch: Fetch,
         mono: Callable[[], float] = time.monotonic,
+        trust: str = "",
     ) -> Identity:
-        """As configured. Reads keys.yaml, its pepper and key-set files, and writes nothing. Raises SettingsError."""
+        """As configured. Reads keys.yaml, its pepper and key-set files, and writes nothing. `trust` is a digest of the
+        authorities of client certificates. Raises SettingsError."""
         identity = settings.identity
         return cls(
             issuers_from(identity),
             api_keys_from(settings, clock()),
+            certificates_from(identity, trust),
             fetch=fetch,
             clock=clock,
             mono=mono,
@@ -127,15 +138,32 @@ class Identity:
         """Where each issuer's keys stand, for readiness and /status."""
         return tuple(keys.state for keys in self._issuer_keys.values())
 
+    def admit(self, presented: Presented) -> Presented:
+        """What this request may bear: a proxy's header only from a named proxy. From everybody else it is as if it were
+        not there. Raises Refusal for a proxy's certificate that proves nothing."""
+        proxy = self._certificates.proxy_of(presented)
+        if proxy is None:
+            return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented
+        return presented._replace(proxy="first" if proxy.first else "last")
+
+    def is_nobodys(self, presented: Presented) -> bool:
+        """Whether nothing of what was admitted says who calls. Raises Refusal for a certificate that proves nothing."""
+        if presented.kinds[0] not in (ANONYMOUS, "certificate"):
+            return False
+        certificate = self._certificates.shown_in(presented)
+        return certificate is None or self._certificates.workload(certificate, self._clock()) is None
+
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
-        """The caller, proven. Raises Refusal; its `challenge` are the parameters of `WWW-Authenticate`."""
+        """The caller, proven, by what was admitted. Raises Refusal; its `challenge` are the parameters of
+        `WWW-Authenticate`."""
         shown = read_credentials(presented)
+        certificate = self._certificates.shown_in(presented)
         if not shown.token:
-            return self._without_token(shown, audience)
+            return self._without_token(shown, certificate, audience)
         remembered = await self._proven(shown.token, audience.resource)
         caller = remembered.caller
-        if caller is None or shown.key or shown.local:
-            caller = _caller_of(remembered.proven, self._workload(shown))
+        if caller is None or shown.key or shown.local or certificate is not None:
+            caller = _caller_of(remembered.proven, self._workload(shown, certificate))
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
@@ -148,27 +176,35 @@ class Identity:
     def _stands(self, credential: Credential, caller: Caller) -> bool:
         if credential.kind == "api_key":
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
+        if credential.kind == "certificate":
+            return self._certificates.knows(credential, caller.last.name)
         return credential.kind != "jwt" or credential.issuer in self._issuer_keys
 
-    def _without_token(self, shown: Shown, audience: Audience) -> Caller:
-        workload = self._workload(shown)
+    def _without_token(self, shown: Shown, certificate: ClientCertificate | None, audience: Audience) -> Caller:
+        workload = self._workload(shown, certificate)
         if workload is None:
             # Scopes are asked of credentials; without one, a route that asks for any is closed.
             if not audience.anonymous or audience.scopes:
                 raise unauthenticated(audience)
             return Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
-        # A key bears its scopes. The local listener has none to show: policy alone binds who reaches it.
+        # A key bears its scopes. What has none to show, a local listener or a certificate, is bound by policy alone.
         if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
 
-    def _workload(self, shown: Shown) -> Workload | None:
-        key = self._api_keys.check(shown.key, self._clock()) if shown.key else None
-        if not shown.local:
-            return key
-        if key is not None:
-            raise conflict("the local listener and an API key both name the caller")
-        return Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL))
+    def _workload(self, shown: Shown, certificate: ClientCertificate | None) -> Workload | None:
+        """Whom a credential of its own proves the caller to be. Raises Refusal for a bad one, and for two."""
+        found: list[Workload] = []
+        if shown.key:
+            found.append(self._api_keys.check(shown.key, self._clock()))
+        if shown.local:
+            found.append(Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL)))
+        if certificate is not None and (named := self._certificates.workload(certificate, self._clock())) is not None:
+            found.append(named)
+        if len(found) > 1:
+            words = [_CALLED[workload.credential.kind] for workload in found]
+            raise conflict(f"{' and '.join(words)} both name the caller")
+        return found[0] if found else None
 
     async def _proven(self, token: str, resource: str) -> Remembered:
         if not token.isascii():
@@ -209,7 +245,7 @@ def check_caller(caller: Caller, audience: Audience) -> None:
     if kind == ANONYMOUS and (not audience.anonymous or audience.scopes):
         raise unauthenticated(audience)
     shown = caller.first if kind == "jwt" else caller.last
-    if kind != LOCAL and not shown.scopes.issuperset(audience.scopes):
+    if kind not in _WITHOUT_SCOPES and not shown.scopes.issuperset(audience.scopes):
         raise insufficient_scope(audience)
 
 

@@ -249,6 +249,7 @@ def named(pattern: str, what: str, hint: str) -> Callable[[str], str]:
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
 _ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
 _NHI = re.compile(f"nhi:{_ID}")
+_CALLER = re.compile(f"(?:nhi|user):{_ID}")
 
 Slug = Annotated[
     str,
@@ -288,6 +289,11 @@ ClaimName = Annotated[
 Word = Annotated[
     str, Field(max_length=512), AfterValidator(named(r"[\x21-\x7e]+", "single word", "printable ASCII without blanks"))
 ]
+
+
+def is_caller(name: str) -> bool:
+    """Whether this is `nhi:<id>` or `user:<id>` by CONTRACT 1.1."""
+    return _CALLER.fullmatch(name) is not None
 
 
 def is_nhi(name: str) -> bool:

@@ -5,11 +5,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from sidecar.settings.fields import ClaimName, KeyUrl, Many, NhiName, PathField, Seconds, Section, Slug, Word, is_nhi
+from sidecar.settings.fields import (
+    ClaimName,
+    KeyUrl,
+    Many,
+    NhiName,
+    PathField,
+    Seconds,
+    Section,
+    Slug,
+    Word,
+    is_caller,
+    is_nhi,
+)
 from sidecar.settings.findings import Finding, reject, reject_any
 
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
@@ -64,6 +77,30 @@ SpiffePath = Annotated[str, AfterValidator(_spiffe_path)]
 SpiffePattern = Annotated[str, AfterValidator(_spiffe_pattern)]
 
 
+def _certificate_name(text: str) -> str:
+    if text.startswith("spiffe://"):
+        domain, slash, path = text.removeprefix("spiffe://").partition("/")
+        _trust_domain(domain)
+        _spiffe_path(slash + path)
+        return text
+    kind, _, rest = text.partition(":")
+    if kind not in ("uri", "dns", "subject") or not rest or not text.isprintable():
+        hint = "write spiffe://<trust domain>/<path>, uri:<URI>, dns:<host> or subject:CN=planner,O=Acme"
+        reject(Finding("this is no name in a certificate", hint=hint))
+    return f"dns:{rest.lower()}" if kind == "dns" else text
+
+
+def _proxy_address(text: str) -> str:
+    try:
+        return text if text == "unix" else str(ip_network(text))
+    except ValueError:
+        reject(Finding("this is no address or network", hint="write 10.0.0.5, 10.1.0.0/24, fd00::/8 or unix"))
+
+
+CertificateName = Annotated[str, Field(max_length=2100), AfterValidator(_certificate_name)]
+ProxyAddress = Annotated[str, AfterValidator(_proxy_address)]
+
+
 def _listed(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
@@ -100,6 +137,61 @@ class Spiffe(Section):
         if self.path is None and not self.workloads:
             hint = 'write path: "/ns/prod/sa/{id}", or workloads: {/ns/prod/sa/planner: nhi:planner}'
             reject(Finding("of this trust domain nobody has a name", "S123", hint, ("trust_domain",)))
+        return self
+
+
+class CertificateDomain(Spiffe):
+    """Which NHIs the X.509-SVIDs of a trust domain are."""
+
+    namespace: Slug | None = None
+    """What `path` names becomes `nhi:<namespace>/<id>`; needed by all but one of several trust domains."""
+
+
+class CertificateSettings(Section):
+    """Who the owners of client certificates are."""
+
+    spiffe: Many[CertificateDomain] = ()
+    """Trust domains: a certificate with a SPIFFE ID is that workload, and its other names count for nothing."""
+    names: Annotated[Mapping[CertificateName, str], Field(max_length=10_000)] = {}
+    """Name in a certificate → `nhi:<name>` or `user:<id>`. A name is `spiffe://…`, `uri:…`, `dns:…`, or
+    `subject:CN=planner,O=Acme` (RFC 4514)."""
+    others: Literal["refuse", "ignore"] = "refuse"
+    """What one that names nobody is: a bad credential, or nothing but the key that a token may be bound to."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> CertificateSettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if not self.spiffe and not self.names and self.others == "refuse":
+            hint = "write spiffe: [...] or names: {...}, or others: ignore"
+            yield Finding("every certificate would be refused", "S125", hint)
+        bare = {entry.trust_domain for entry in self.spiffe if entry.namespace is None}
+        if len(bare) > 1:
+            hint = "of several trust domains all but one need a namespace of their own"
+            yield Finding("two trust domains could name the same NHI", "S125", hint, ("spiffe",))
+        for name, principal in self.names.items():
+            if not is_caller(principal):
+                hint = "write nhi:<id> or user:<id>"
+                yield Finding("a certificate belongs to an NHI or a user", hint=hint, at=("names", name))
+
+
+class TrustedProxy(Section):
+    """A proxy who may tell of the certificate that its caller showed. All that is written must hold."""
+
+    address: ProxyAddress | None = None
+    """Where it comes from: an address, a network such as 10.1.0.0/24, or `unix`."""
+    certificate: CertificateName | None = None
+    """A name in its own client certificate."""
+    element: Literal["last", "first"] = "last"
+    """Which element is the caller's: `first` only where this proxy takes the header from nobody."""
+
+    @model_validator(mode="after")
+    def _somebody(self) -> TrustedProxy:
+        if self.address is None and self.certificate is None:
+            hint = "write address: 10.0.0.5, or certificate: spiffe://acme.example/gateway"
+            reject(Finding("everybody would be this proxy", "S126", hint, on_key=True))
         return self
 
 
@@ -230,6 +322,10 @@ class IdentitySettings(Section):
     """Whose tokens are accepted."""
     api_keys_path: PathField | None = None
     """YAML file with the API keys, as MACs."""
+    certificates: CertificateSettings | None = None
+    """Who the owners of client certificates are."""
+    trusted_proxies: Many[TrustedProxy] = ()
+    """Whose `X-Forwarded-Client-Cert` is believed. From everybody else it is as if it were not there."""
     leeway_s: Annotated[Seconds, Field(le=MAX_LEEWAY_S)] = 30.0
     """By how much clocks may differ."""
     max_token_lifetime_s: Seconds = 86400.0

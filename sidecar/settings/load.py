@@ -186,6 +186,7 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     if settings.server.tls and settings.server.tls != "external":
         named.append((("server", "tls", "cert_path"), settings.server.tls.cert_path))
         named.append((("server", "tls", "key_path"), settings.server.tls.key_path))
+        named.append((("server", "tls", "client_ca_path"), settings.server.tls.client_ca_path))
     for index, issuer in enumerate(settings.identity.issuers):
         named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
     for name, upstream in settings.upstreams.items():

@@ -22,6 +22,7 @@ from sidecar.settings.server import (
     MetricsSettings,
     ServerSettings,
     SessionSettings,
+    TlsFiles,
 )
 from sidecar.settings.signing import SigningSettings
 from sidecar.settings.store import StoreSettings
@@ -141,6 +142,11 @@ class Settings(Section):
         return self
 
     def _faults(self) -> Iterator[Finding]:
+        files = self.server.tls
+        if isinstance(files, TlsFiles) and files.client_ca_path is not None and self.identity.certificates is None:
+            hint = "write identity: {certificates: {spiffe: [...]}}, names: {...}, or others: ignore"
+            at = ("server", "tls", "client_ca_path")
+            yield Finding("nobody says whose the client certificates are", "S125", hint, at)
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))

@@ -19,7 +19,6 @@ from sidecar.settings.fields import (
     PublicUrl,
     Seconds,
     Section,
-    not_yet,
 )
 from sidecar.settings.findings import Finding, reject_any
 
@@ -31,8 +30,18 @@ class TlsFiles(Section):
     """PEM file with the certificate and its chain."""
     key_path: PathField
     """PEM file with its private key."""
-    client_ca_path: Annotated[PathField | None, not_yet("a client certificate authority")] = None
-    """PEM file with the authorities of client certificates. Not supported by this version."""
+    client_ca_path: PathField | None = None
+    """PEM file with the authorities of client certificates; TLS is 1.3 then. Who they are: `identity.certificates`."""
+    client_certificate: Literal["optional", "required"] = "optional"
+    """Whether a caller may come without one. One that no authority signed is never let in.
+    The gRPC listener asks for none."""
+
+    @model_validator(mode="after")
+    def _asks_somebody(self) -> TlsFiles:
+        if self.client_certificate == "required" and self.client_ca_path is None:
+            hint = "write client_ca_path: the authorities that sign client certificates"
+            reject_any([Finding("no certificate could be good enough", "S124", hint, ("client_certificate",))])
+        return self
 
 
 def _tls_tag(value: Any) -> str:
@@ -81,6 +90,9 @@ class ServerSettings(Section):
         return self
 
     def _faults(self) -> Iterator[Finding]:
+        if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
+            hint = "leave grpc out, or let client_certificate be optional"
+            yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
         if self.listen.is_loopback:
             return
         # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.

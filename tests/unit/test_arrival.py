@@ -330,14 +330,21 @@ def test_the_routing_headers_are_all_there_line_by_line() -> None:
     assert head_of({}) == Head()
 
 
+REQUEST = make_mocked_request("POST", "/mcp/github")
+
+
 def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
     headers: Headers = {
         "authorization": ["Bearer a", "Bearer b"],
         "x-api-key": ["k", "l"],
         "x-forwarded-user": ["root"],
     }
-    assert presented_by(headers, Entrance(None)) == Presented(("Bearer a", "Bearer b"), ("k", "l"), "")
-    assert presented_by({}, Entrance(None, principal="nhi:planner")) == Presented(local="nhi:planner")
+    assert presented_by(REQUEST, headers, Entrance(None)) == Presented(("Bearer a", "Bearer b"), ("k", "l"), "")
+    assert presented_by(REQUEST, {}, Entrance(None, principal="nhi:planner")) == Presented(local="nhi:planner")
+    forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}
+    assert presented_by(REQUEST, forwarded, Entrance(None, unix=True)) == Presented(
+        forwarded=("URI=a", "URI=b"), peer="unix"
+    )
 
 
 JSON, EVENTS = "application/json", "text/event-stream"

@@ -39,6 +39,8 @@ BL-014
 BL-015
   flow/test_identity_flow.py test_what_a_proxy_would_say_changes_nothing
   flow/test_identity_flow.py test_over_tls_a_header_is_no_client_certificate
+  flow/test_mutual_tls.py test_a_named_proxy_tells_who_came_to_it_and_another_does_not
+  flow/test_mutual_tls.py test_a_proxy_behind_mutual_tls_is_known_by_its_certificate
 BL-018
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs

@@ -200,7 +200,6 @@ def test_this_is_refused(tmp_path: Path, text: str, code: str, message: str) -> 
 
 
 NOT_YET = [
-    (f"server: {{{PUBLIC}, tls: {{cert_path: c, key_path: k, client_ca_path: a}}}}", "a client certificate authority"),
     ("store: {url: 'redis+sentinel://a,b/mymaster'}", "Redis Sentinel"),
     ("store: {url: 'redis+cluster://a:1'}", "Redis Cluster"),
     ("store: {on_failure: degraded}", "on_failure degraded"),

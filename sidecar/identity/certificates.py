@@ -1,0 +1,140 @@
+"""Who is it whose certificate this is?
+
+As the operator wrote it down: SPIFFE IDs of trust domains, and a table of names. That a certificate was signed by an
+authority trusted here is settled in the handshake, ours or that of a proxy who is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from types import MappingProxyType
+from typing import Final
+
+from sidecar.identity.certificate_names import CertificateError, ClientCertificate, read_certificate
+from sidecar.identity.credentials import UNIX, Presented, Workload, bad_credential
+from sidecar.identity.names import Naming
+from sidecar.identity.spiffe import SpiffeNames
+from sidecar.identity.xfcc import read_forwarded
+from sidecar.vocabulary import Credential, Principal
+
+ISSUER: Final = "certificate"
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Who may tell of a certificate that was shown to them. All that is set must hold: where they come from (`unix`: a
+    Unix socket), and a name of their own certificate. `first` is whether the first element is the caller's, not the
+    last."""
+
+    network: Network | None = None
+    unix: bool = False
+    certificate: str = ""
+    first: bool = False
+
+    def is_from(self, peer: str) -> bool:
+        """Whether somebody at this address may be it."""
+        if self.unix:
+            return peer == UNIX
+        return self.network is None or _address_in(peer, self.network)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Whose certificates are whose. `spiffe` are the trust domains, each with what it may name; `table` is name →
+    principal. `refuse_others`: one that names nobody is a bad credential; else it says nothing. `trust` is a digest of
+    the authorities that serve now."""
+
+    spiffe: tuple[tuple[SpiffeNames, Naming], ...] = ()
+    table: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    refuse_others: bool = True
+    proxies: tuple[Proxy, ...] = ()
+    trust: str = ""
+
+    def proxy_of(self, presented: Presented) -> Proxy | None:
+        """The named proxy that this request comes from, if it does."""
+        own: tuple[str, ...] | None = None
+        for proxy in self.proxies:
+            if not proxy.is_from(presented.peer):
+                continue
+            if proxy.certificate and own is None:
+                own = self._own_names(presented)
+            if not proxy.certificate or proxy.certificate in (own or ()):
+                return proxy
+        return None
+
+    def shown_in(self, presented: Presented) -> ClientCertificate | None:
+        """The caller's certificate: of this connection, or as a named proxy tells of it. Raises Refusal for one that
+        proves nothing."""
+        if not presented.proxy:
+            return self._own(presented)
+        # What a proxy proved in its handshake is who the proxy is, never who calls through it.
+        if not presented.forwarded:
+            return None
+        if len(presented.forwarded) > 1:
+            raise bad_credential("a credential header is there more than once")
+        try:
+            told = read_forwarded(presented.forwarded[0], first=presented.proxy == "first")
+        except CertificateError as error:
+            raise bad_credential(str(error)) from None
+        return replace(told, vouched_by=self._proxies_are)
+
+    def _own(self, presented: Presented) -> ClientCertificate | None:
+        if not presented.certificate:
+            return None
+        if presented.trust != self.trust:
+            raise bad_credential("the authorities of certificates have changed since this connection was opened")
+        try:
+            return replace(read_certificate(presented.certificate), vouched_by=self.trust)
+        except CertificateError as error:
+            raise bad_credential(str(error)) from None
+
+    def workload(self, shown: ClientCertificate, now: float) -> Workload | None:
+        """Who that is; None where it says nothing. Raises Refusal for one that is over, names nobody, or several."""
+        if shown.ends_at is not None and now >= shown.ends_at:
+            raise bad_credential("the certificate has expired")
+        found = {principal: name for name in shown.names if (principal := self._principal_of(name))}
+        if len(found) > 1:
+            raise bad_credential("the certificate names several principals")
+        if not found:
+            if self.refuse_others:
+                raise bad_credential("the certificate is nobody's here")
+            return None
+        ((principal, name),) = found.items()
+        credential = Credential(ISSUER, name, shown.thumbprint, shown.vouched_by)
+        return Workload(Principal(principal, ISSUER), credential, shown.ends_at)
+
+    def knows(self, credential: Credential, principal: str) -> bool:
+        """Whether this credential would still be believed, and be the same one's."""
+        vouched = credential.trust in (self.trust, self._proxies_are)
+        return vouched and self._principal_of(credential.issuer) == principal
+
+    @property
+    def _proxies_are(self) -> str:
+        return repr(self.proxies)
+
+    def _own_names(self, presented: Presented) -> tuple[str, ...]:
+        shown = self._own(presented)
+        return () if shown is None else shown.names
+
+    def _principal_of(self, name: str) -> str:
+        if name in self.table:
+            return self.table[name]
+        for names, naming in self.spiffe:
+            if found := names.name(name, naming):
+                return found
+        return ""
+
+
+def _address_in(peer: str, network: Network) -> bool:
+    try:
+        address = ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address in network

@@ -1,0 +1,114 @@
+"""Which certificate does a proxy say that its caller showed?
+
+`X-Forwarded-Client-Cert`, as Envoy writes it: an element for each hop, the nearest last, each of `Key=value` pairs with
+`;` between them. A value with `,`, `;` or `=` is quoted, and a quote in it has a backslash. Of whom it is taken, and
+that nobody else can send it, is settled before it is read.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sidecar.identity.certificate_names import CertificateError, ClientCertificate, names_of, read_certificate
+
+MAX_PAIRS: Final = 256
+_MANY: Final = frozenset({"by", "uri", "dns"})
+
+Element = Mapping[str, list[str]]
+
+
+def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
+    """The certificate of one element, the last unless told otherwise. Raises CertificateError."""
+    elements = list(_elements(line))
+    return _certificate(elements[0 if first else -1])
+
+
+def _certificate(element: Element) -> ClientCertificate:
+    told = _hash(element)
+    if pem := _one(element, "cert"):
+        whole = _whole(pem)
+        if told and told != whole.thumbprint:
+            raise CertificateError("the forwarded certificate is not the one whose hash is told")
+        return whole
+    names = names_of(element.get("uri", ()), element.get("dns", ()), _one(element, "subject"))
+    return ClientCertificate(names, told)
+
+
+def _whole(pem: str) -> ClientCertificate:
+    try:
+        read = x509.load_pem_x509_certificate(unquote_to_bytes(pem))
+    except ValueError:
+        raise CertificateError("the forwarded certificate cannot be read") from None
+    return read_certificate(read.public_bytes(Encoding.DER))
+
+
+def _hash(element: Element) -> str:
+    """As RFC 8705 writes it; Envoy writes it in hexadecimal digits."""
+    told = _one(element, "hash")
+    try:
+        raw = bytes.fromhex(told)
+    except ValueError:
+        raw = b"?"
+    if told and len(raw) != 32:
+        raise CertificateError("the forwarded certificate's hash is malformed")
+    return urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _one(element: Element, key: str) -> str:
+    return element.get(key, [""])[0]
+
+
+def _elements(line: str) -> Iterator[Element]:
+    element: dict[str, list[str]] = {}
+    for key, value, end in _pairs(line):
+        if key in element and key not in _MANY:
+            raise CertificateError("the forwarded certificate says one thing twice")
+        element.setdefault(key, []).append(value)
+        if end != ";":
+            yield element
+            element = {}
+
+
+def _pairs(line: str) -> Iterator[tuple[str, str, str]]:
+    """(key in lower case, value, what follows: `;`, `,` or nothing)."""
+    place = 0
+    for _ in range(MAX_PAIRS):
+        equals = line.find("=", place)
+        key = line[place:equals].strip(" ").lower()
+        if equals < 0 or not key.isalnum() or not line.isascii():
+            raise CertificateError("the forwarded certificate is malformed")
+        value, place = _quoted(line, equals + 2) if line[equals + 1 : equals + 2] == '"' else _plain(line, equals + 1)
+        end = line[place : place + 1]
+        if end not in ("", ";", ","):
+            raise CertificateError("the forwarded certificate is malformed")
+        yield key, value, end
+        if not end:
+            return
+        place += 1
+    raise CertificateError("the forwarded certificate has too many parts")
+
+
+def _plain(line: str, place: int) -> tuple[str, int]:
+    ends = [found for sign in ';,"=' if (found := line.find(sign, place)) >= 0]
+    end = min(ends, default=len(line))
+    return line[place:end].strip(" "), end
+
+
+def _quoted(line: str, place: int) -> tuple[str, int]:
+    value: list[str] = []
+    while place < len(line):
+        sign = line[place]
+        if sign == '"':
+            return "".join(value), place + 1
+        if sign == "\\":
+            place += 1
+            sign = line[place : place + 1]
+        value.append(sign)
+        place += 1
+    raise CertificateError("the forwarded certificate is malformed")
