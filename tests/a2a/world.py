@@ -324,6 +324,8 @@ def write(
     settings: str = "",
     a2a: str = "",
     upstream: str = "",
+    name: str = "researcher",
+    identity: str = SETTINGS,
 ) -> None:
     """Everything that such a sidecar reads."""
     (folder / "policies").mkdir(parents=True, exist_ok=True)
@@ -337,11 +339,11 @@ def write(
         "version: 1\n"
         + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0"}\n')
         + 'admin: {listen: "127.0.0.1:0"}\n'
-        + SETTINGS
-        + f'upstreams:\n  researcher: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'
+        + identity
+        + f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'
         + settings
     )
-    for name, content in {**IDP.files(), **(files or {})}.items():
-        path = folder / name
+    for file, content in {**IDP.files(), **(files or {})}.items():
+        path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
