@@ -74,7 +74,8 @@ class Row:
 
     def records(self, place: int) -> list[dict[str, Any]]:
         lines = self.apps[place].settings.audit_path.read_bytes().splitlines()
-        return [record for record in map(json.loads, lines) if record["event"] in ("outcome", "refusal")]
+        ends = (record for record in map(json.loads, lines) if record["event"] in ("outcome", "refusal"))
+        return [record for record in ends if record["method"] != "jwks"]
 
 
 @asynccontextmanager
