@@ -57,6 +57,7 @@ from sidecar.states import States
 from sidecar.tasks import Tasks
 from sidecar.tls import follows, shown_on
 from sidecar.upstreams import Account
+from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
@@ -260,8 +261,13 @@ class App:
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
         """How each upstream stands, by name."""
-        services = self.live.current.services
-        return {name: self._upstream(name, service) for name, service in services.items()}
+        now = self.live.current
+        servers = {name: self._upstream(name, service) for name, service in now.services.items()}
+        return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
+
+    def _agent(self, name: str, agent: Agent) -> Mapping[str, Any]:
+        stopped = {entry.principal for entry in self.disabled_principals()}
+        return {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
 
     def _upstream(self, name: str, service: Service) -> Mapping[str, Any]:
         off = {entry.principal for entry in self.switched_off()}
@@ -276,7 +282,12 @@ class App:
 
     def discovered(self, name: str) -> Mapping[str, Any]:
         """The tools, prompts and resources that an upstream has, by name."""
-        return self.live.current.services[name].catalogue.discovered()
+        service = self.live.current.services.get(name)
+        return {} if service is None else service.catalogue.discovered()
+
+    def is_server(self, name: str) -> bool:
+        """Whether an MCP server is called so."""
+        return name in self.live.current.services
 
     def banners(self) -> tuple[str, ...]:
         """What an operator must not overlook, in sentences."""
@@ -414,7 +425,7 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
-        health = Health(lambda: self.live.current.services, random=secrets.SystemRandom())
+        health = Health(lambda: self.live.current.upstreams, random=secrets.SystemRandom())
         jobs = (
             health.run(),
             exchanges.run_farewells(),

@@ -63,6 +63,11 @@ class Service:
         return self.definition.probe
 
     @property
+    def asked(self) -> Catalogue:
+        """Whom to ask whether it is well."""
+        return self.catalogue
+
+    @property
     def needs_token(self) -> bool:
         """Whether it is shown the caller's own token, or what that is exchanged for."""
         return self.definition.credential is not None and self.definition.credential.needs_token

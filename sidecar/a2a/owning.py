@@ -25,6 +25,7 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_CANCELED": "canceled",
     "TASK_STATE_REJECTED": "rejected",
 }
+_ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
 MAX_LISTED: Final = 100  # A2A 1.0: of one page
 
 
@@ -85,7 +86,10 @@ class Owning:
             return await self._listed(result)
         if operation is PUSH_LIST:
             return result
-        for task, context in _named(operation.response, result):
+        named = list(_named(operation.response, result))
+        if operation.response in _ABOUT_TASKS and not any(task or context for task, context in named):
+            raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task and no conversation what it is about")
+        for task, context in named:
             await self._admit(task, context)
         for state, task in _states(operation.response, result):
             await self._saw(task, state)

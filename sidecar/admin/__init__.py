@@ -47,6 +47,7 @@ class Operated(Protocol):
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
         """How each upstream stands, in plain values."""
 
+    def is_server(self, name: str) -> bool: ...
     def discovered(self, name: str) -> Mapping[str, Any]:
         """What an upstream offers, by name."""
 
@@ -178,7 +179,7 @@ class Admin:
         return _json({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
 
     async def _switch_off(self, asked: Asked) -> web.Response:
-        if asked.name not in self.app.upstreams():  # a slip of the pen must not pass for a tool that is off
+        if not self.app.is_server(asked.name):  # a slip of the pen must not pass for a tool that is off
             return _json({"error": NO_UPSTREAM}, 404)
         try:
             tool, reason, until = await tool_order_of(asked.request)

@@ -156,7 +156,9 @@ def _announce(app: App) -> None:
     for fault in now.engine.warnings:
         click.echo(str(fault), err=True)
     for line in (
-        f"sidecar serves {', '.join(sorted(now.services)) or 'no upstream'} at {now.base_url}/mcp/<server>",
+        f"sidecar serves {', '.join(sorted(now.services)) or 'no server'} at {now.base_url}/mcp/<server>",
+        *([f"  agents    {', '.join(sorted(now.agents))} at {now.base_url}/agents/<agent>/"] if now.agents else []),
+        *([f"  gRPC      {now.settings.server.grpc}"] if now.settings.server.grpc else []),
         *(f"  local     {local.listen} is {local.principal}" for local in now.settings.local),
         f"  policy    {now.engine.revision}",
         f"  admin     {now.settings.admin.listen}",

@@ -17,7 +17,6 @@ from typing import Final, Protocol
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.health import Probe
 from sidecar.upstreams.breaker import State
-from sidecar.upstreams.catalogue import Catalogue
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.report import sentence
 
@@ -28,6 +27,13 @@ EXPLORE_EVERY_S: Final = 300.0  # prompts and resources: nobody's call waits for
 _CLOSING_S: Final = 3.0
 
 
+class Asked(Protocol):
+    """How an upstream is asked whether it is well, and what else there is to know of it. Both raise Refusal."""
+
+    async def probe(self, within_s: float) -> None: ...
+    async def explore(self) -> None: ...
+
+
 class Patient(Protocol):
     """One upstream, as it is looked after."""
 
@@ -36,7 +42,7 @@ class Patient(Protocol):
     @property
     def account(self) -> Account: ...
     @property
-    def catalogue(self) -> Catalogue: ...
+    def asked(self) -> Asked: ...
     @property
     def timeout_s(self) -> float: ...
 
@@ -108,7 +114,7 @@ class Health:
         patient = plan.patient
         within_s = min(patient.probe.timeout_s or patient.timeout_s, patient.timeout_s)
         try:
-            await patient.catalogue.probe(within_s)
+            await patient.asked.probe(within_s)
         except Refusal as refusal:
             if refusal.reason is Reason.UPSTREAM_OPEN:
                 return
@@ -123,7 +129,7 @@ class Health:
         if plan.explored_at is not None and now - plan.explored_at < EXPLORE_EVERY_S:
             return
         try:
-            await plan.patient.catalogue.explore()
+            await plan.patient.asked.explore()
         except Refusal:
             return  # whoever needs its tools hears why; how it stands is known
         plan.explored_at = now

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 from sidecar.egress import fetch
 from sidecar.protocols.a2a.operations import Version
 from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
+from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
-from sidecar.upstreams.agents.card import MAX_BYTES, CardKeeper
+from sidecar.upstreams.agents.card import MAX_BYTES, CardKeeper, CardProbe
 from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
 from sidecar.upstreams.agents.watched import WatchedAgent
 from sidecar.upstreams.agents.wire import AgentWire
@@ -37,6 +39,16 @@ class Agent:
     scopes: tuple[str, ...] = ()
 
     @property
+    def probe(self) -> Probe:
+        """How it is asked whether it is well."""
+        return self.definition.probe
+
+    @property
+    def asked(self) -> CardProbe:
+        """Whom to ask whether it is well."""
+        return CardProbe(self.cards, self.account)
+
+    @property
     def needs_token(self) -> bool:
         """Whether it is shown the caller's own token, or what that is exchanged for."""
         return self.definition.credential is not None and self.definition.credential.needs_token
@@ -56,7 +68,8 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     spoken = None if section.version == "auto" else section.version
     at = section.card_address
     get = partial(_fetched, at) if at else None
-    keeper = CardKeeper(get, section.spoken, spoken, time.monotonic)
+    beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
+    keeper = CardKeeper(get, section.spoken, spoken, time.monotonic, beside=beside)
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
     watched = WatchedAgent(wire, account, section.share, section.timeout_s)
     return Agent(name, definition, watched, account, keeper, section.timeout_s, definition.anonymous, definition.scopes)

@@ -16,6 +16,7 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards
 from sidecar.protocols.a2a.operations import Binding, Version
 from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.upstreams.registry import Account
 
 KEPT_S: Final = 60.0
 MAX_BYTES: Final = 1024 * 1024
@@ -28,7 +29,17 @@ Get = Callable[[float], Awaitable[bytes]]
 class CardKeeper:
     """The card of one agent. `get` fetches it, None is for an agent whose card nobody knows the place of."""
 
-    def __init__(self, get: Get | None, binding: Binding, spoken: Version | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        get: Get | None,
+        binding: Binding,
+        spoken: Version | None,
+        clock: Callable[[], float],
+        *,
+        beside: bool = False,
+    ) -> None:
+        """`beside` says that the card is where the agent is, so that who has it has heard of the agent."""
+        self.get = get if beside else None
         self._get = get
         self._binding = binding
         self._spoken = spoken
@@ -70,6 +81,35 @@ class CardKeeper:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {refusal.detail}") from None
         except UnreadableError as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
+
+
+class CardProbe:
+    """Asks an agent whether it is well, by its card; one whose card lies elsewhere is heard of by its calls alone."""
+
+    __slots__ = ("_account", "_keeper")
+
+    def __init__(self, keeper: CardKeeper, account: Account) -> None:
+        self._keeper = keeper
+        self._account = account
+
+    async def probe(self, within_s: float) -> None:
+        """A sign of life, or a fault. Raises Refusal."""
+        get = self._keeper.get
+        if get is None:
+            return
+        given = self._account.breaker.enter()
+        try:
+            await get(min(within_s, DEADLINE_S))
+        except EgressError:
+            self._account.faulted(given, "its card cannot be had")
+            raise Refusal(Reason.UPSTREAM_FAILED, "its card cannot be had") from None
+        except BaseException:
+            self._account.breaker.given_up(given)
+            raise
+        self._account.answered(given)
+
+    async def explore(self) -> None:
+        """Nothing else: what a card says is read when somebody wants it."""
 
 
 def _version_in(card: Card | None, binding: Binding) -> Version:

@@ -1,0 +1,136 @@
+"""Is an agent watched over like any other upstream: breaker, probes, limits, streams that lose their permission?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import sidecar.exchanges
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, No, ScriptedAgent, agent_world, ask, task
+
+SEND = {"message": HELLO}
+QUIET = "probe: {enabled: false}"
+
+
+async def test_an_agent_that_fails_is_given_a_rest_and_its_own_no_is_no_fault(tmp_path: Path) -> None:
+    agent = ScriptedAgent(script={"SendMessage": lambda method, params: web.Response(status=500)})
+    async with agent_world(tmp_path, agent, upstream=QUIET) as world:
+        for _ in range(5):
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == "upstream-failed"
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+        assert (answered.status, answered.reason, len(agent.seen)) == (503, "upstream-open", 5)
+    agent = ScriptedAgent(
+        script={"SendMessage": lambda method, params: No({"code": -32004, "message": "not this one"})}
+    )
+    async with agent_world(tmp_path / "b", agent, upstream=QUIET) as world:
+        for _ in range(7):
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+            assert answered.error is not None and answered.error["code"] == -32004
+        assert len(agent.seen) == 7
+        ended = [record for record in world.ends() if record["method"] == "message/send"]
+        assert {(record["event"], record["status"]) for record in ended} == {("outcome", "success")}
+
+
+async def test_its_card_is_a_sign_of_life(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, upstream="probe: {every_s: 0.1}") as world:
+        account = world.app.live.current.agents["researcher"].account
+        async with asyncio.timeout(5):
+            while account.standing.status != "ready":
+                await asyncio.sleep(0.02)
+        assert world.app.upstreams()["researcher"]["protocol"] == "a2a"
+
+
+@pytest.mark.parametrize("way", SPOKEN)
+async def test_limits_count_calls_of_agents_as_of_tools(way: Any, tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}
+    async with agent_world(tmp_path, rules=rules) as world:
+        for n in range(3):
+            answered = await ask(world, *way, "message/stream" if n else "message/send", SEND)
+            if n < 2:
+                assert answered.error is None, answered
+        assert (answered.status, answered.reason) == (429, "rate-limited")
+        assert len(world.agent.seen) == 2
+
+
+async def test_a_stream_takes_a_slot_of_concurrency_for_as_long_as_it_lasts(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+    events = [{"task": task(state="TASK_STATE_WORKING")}, go_on, {"task": task()}]
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    budgets = {"policies/budgets.yaml": 'version: 1\nprincipals: {"user:alice": {concurrency: 1}}\n'}
+    async with agent_world(tmp_path, agent, files=budgets) as world:
+        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND))
+        await asyncio.sleep(0.2)
+        assert (await ask(world, "1.0", "http_json", "message/send", SEND)).reason == "too-many-concurrent"
+        go_on.set()
+        assert len((await streaming).results) == 2
+        assert (await ask(world, "1.0", "http_json", "message/send", SEND)).error is None
+
+
+@pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "http_json"), ("0.3", "jsonrpc"), ("1.0", "grpc")])
+async def test_a_stream_ends_when_its_permission_does(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    never = asyncio.Event()
+    events = [{"task": task(state="TASK_STATE_WORKING")}, never]
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    async with agent_world(tmp_path, agent) as world:
+        streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
+        async with asyncio.timeout(5):
+            while not world.app.pipeline.exchanges.streams:
+                await asyncio.sleep(0.02)
+        await world.app.disable("user:alice", reason="", until=None, by="test")
+        answered = await asyncio.wait_for(streaming, 5)
+        assert answered.reason == "principal-disabled"
+        assert world.ends()[-1]["reason"] == "principal-disabled"
+        assert not world.app.pipeline.exchanges.streams
+
+
+async def test_a_lying_agent_hands_out_nobody_elses_task(tmp_path: Path) -> None:
+    """It answers with the task of another caller, or with another task than was asked for."""
+    agent = ScriptedAgent(script={"SendMessage": lambda method, params: {"task": task("t1", "c1")}})
+    async with agent_world(tmp_path, agent) as world:
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).error is None
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, BOB)).reason == "response-refused"
+        agent.script["GetTask"] = lambda method, params: task("t7", "c7")
+        assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"})).reason == "response-refused"
+
+
+LIES: dict[str, Any] = {
+    "no task and no message": {},
+    "both": {"task": task(), "message": HELLO},
+    "a state that is none": {"task": {**task(), "status": {"state": "TASK_STATE_DONE"}}},
+    "a list": [],
+    "a word": "ok",
+    "a number for an id": {"task": {**task(), "id": 5}},
+    "parts with two contents": {"message": {**HELLO, "parts": [{"text": "a", "url": "b"}]}},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_what_is_no_answer_is_refused_and_told(lie: str, tmp_path: Path) -> None:
+    agent = ScriptedAgent(script={"SendMessage": lambda method, params: LIES[lie]})
+    async with agent_world(tmp_path, agent) as world:
+        answered = await ask(world, "1.0", "http_json", "message/send", SEND)
+        assert (answered.status, answered.reason) == (502, "response-refused")
+
+
+async def test_evidence_holds_no_argument_no_token_and_no_result(tmp_path: Path) -> None:
+    secret = "a very particular sentence"
+    sent = {"message": {**HELLO, "parts": [{"text": secret}], "metadata": {"task_type": "search"}}}
+    async with agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", sent)
+        text = json.dumps(world.records())
+        assert secret not in text and ALICE["Authorization"] not in text
+        decision = world.records("decision")[-1]
+        assert (decision["protocol"], decision["protocol_version"], decision["action"]) == (
+            "a2a",
+            "1.0",
+            "message/send",
+        )
+        assert decision["object"] == "nhi:researcher" and len(decision["args_hash"]) == 64
