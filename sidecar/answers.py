@@ -138,7 +138,7 @@ def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: st
         if refusal.challenge:
             told = _reason_told(refusal, facts)
             parts.append(refusal.challenge if told else _EXPLANATION.sub("", refusal.challenge))
-        headers["WWW-Authenticate"] = "Bearer " + ", ".join(parts) if parts else "Bearer"
+        headers["WWW-Authenticate"] = f"{refusal.scheme} {', '.join(parts)}" if parts else refusal.scheme
     if refusal.allow:  # RFC 9110 15.5.6 asks for it with every 405
         headers["Allow"] = ", ".join(refusal.allow)
     if answer.http == 429 or answer.http == 503:

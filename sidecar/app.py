@@ -36,6 +36,9 @@ from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Federation
 from sidecar.fronts import Fronts
+from sidecar.identity.proofs import KEY as PROOF_KEY
+from sidecar.identity.proofs import SCRIPT as PROOF_SCRIPT
+from sidecar.identity.proofs import Share as ShareProofs
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
@@ -158,6 +161,7 @@ class App:
             max_sessions=settings.sessions.max,
             max_per_principal=settings.sessions.max_per_principal,
         )
+        first.identity.share_proofs(_share_proofs(limiter.store))
         live = Live(first, time.time)
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         places = Places(secrets.SystemRandom().random)
@@ -531,6 +535,19 @@ def _share(store: Store) -> Share:
             return await store.run(script, key, arguments)
         except StoreUnavailable:
             return None
+
+    return share
+
+
+def _share_proofs(store: Store) -> ShareProofs:
+    """How replicas know which proofs were used. A store that is out lets none pass."""
+
+    async def share(name: str, for_ms: int) -> bool | None:
+        try:
+            answer = await store.run(PROOF_SCRIPT, f"{PROOF_KEY}{name}", [str(for_ms)])
+        except StoreUnavailable:
+            raise Refusal(Reason.STORE_UNAVAILABLE) from None
+        return None if answer is None else bool(answer)
 
     return share
 

@@ -170,8 +170,8 @@ def session_in(raw_path: str) -> str:
     raise malformed("session_id must be there, once, and alone")
 
 
-def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> Presented:
-    """The credentials that one request bears."""
+def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str) -> Presented:
+    """The credentials that one request bears. `base_url` is our address as callers of the data listener write it."""
     shown = shown_on(request.transport)
     return Presented(
         authorization=tuple(headers.get("authorization", ())),
@@ -181,7 +181,19 @@ def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance)
         trust=shown.trust,
         forwarded=tuple(headers.get("x-forwarded-client-cert", ())),
         peer=UNIX if entrance.unix else request.remote or "",
+        proofs=tuple(headers.get("dpop", ())),
+        method=request.method,
+        urls=_urls(request.raw_path, headers, entrance, base_url) if "dpop" in headers else (),
     )
+
+
+def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) -> tuple[str, ...]:
+    """What the caller may have called this address: by our public name, or by another that the entrance answers to."""
+    path, hosts = raw_path.partition("?")[0], headers.get("host", ())
+    scheme = "http" if entrance.principal else base_url.partition(":")[0]
+    public = () if entrance.principal else (f"{base_url}{path}",)
+    # Where callers see us under a path, the same host without it may be another's.
+    return public if entrance.prefix or not hosts else (*public, f"{scheme}://{hosts[0]}{path}")
 
 
 def head_of(headers: Headers) -> Head:

@@ -179,8 +179,8 @@ class Refusal(Exception):
 
     `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
     `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
-    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate`, `allow` are the
-    verbs of `Allow`.
+    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate` after
+    `scheme`, `allow` are the verbs of `Allow`.
     """
 
     def __init__(
@@ -193,6 +193,7 @@ class Refusal(Exception):
         limit: LimitState | None = None,
         retry_after_s: float | None = None,
         challenge: str = "",
+        scheme: str = "Bearer",
         allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(reason.value, detail)
@@ -203,6 +204,7 @@ class Refusal(Exception):
         self.limit = limit
         self.retry_after_s = retry_after_s
         self.challenge = challenge
+        self.scheme = scheme
         self.allow = allow
 
     @property

@@ -273,7 +273,7 @@ class Pipeline:
 
     def _present(self, turn: Turn, entrance: Entrance) -> Presented:
         """What the caller brought to prove who it is."""
-        presented = arrival.presented_by(turn.request, turn.headers, entrance)
+        presented = arrival.presented_by(turn.request, turn.headers, entrance, turn.now.base_url)
         turn.presented = turn.now.identity.admit(presented)
         return turn.presented
 

@@ -100,6 +100,11 @@ def read_public_jwk(path: Path) -> Mapping[str, Any]:
     return _jwk(public)
 
 
+def thumbprint(public: PublicKey) -> str:
+    """RFC 7638, of a key on any curve."""
+    return str(_jwk(public)["kid"])
+
+
 def claims_for(
     issuer: str,
     subject: str,
@@ -138,8 +143,17 @@ def _jwk(public: PublicKey) -> Mapping[str, Any]:
         algorithm, jwk = "ES256", ECAlgorithm.to_jwk(public)
     else:
         algorithm, jwk = "EdDSA", OKPAlgorithm.to_jwk(public)
-    members = json.loads(jwk)
-    needed = {name: members[name] for name in _THUMBPRINT[members["kty"]]}
-    canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
-    kid = urlsafe_b64encode(sha256(canonical).digest()).rstrip(b"=").decode()
+    needed = _needed(jwk)
+    kid = _digest(needed)
     return {**needed, "use": "sig", "alg": algorithm, "kid": kid}
+
+
+def _needed(jwk: str) -> Mapping[str, str]:
+    """What of a JWK its thumbprint is made of."""
+    members = json.loads(jwk)
+    return {name: members[name] for name in _THUMBPRINT[members["kty"]]}
+
+
+def _digest(needed: Mapping[str, str]) -> str:
+    canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
+    return urlsafe_b64encode(sha256(canonical).digest()).rstrip(b"=").decode()

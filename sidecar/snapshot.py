@@ -17,7 +17,7 @@ from sidecar.answers import Manner
 from sidecar.arrival import AGENTS, EVERY, MCP, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal, Together
-from sidecar.identity import Audience, Identity
+from sidecar.identity import ALGORITHMS, Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, PolicySource
@@ -200,7 +200,10 @@ class Snapshot:
             "resource": f"{self.base_url}/{place_of(server, folder)}",
             "authorization_servers": [issuer.issuer for issuer in self.settings.identity.issuers],
             "bearer_methods_supported": ["header"],
+            "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
         }
+        if self.tls is not None and self.tls.trust:
+            document["tls_client_certificate_bound_access_tokens"] = True
         if service is not None and service.scopes:
             document["scopes_supported"] = list(service.scopes)
         return orjson.dumps(document)

@@ -5,6 +5,7 @@
     issuers.py       whose tokens are believed              names.py     what a principal may be called
     api_keys.py      whose key is this                      key_files.py how keys are made and kept
     certificates.py  whose certificate is this              certificate_names.py what it says
+    binding.py       to which key is a token bound          proofs.py    has its bearer that key
     xfcc.py          what a proxy tells of one              spiffe.py    which NHI is a SPIFFE ID
     chains.py        credentials as one chain (CONTRACT 1.1)
     identify.py      all of it, in order: `Identity.identify(Presented, Audience) -> Caller`
@@ -15,11 +16,12 @@ A credential is never forwarded, logged or echoed. What is presented and bad is 
 from sidecar.identity.api_keys import ApiKeys, load_api_keys
 from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
 from sidecar.identity.identify import Identity, check_caller
-from sidecar.identity.issuers import Issuer, KindRule, RolesFrom, with_preset
+from sidecar.identity.issuers import ALGORITHMS, Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import KeyState
 from sidecar.identity.jwt import Bounds
 
 __all__ = [
+    "ALGORITHMS",
     "NOTHING_PRESENTED",
     "UNIX",
     "ApiKeys",

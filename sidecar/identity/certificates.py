@@ -93,15 +93,16 @@ class Certificates:
         except CertificateError as error:
             raise bad_credential(str(error)) from None
 
-    def workload(self, shown: ClientCertificate, now: float) -> Workload | None:
-        """Who that is; None where it says nothing. Raises Refusal for one that is over, names nobody, or several."""
+    def workload(self, shown: ClientCertificate, now: float, *, held: bool = False) -> Workload | None:
+        """Who that is; None where it says nothing. Raises Refusal for one that is over, names several, or nobody; but
+        one that is `held` as the key of a token need name nobody."""
         if shown.ends_at is not None and now >= shown.ends_at:
             raise bad_credential("the certificate has expired")
         found = {principal: name for name in shown.names if (principal := self._principal_of(name))}
         if len(found) > 1:
             raise bad_credential("the certificate names several principals")
         if not found:
-            if self.refuse_others:
+            if self.refuse_others and not held:
                 raise bad_credential("the certificate is nobody's here")
             return None
         ((principal, name),) = found.items()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.credentials import Workload, bad_credential, client_unknown, conflict
 from sidecar.identity.issuers import DIRECT, Issuer, RolesFrom
 from sidecar.identity.jwt import Claims
@@ -32,7 +33,7 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
 class Proven:
     """What one token proves at one route. `here`: its audience names the route; `lent_to`: the workloads that its
     audience names (`nhi:planner`), who may present it as authority lent to them. `speaks_for` are the NHIs for which
-    its issuer may speak; empty is no bound."""
+    its issuer may speak; empty is no bound. `bound` is the key that its bearer must have."""
 
     chain: Chain
     here: bool
@@ -40,6 +41,7 @@ class Proven:
     credential: Credential
     expires_at: float
     speaks_for: frozenset[str] = frozenset()
+    bound: Bound = UNBOUND
 
 
 def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
@@ -51,6 +53,7 @@ def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
         credential=Credential("jwt", issuer=claims.issuer.issuer),
         expires_at=claims.expires_at,
         speaks_for=claims.issuer.actors,
+        bound=claims.bound,
     )
 
 
@@ -76,11 +79,12 @@ def accepts(issuer: Issuer, audiences: frozenset[str], resource: str) -> bool:
     )
 
 
-def joined(proven: Proven, workload: Workload | None) -> Chain:
-    """One chain out of a token and, perhaps, a workload's own credential. Raises Refusal where they don't agree."""
+def joined(proven: Proven, workload: Workload | None, *, held: bool = False) -> Chain:
+    """One chain out of a token and, perhaps, a workload's own credential; `held`: that is the certificate to which the
+    token is bound. Raises Refusal where they don't agree."""
     if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
         raise bad_credential("the token's issuer does not speak for the newest actor")
-    return _joined(proven, workload)
+    return _joined(proven, workload, held=held)
 
 
 def _newest(proven: Proven, workload: Workload | None) -> set[str]:
@@ -89,14 +93,14 @@ def _newest(proven: Proven, workload: Workload | None) -> set[str]:
     return {proven.chain[-1].name, workload.principal.name} if workload and lent else {proven.chain[-1].name}
 
 
-def _joined(proven: Proven, workload: Workload | None) -> Chain:
+def _joined(proven: Proven, workload: Workload | None, *, held: bool) -> Chain:
     last = proven.chain[-1]
     if workload is None:
         return _here(proven)
     name = workload.principal.name
     if workload.principal.kind != "nhi":
         raise conflict("a token and a credential of another user")
-    if len(proven.chain) > 1 and last.name == name:
+    if last.name == name and (held or len(proven.chain) > 1):
         return _here(proven)
     if name in proven.lent_to:
         return _extended(proven.chain, workload.principal)

@@ -25,7 +25,8 @@ class Presented(NamedTuple):
     `certificate` is what the caller showed in the handshake (DER), and `trust` the digest of the authorities that it
     was checked against. `forwarded` are the lines of `X-Forwarded-Client-Cert`; nobody reads them before
     `Identity.admit` has found that a named proxy wrote them, and which element is the caller's (`proxy`). `peer` is the
-    address at the other end, or UNIX."""
+    address at the other end, or UNIX. `proofs` are the `DPoP` lines, `method` and `urls` what they must be for: the
+    request's method, and its address in each spelling that callers know."""
 
     authorization: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
@@ -34,6 +35,9 @@ class Presented(NamedTuple):
     trust: str = ""
     forwarded: tuple[str, ...] = ()
     peer: str = ""
+    proofs: tuple[str, ...] = ()
+    method: str = ""
+    urls: tuple[str, ...] = ()
     proxy: Literal["", "first", "last"] = ""
 
     @property
@@ -73,39 +77,46 @@ class Workload:
 
 
 class Shown(NamedTuple):
-    """What was presented, one of each; "" is none."""
+    """What was presented, one of each; "" is none. `proven`: the token was shown as one whose bearer has its key."""
 
     token: str
     key: str
     local: str
+    proven: bool = False
 
 
 def read_credentials(presented: Presented) -> Shown:
     """Sort what was presented. Raises Refusal for a header that is doubled or cannot be read, and for two keys."""
     if len(presented.authorization) > 1 or len(presented.api_key) > 1:
         raise bad_credential("a credential header is there more than once")
-    bearer = _bearer_from(presented.authorization[0]) if presented.authorization else ""
+    scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")
     key = _key_from(presented.api_key[0]) if presented.api_key else ""
-    if not bearer.startswith(API_KEY_PREFIX):
-        return Shown(bearer, key, presented.local)
+    if presented.proofs and scheme != "dpop":
+        raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP")
+    if not token.startswith(API_KEY_PREFIX):
+        return Shown(token, key, presented.local, scheme == "dpop")
     if key:
         raise conflict("two API keys")
-    return Shown("", bearer, presented.local)
+    if scheme == "dpop":
+        raise bad_credential("an API key is not bound to a key")
+    return Shown("", token, presented.local)
 
 
-def bad_credential(detail: str) -> Refusal:
-    """401: something was presented and does not hold. `detail` is a sentence of ours, never the caller's bytes."""
-    return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=_invalid_token(detail))
+def bad_credential(detail: str, *, scheme: str = "Bearer", error: str = "invalid_token", more: str = "") -> Refusal:
+    """401: something was presented and does not hold. `detail` is a sentence of ours, never the caller's bytes.
+    `scheme` and `error` are those of the challenge, `more` further parameters of it."""
+    challenge = _challenge(detail, error) + (f", {more}" if more else "")
+    return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme)
 
 
 def conflict(detail: str) -> Refusal:
     """401: two credentials claim the same place in the chain."""
-    return Refusal(Reason.CREDENTIAL_CONFLICT, detail, challenge=_invalid_token(detail))
+    return Refusal(Reason.CREDENTIAL_CONFLICT, detail, challenge=_challenge(detail))
 
 
 def client_unknown(detail: str) -> Refusal:
     """401: the token was issued to a client that the issuer's table does not name."""
-    return Refusal(Reason.CLIENT_UNKNOWN, detail, challenge=_invalid_token(detail))
+    return Refusal(Reason.CLIENT_UNKNOWN, detail, challenge=_challenge(detail))
 
 
 def unauthenticated(audience: Audience) -> Refusal:
@@ -120,15 +131,16 @@ def insufficient_scope(audience: Audience) -> Refusal:
     return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
 
 
-def _bearer_from(line: str) -> str:
+def _read_line(line: str) -> tuple[str, str]:
+    """(scheme in lower case, token)"""
     if len(line) > MAX_TOKEN_CHARS + 16:
         raise bad_credential("the credential is too long")
     scheme, _, token = line.partition(" ")
     token = token.strip(" ")
     # What the credential is made of is checked where it is read: a remembered token passed there before.
-    if scheme.lower() != "bearer" or not token:
+    if scheme.lower() not in ("bearer", "dpop") or not token:
         raise bad_credential("Authorization must be one Bearer credential")
-    return token
+    return scheme.lower(), token
 
 
 def _key_from(line: str) -> str:
@@ -141,5 +153,5 @@ def _looks_like_key(line: str) -> bool:
     return line[:7].lower() == "bearer " and line[7:].lstrip().startswith(API_KEY_PREFIX)
 
 
-def _invalid_token(detail: str) -> str:
-    return f'error="invalid_token", error_description="{detail}"'
+def _challenge(detail: str, error: str = "invalid_token") -> str:
+    return f'error="{error}", error_description="{detail}"'

@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from sidecar.identity.api_keys import ApiKeys
+from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
 from sidecar.identity.chains import Proven, joined, proven_at
@@ -36,6 +37,7 @@ from sidecar.identity.credentials import (
 from sidecar.identity.issuers import Issuer, check_issuers
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
 from sidecar.identity.jwt import DEFAULT_BOUNDS, Bounds, Verifier
+from sidecar.identity.proofs import MAX_AGE_S, Proofs, Share, unproven
 from sidecar.settings.root import Settings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
@@ -77,6 +79,7 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         bounds: Bounds = DEFAULT_BOUNDS,
         max_remembered: int = MAX_REMEMBERED,
+        max_proof_age_s: float = MAX_AGE_S,
     ) -> None:
         known = tuple(issuers)
         self._naming = check_issuers(known)
@@ -85,6 +88,7 @@ class Identity:
         self._verifier = Verifier(by_name, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
+        self._proofs = Proofs(clock, bounds.leeway_s, max_proof_age_s)
         self._bounds = bounds
         self._clock = clock
         self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
@@ -111,6 +115,7 @@ class Identity:
             clock=clock,
             mono=mono,
             bounds=Bounds(identity.leeway_s, identity.max_token_lifetime_s),
+            max_proof_age_s=identity.max_proof_age_s,
         )
 
     async def start(self, older: Identity | None = None) -> None:
@@ -119,11 +124,17 @@ class Identity:
         After a reload, `older` is who served before: its keys serve on, so that a reload while an identity provider
         is out locks nobody out.
         """
+        if older is not None:
+            self._proofs.seen = older._proofs.seen  # what was used stays used
         for name, keys in self._issuer_keys.items():
             if older is not None and name in older._issuer_keys:
                 keys.take_over(older._issuer_keys[name])
         await asyncio.gather(*(keys.refresh() for keys in self._issuer_keys.values()))
         self._background = asyncio.create_task(self._keep_fresh(), name="identity")
+
+    def share_proofs(self, share: Share) -> None:
+        """Have every replica know which proofs were used, from now on and over every reload."""
+        self._proofs.seen.share = share
 
     async def close(self) -> None:
         """End what `start` began."""
@@ -161,9 +172,12 @@ class Identity:
         if not shown.token:
             return self._without_token(shown, certificate, audience)
         remembered = await self._proven(shown.token, audience.resource)
-        caller = remembered.caller
+        caller, bound = remembered.caller, remembered.proven.bound
+        if bound is not UNBOUND or shown.proven:
+            await self._check_bound(bound, shown, certificate, presented)
         if caller is None or shown.key or shown.local or certificate is not None:
-            caller = _caller_of(remembered.proven, self._workload(shown, certificate))
+            held = bool(bound.certificate)
+            caller = _caller_of(remembered.proven, self._workload(shown, certificate, held=held), held=held)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
@@ -192,15 +206,30 @@ class Identity:
             raise insufficient_scope(audience)
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
 
-    def _workload(self, shown: Shown, certificate: ClientCertificate | None) -> Workload | None:
-        """Whom a credential of its own proves the caller to be. Raises Refusal for a bad one, and for two."""
+    async def _check_bound(
+        self, bound: Bound, shown: Shown, certificate: ClientCertificate | None, presented: Presented
+    ) -> None:
+        """Whether the bearer has the keys that the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
+        if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
+            raise bad_credential("the token is bound to a certificate that was not shown")
+        if bound.key and not shown.proven:
+            raise unproven("the token is bound to a key: it must be shown as DPoP, with a proof")
+        if shown.proven and not bound.key:
+            raise unproven("the token is not bound to a key, and was shown as if it were")
+        if bound.key:
+            await self._proofs.check(presented, shown.token, bound.key)
+
+    def _workload(self, shown: Shown, certificate: ClientCertificate | None, *, held: bool = False) -> Workload | None:
+        """Whom a credential of its own proves the caller to be; a certificate that a token is bound to (`held`) need be
+        nobody's. Raises Refusal for a bad one, and for two."""
         found: list[Workload] = []
         if shown.key:
             found.append(self._api_keys.check(shown.key, self._clock()))
         if shown.local:
             found.append(Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL)))
-        if certificate is not None and (named := self._certificates.workload(certificate, self._clock())) is not None:
-            found.append(named)
+        if certificate is not None:
+            named = self._certificates.workload(certificate, self._clock(), held=held)
+            found += [] if named is None else [named]
         if len(found) > 1:
             words = [_CALLED[workload.credential.kind] for workload in found]
             raise conflict(f"{' and '.join(words)} both name the caller")
@@ -249,8 +278,8 @@ def check_caller(caller: Caller, audience: Audience) -> None:
         raise insufficient_scope(audience)
 
 
-def _caller_of(proven: Proven, workload: Workload | None) -> Caller:
-    chain = joined(proven, workload)
+def _caller_of(proven: Proven, workload: Workload | None, *, held: bool = False) -> Caller:
+    chain = joined(proven, workload, held=held and workload is not None and workload.credential.kind == "certificate")
     if workload is None:
         return Caller(chain, (proven.credential,), proven.expires_at)
     ends = [end for end in (proven.expires_at, workload.expires_at) if end is not None]

@@ -215,7 +215,7 @@ def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
         return None
     if use == "jwt-svid" and not kid:
         return None
-    public = _public_key(entry)
+    public = public_key_from(entry)
     return None if public is None else VerificationKey(kid, algorithm, public)
 
 
@@ -227,7 +227,8 @@ def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:
     return isinstance(operations, list) and "verify" in operations
 
 
-def _public_key(entry: dict[str, Any]) -> PublicKey | None:
+def public_key_from(entry: dict[str, Any]) -> PublicKey | None:
+    """The key of a JWK, if it is public and one that we verify with."""
     read = _READERS.get(str(entry.get("kty")))
     if read is None:
         return None

@@ -16,6 +16,7 @@ from typing import Any
 import jwt
 
 from sidecar.errors import Refusal
+from sidecar.identity.binding import UNBOUND, Bound, bound_to
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import Issuer
 from sidecar.identity.jwks import IssuerKeys
@@ -49,7 +50,8 @@ DEFAULT_BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with."""
+    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with. That its
+    bearer has the key that it is `bound` to is not proven yet."""
 
     issuer: Issuer
     subject: str
@@ -57,6 +59,7 @@ class Claims:
     expires_at: float
     values: Mapping[str, Any]
     generation: int
+    bound: Bound = UNBOUND
 
 
 class Verifier:
@@ -77,7 +80,7 @@ class Verifier:
 
     async def verify(self, token: str) -> Claims:
         """The claims of a token of bounded length. Raises Refusal(BAD_CREDENTIAL) for what is not proven."""
-        header, values = _read(token)
+        header, values = read_compact(token)
         issuer = self._issuer_of(values)
         algorithm = _algorithm_of(header, issuer)
         kid = _checked_kid(header)
@@ -105,32 +108,31 @@ class Verifier:
         subject = values.get("sub")
         if not isinstance(subject, str) or not subject:
             raise bad_credential("the token's sub must be a string")
-        if "cnf" in values:
-            # RFC 9449 7.1: a bound token without its proof is stolen until shown otherwise.
-            raise bad_credential("the token is bound to a key and cannot be used as a bearer")
         if any(claim in values for claim in _FOREIGN_CLAIMS):
             raise bad_credential("the token is not an access token")
         if any(values.get(claim) != value for claim, value in issuer.must_claim.items()):
             raise bad_credential("the token is not an access token of this issuer")
-        return Claims(issuer, subject, _audiences(values.get("aud")), expires_at, values, generation)
+        audiences = _audiences(values.get("aud"))
+        return Claims(issuer, subject, audiences, expires_at, values, generation, bound_to(values))
 
     def _alive(self, values: dict[str, Any], issuer: Issuer) -> float:
         now, leeway_s = self._clock(), self._bounds.leeway_s
-        expires_at = _time(values, "exp")
+        expires_at = time_of(values, "exp")
         # A JWT-SVID need not say since when it lives; what is left of its life is bounded all the same.
-        issued_at = now - leeway_s if issuer.svid and "iat" not in values else _time(values, "iat")
+        issued_at = now - leeway_s if issuer.svid and "iat" not in values else time_of(values, "iat")
         if now >= expires_at + leeway_s:
             raise bad_credential("the token has expired")
         if issued_at > now + leeway_s:
             raise bad_credential("the token was issued in the future")
-        if "nbf" in values and _time(values, "nbf") > now + leeway_s:
+        if "nbf" in values and time_of(values, "nbf") > now + leeway_s:
             raise bad_credential("the token is not valid yet")
         if not 0 < expires_at - issued_at <= self._bounds.max_lifetime_s:
             raise bad_credential("the token lives longer than is accepted here")
         return expires_at
 
 
-def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_compact(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the claims of a compact JWS, of which nothing is believed yet. Raises Refusal."""
     match = _COMPACT.fullmatch(token)
     if match is None:
         raise bad_credential("the credential is not a signed JWT")
@@ -177,11 +179,12 @@ def _plain(typ: str) -> str:
     return typ.lower().removeprefix("application/")
 
 
-def _time(values: dict[str, Any], claim: str) -> float:
+def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> float:
+    """A claim that is a time, in seconds since the epoch. Raises Refusal."""
     value = values.get(claim)
     # PyJWT takes "9999999999" and 10**30 (threats A3), and true is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
-        raise bad_credential(f"the token's {claim} must be a time in seconds")
+        raise bad_credential(f"the {whose}'s {claim} must be a time in seconds")
     return float(value)
 
 

@@ -27,6 +27,7 @@ from sidecar.settings.findings import Finding, reject, reject_any
 
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")  # SPIFFE-ID 2.1
 _SPIFFE_PATH = re.compile(r"(?=.{1,2048}\Z)(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)+")  # SPIFFE-ID 2.2
+MAX_PROOF_AGE_S = 600  # each is remembered for as long
 MAX_LEEWAY_S = 60  # beyond a minute it is no longer clock skew
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -330,6 +331,8 @@ class IdentitySettings(Section):
     """By how much clocks may differ."""
     max_token_lifetime_s: Seconds = 86400.0
     """A token that lives longer (exp - iat) is refused."""
+    max_proof_age_s: Annotated[Seconds, Field(le=MAX_PROOF_AGE_S)] = 60.0
+    """How old the DPoP proof of a bound token may be."""
 
     @model_validator(mode="after")
     def _apart(self) -> IdentitySettings:

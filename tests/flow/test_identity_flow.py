@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.identity import ALGORITHMS
 from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, world
@@ -267,6 +268,7 @@ async def test_metadata_says_where_tokens_come_from_and_what_for(tmp_path: Path)
                     "resource": at(running, server),
                     "authorization_servers": [ISSUER, APPS],
                     "bearer_methods_supported": ["header"],
+                    "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
                     **scopes,
                 }
 

@@ -330,6 +330,7 @@ def test_the_routing_headers_are_all_there_line_by_line() -> None:
     assert head_of({}) == Head()
 
 
+BASE = "https://gw.acme.example"
 REQUEST = make_mocked_request("POST", "/mcp/github")
 
 
@@ -339,12 +340,33 @@ def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
         "x-api-key": ["k", "l"],
         "x-forwarded-user": ["root"],
     }
-    assert presented_by(REQUEST, headers, Entrance(None)) == Presented(("Bearer a", "Bearer b"), ("k", "l"), "")
-    assert presented_by(REQUEST, {}, Entrance(None, principal="nhi:planner")) == Presented(local="nhi:planner")
-    forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}
-    assert presented_by(REQUEST, forwarded, Entrance(None, unix=True)) == Presented(
-        forwarded=("URI=a", "URI=b"), peer="unix"
+    assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented(
+        ("Bearer a", "Bearer b"), ("k", "l"), method="POST"
     )
+    planner = Entrance(None, principal="nhi:planner")
+    assert presented_by(REQUEST, {}, planner, BASE) == Presented(local="nhi:planner", method="POST")
+    forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}
+    assert presented_by(REQUEST, forwarded, Entrance(None, unix=True), BASE) == Presented(
+        forwarded=("URI=a", "URI=b"), peer="unix", method="POST"
+    )
+
+
+def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
+    """Behind whatever ends TLS, that is the public one, and another name only where no path of its own is in front."""
+    headers: Headers = {"dpop": ["a", "b"], "host": ["gw.local:8080"]}
+    asked = make_mocked_request("GET", "/mcp/github?x=1")
+
+    def urls(entrance: Entrance, base: str = BASE) -> tuple[str, ...]:
+        found = presented_by(asked, headers, entrance, base)
+        assert (found.proofs, found.method) == (("a", "b"), "GET")
+        return found.urls
+
+    public, local = "https://gw.acme.example/mcp/github", "https://gw.local:8080/mcp/github"
+    assert urls(Entrance(None)) == (public, local)
+    assert urls(Entrance(None, prefix="/x"), f"{BASE}/x") == ("https://gw.acme.example/x/mcp/github",)
+    assert urls(Entrance(None, principal="nhi:a")) == ("http://gw.local:8080/mcp/github",)
+    del headers["host"]  # type: ignore[attr-defined]
+    assert urls(Entrance(None)) == (public,)
 
 
 JSON, EVENTS = "application/json", "text/event-stream"

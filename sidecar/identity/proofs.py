@@ -1,0 +1,148 @@
+"""Does whoever shows a bound token have its key, here and now?
+
+A DPoP proof (RFC 9449 4.3) is a JWT that the owner of the key signs for one request: its method, its address as callers
+see it, its token, and an id that is seen once. Ids are remembered for as long as a proof could be shown again, here and
+in the store that replicas share; what cannot be remembered is refused.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import jwt
+
+from sidecar.errors import Reason, Refusal
+from sidecar.identity.credentials import Presented, bad_credential
+from sidecar.identity.issuers import ALGORITHMS
+from sidecar.identity.jwks import VerificationKey, public_key_from
+from sidecar.identity.jwt import read_compact, time_of
+from sidecar.signing_keys import thumbprint
+
+TYP: Final = "dpop+jwt"
+MAX_AGE_S: Final = 60.0
+MAX_PROOF_CHARS: Final = 8 * 1024
+MAX_ID_CHARS: Final = 512
+MAX_KEPT: Final = 100_000  # a hundred bytes each
+KEY: Final = "dpop:"
+# One key, one id: the first who writes it down has seen it first.
+SCRIPT: Final = "return redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[1]) and 1 or 0"
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
+_JWS: Final = jwt.PyJWS()
+
+Share = Callable[[str, int], Awaitable[bool | None]]
+"""(id, for how many ms it is to be remembered) → whether no replica has seen it; None where nothing is shared. Raises
+Refusal(STORE_UNAVAILABLE)."""
+
+
+async def alone(_name: str, _for_ms: int) -> None:
+    """Nothing is shared."""
+
+
+class Seen:
+    """Which ids were there already. `clock` gives seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
+        self.share: Share = alone
+        self._clock = clock
+        self._max_kept = max_kept
+        self._kept: OrderedDict[str, float] = OrderedDict()
+
+    async def is_first(self, name: str, for_s: float) -> bool:
+        """Whether nobody has seen it, for so long. Raises Refusal where that cannot be known."""
+        now = self._clock()
+        while self._kept and next(iter(self._kept.values())) <= now:
+            self._kept.popitem(last=False)
+        if name in self._kept:
+            return False
+        if len(self._kept) >= self._max_kept:
+            raise Refusal(Reason.STORE_UNAVAILABLE, "too many proofs are remembered")
+        self._kept[name] = now + for_s
+        return await self.share(name, int(for_s * 1000)) is not False
+
+
+class Proofs:
+    """Checks proofs. `leeway_s` is by how much clocks may differ, `max_age_s` how old one may be."""
+
+    def __init__(self, clock: Callable[[], float], leeway_s: float, max_age_s: float, seen: Seen | None = None) -> None:
+        self.seen = seen or Seen(clock)
+        self._clock = clock
+        self._leeway_s = leeway_s
+        self._max_age_s = max_age_s
+
+    async def check(self, presented: Presented, token: str, key: str) -> None:
+        """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint."""
+        if len(presented.proofs) != 1:
+            raise _bad("one DPoP proof is needed" if not presented.proofs else "a credential header is there twice")
+        try:
+            claims = _claims(presented.proofs[0], key)
+        except Refusal as refusal:
+            raise _bad(refusal.detail) from None
+        if claims.get("htm") != presented.method or _plain(claims.get("htu")) not in map(_plain, presented.urls):
+            raise _bad("the proof is for another request")
+        if not _same(claims.get("ath"), urlsafe_b64encode(sha256(token.encode()).digest()).rstrip(b"=").decode()):
+            raise _bad("the proof is for another token")
+        issued_at, now = claims["iat"], self._clock()
+        if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:
+            raise _bad("the proof is too old, or from the future")
+        # From the last moment at which it could be shown again, whatever clock it was made by.
+        for_s = self._max_age_s + 2 * self._leeway_s
+        if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s):
+            raise _bad("the proof was used before")
+
+
+def unproven(detail: str) -> Refusal:
+    """401: a token that is bound to a key came without its proof."""
+    return bad_credential(detail, scheme="DPoP", more=_ALGORITHMS)
+
+
+_ALGORITHMS: Final = f'algs="{" ".join(sorted(ALGORITHMS))}"'
+
+
+def _bad(detail: str) -> Refusal:
+    return bad_credential(detail, scheme="DPoP", error="invalid_dpop_proof", more=_ALGORITHMS)
+
+
+def _claims(proof: str, key: str) -> dict[str, Any]:
+    """The claims of a proof that was signed by this key; `iat` and `jti` typed. Raises Refusal."""
+    if len(proof) > MAX_PROOF_CHARS:
+        raise bad_credential("the proof is too long")
+    header, claims = read_compact(proof)
+    algorithm, jwk = header.get("alg"), header.get("jwk")
+    public = public_key_from(jwk) if isinstance(jwk, dict) else None
+    if header.get("typ") != TYP or algorithm not in ALGORITHMS or public is None:
+        raise bad_credential("the proof is no DPoP proof")
+    if not VerificationKey("", "", public).fits(algorithm) or not _same(thumbprint(public), key):
+        raise bad_credential("the proof is by another key than the token's")
+    try:
+        _JWS.decode_complete(proof, public, algorithms=[algorithm])
+    except jwt.PyJWTError:
+        raise bad_credential("the proof's signature does not hold") from None
+    name = claims.get("jti")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARS:
+        raise bad_credential("the proof's jti must be a string")
+    return {**claims, "iat": time_of(claims, "iat", "proof")}
+
+
+def _same(one: object, other: str) -> bool:
+    return isinstance(one, str) and one.isascii() and compare_digest(one, other)
+
+
+def _plain(url: object) -> str:
+    """A URL without query and fragment (RFC 9449 4.3), its origin in one spelling; "?" for what is none."""
+    if not isinstance(url, str):
+        return "?"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "?"
+    host, scheme = (parts.hostname or "").lower(), parts.scheme.lower()
+    if not host or parts.username is not None:
+        return "?"
+    return f"{scheme}://{host}:{port or _PORTS.get(scheme, 0)}{parts.path or '/'}"

@@ -1,0 +1,390 @@
+"""Is a bound token worth anything without its key, and is its proof worth anything twice?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from itertools import count
+from typing import Any
+
+import jwt
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import Audience, Identity, Presented
+from sidecar.identity.certificate_names import thumbprint_of
+from sidecar.identity.certificates import Certificates, Proxy
+from sidecar.identity.jwks import public_key_from
+from sidecar.identity.proofs import Seen, _plain
+from sidecar.signing_keys import SigningKey, thumbprint
+from sidecar.vocabulary import Caller
+from tests.unit.identity.test_certificates import PLANNER, WHOSE, issue, now
+from tests.unit.identity.test_certificates import token as dated
+from tests.unit.identity.test_chains import api_key, keys_of
+from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, KeyServer, an_issuer, b64, minted, signing_key
+
+HOLDER, THIEF = signing_key("holder"), signing_key("thief")
+NUMBERS = count()
+OPEN = Audience(GITHUB, anonymous=True)
+
+
+def identity_of(clock: Clock | None = None, certificates: Certificates = WHOSE, **what: Any) -> Identity:
+    server, clock = KeyServer(), clock or Clock()
+    server.serve("https://idp.acme.example", signing_key())
+    keys = keys_of("nhi:planner", "user:alice")
+    return Identity(
+        (an_issuer(),), keys, certificates, fetch=server.fetch, clock=clock.wall, mono=clock.monotonic, **what
+    )
+
+
+def bound(to: SigningKey = HOLDER, **changes: Any) -> str:
+    return minted(cnf={"jkt": to.kid}, **changes)
+
+
+def ath(token: str) -> str:
+    return urlsafe_b64encode(sha256(token.encode()).digest()).rstrip(b"=").decode()
+
+
+def proof(token: str, *, by: SigningKey = HOLDER, header: Mapping[str, Any] | None = None, **changes: Any) -> str:
+    claims = {"jti": f"id-{next(NUMBERS)}", "htm": "POST", "htu": GITHUB, "iat": int(NOW), "ath": ath(token), **changes}
+    jwk = {name: value for name, value in by.public_jwk.items() if name not in ("use", "alg", "kid")}
+    head = {"typ": "dpop+jwt", "jwk": jwk, **(header or {})}
+    return jwt.encode(
+        {name: value for name, value in claims.items() if value is not None}, by.private, by.algorithm, head
+    )
+
+
+def shown(token: str, *proofs: str, scheme: str = "DPoP", **more: Any) -> Presented:
+    return Presented(
+        authorization=(f"{scheme} {token}",),
+        proofs=proofs,
+        method="POST",
+        urls=(GITHUB, "https://gw.internal:8443/mcp/github"),
+        **more,
+    )
+
+
+async def ask(identity: Identity, presented: Presented, at: Audience = ROUTE) -> Caller:
+    return await identity.identify(identity.admit(presented), at)
+
+
+async def refused(identity: Identity, presented: Presented, at: Audience = ROUTE) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await ask(identity, presented, at)
+    assert caught.value.reason is Reason.BAD_CREDENTIAL, caught.value.detail
+    return caught.value
+
+
+async def test_the_owner_of_the_key_is_let_in_each_time_with_a_new_proof() -> None:
+    identity, token = identity_of(), bound()
+    for _ in range(3):
+        assert (await ask(identity, shown(token, proof(token)))).last.name == "user:alice"
+    with_key = shown(token, proof(token), api_key=(api_key("nhi:planner"),))
+    assert [principal.name for principal in (await ask(identity, with_key)).chain] == ["user:alice", "nhi:planner"]
+
+
+@pytest.mark.parametrize("algorithm", ["ES256", "RS256", "EdDSA"])
+async def test_a_key_of_any_kind_that_tokens_are_signed_with(algorithm: str) -> None:
+    key = signing_key(f"holder-{algorithm}", algorithm)
+    token = bound(key)
+    assert (await ask(identity_of(), shown(token, proof(token, by=key)))).last.name == "user:alice"
+
+
+async def test_a_bound_token_is_no_bearer_token() -> None:
+    token = bound()
+    for presented in (shown(token, scheme="Bearer"), shown(token, proof(token), scheme="Bearer")):
+        await refused(identity_of(), presented)
+        await refused(identity_of(), presented, OPEN)
+    refusal = await refused(identity_of(), shown(token, scheme="Bearer"))
+    assert refusal.scheme == "DPoP"
+    assert refusal.challenge.startswith('error="invalid_token", error_description="the token is bound to a key')
+    assert 'algs="' in refusal.challenge and "ES256" in refusal.challenge
+
+
+async def test_what_was_remembered_of_a_token_is_not_its_proof() -> None:
+    identity, token = identity_of(), bound()
+    await ask(identity, shown(token, proof(token)))
+    for presented in (shown(token, scheme="Bearer"), shown(token)):
+        await refused(identity, presented)
+
+
+async def test_a_proof_is_good_once() -> None:
+    identity, token = identity_of(), bound()
+    once = proof(token)
+    await ask(identity, shown(token, once))
+    refusal = await refused(identity, shown(token, once))
+    assert (refusal.scheme, refusal.detail) == ("DPoP", "the proof was used before")
+    assert refusal.challenge.startswith('error="invalid_dpop_proof"')
+    other = bound(THIEF)
+    assert await ask(identity, shown(other, proof(other, by=THIEF, jti="same")))
+    assert await ask(identity, shown(token, proof(token, jti="same"))), "another key's id is another"
+    await refused(identity, shown(token, proof(token, jti="same", iat=int(NOW) - 1)))
+
+
+async def test_a_hundred_at_once_are_one() -> None:
+    identity, token = identity_of(), bound()
+    once = proof(token)
+    answers = await asyncio.gather(*(ask(identity, shown(token, once)) for _ in range(100)), return_exceptions=True)
+    assert sum(isinstance(answer, Caller) for answer in answers) == 1
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "by another key": {"by": THIEF},
+    "by another key that calls itself the right one": {"by": THIEF, "header": {"jwk": dict(HOLDER.public_jwk)}},
+    "by no key": {"header": {"jwk": None}},
+    "by a key that is no object": {"header": {"jwk": "x"}},
+    "by a shared secret": {"header": {"jwk": {"kty": "oct", "k": "AAAA"}}},
+    "of another type": {"header": {"typ": "JWT"}},
+    "of no type": {"header": {"typ": None}},
+    "with a header that must be understood": {"header": {"crit": ["x"], "x": 1}},
+    "for another method": {"htm": "GET"},
+    "for a method in another case": {"htm": "post"},
+    "for no method": {"htm": None},
+    "for another server": {"htu": "https://gw.acme.example/mcp/jira"},
+    "for a longer path": {"htu": f"{GITHUB}/tools"},
+    "for another host": {"htu": "https://evil.example/mcp/github"},
+    "for another scheme": {"htu": GITHUB.replace("https", "http")},
+    "for another port": {"htu": GITHUB.replace("example/", "example:444/")},
+    "for a user of the host": {"htu": GITHUB.replace("https://", "https://gw.acme.example@")},
+    "for no address": {"htu": None},
+    "for what is no address": {"htu": ["x"]},
+    "for a broken address": {"htu": "https://[::1/mcp/github"},
+    "for another token": {"ath": ath("another")},
+    "for no token": {"ath": None},
+    "for a token that is a number": {"ath": 7},
+    "too old": {"iat": int(NOW) - 200},
+    "from the future": {"iat": int(NOW) + 200},
+    "of no time": {"iat": None},
+    "of a time that is text": {"iat": str(int(NOW))},
+    "of a time that is true": {"iat": True},
+    "without an id": {"jti": None},
+    "with an empty id": {"jti": ""},
+    "with an id that is a number": {"jti": 7},
+    "with an endless id": {"jti": "x" * 600},
+    "too long": {"pad": "x" * 9000},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+async def test_a_proof_of_anything_else_is_none(name: str) -> None:
+    token = bound()
+    for at in (ROUTE, OPEN):
+        refusal = await refused(identity_of(), shown(token, proof(token, **FORGED[name])), at)
+        assert refusal.scheme == "DPoP" and 'error="invalid_dpop_proof"' in refusal.challenge
+
+
+async def test_a_proof_that_was_tampered_with_is_none() -> None:
+    token = bound()
+    head, body, signature = proof(token).split(".")
+    unsigned = b64({"typ": "dpop+jwt", "alg": "none", "jwk": dict(HOLDER.public_jwk)})
+    confused = b64({"typ": "dpop+jwt", "alg": "HS256", "jwk": dict(HOLDER.public_jwk)})
+    other = proof(token).split(".")[1]
+    for made in (
+        "",
+        "x",
+        f"{head}.{body}",
+        f"{head}.{other}.{signature}",
+        f"{unsigned}.{body}.",
+        f"{confused}.{body}.AA",
+    ):
+        await refused(identity_of(), shown(token, made))
+    private = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(HOLDER.private))
+    await refused(identity_of(), shown(token, proof(token, header={"jwk": private})))
+
+
+async def test_there_is_one_proof_where_one_is_needed_and_none_where_none_is() -> None:
+    identity, token, plain = identity_of(), bound(), minted()
+    for presented in (
+        shown(token),
+        shown(token, proof(token), proof(token)),
+        shown(plain, proof(plain)),
+        shown(plain),
+        shown(plain, proof(plain), scheme="Bearer"),
+        shown(api_key("nhi:planner"), proof(token)),
+        Presented(proofs=(proof(token),)),
+        Presented(proofs=("",), api_key=(api_key("nhi:planner"),)),
+        Presented(proofs=(proof(token),), local="nhi:planner"),
+    ):
+        await refused(identity, presented)
+        await refused(identity, presented, OPEN)
+
+
+async def test_the_address_is_the_one_that_callers_know_in_any_of_its_spellings() -> None:
+    identity, token = identity_of(), bound()
+    for htu in (
+        GITHUB,
+        f"{GITHUB}?session_id=1#x",
+        "https://GW.acme.example:443/mcp/github",
+        "HTTPS://gw.acme.example/mcp/github",
+        "https://gw.internal:8443/mcp/github",
+    ):
+        assert await ask(identity, shown(token, proof(token, htu=htu))), htu
+    assert _plain("http://a:80") == _plain("http://A/") != _plain("http://a/b")
+
+
+async def test_a_proof_lives_as_long_as_the_operator_says_and_is_remembered_longer() -> None:
+    clock = Clock()
+    identity, token = identity_of(clock, max_proof_age_s=10), bound()
+    early = proof(token, iat=int(NOW) + 50)  # by a clock that is ahead
+    await ask(identity, shown(token, early))
+    for _ in range(13):
+        clock.pass_s(9)
+        await refused(identity, shown(token, early))
+    old = proof(token, iat=int(clock.now) - 69)
+    await ask(identity, shown(token, old))
+    await refused(identity, shown(token, proof(token, iat=int(clock.now) - 71)))
+
+
+async def test_used_proofs_outlive_a_reload() -> None:
+    before, after, token = identity_of(), identity_of(), bound()
+    once = proof(token)
+    await ask(before, shown(token, once))
+    await after.start(before)
+    await after.close()
+    await refused(after, shown(token, once))
+
+
+async def test_a_proof_is_good_once_for_all_replicas() -> None:
+    """The store that they share says who was first; one that cannot say lets nobody in."""
+    known: set[str] = set()
+
+    async def share(name: str, for_ms: int) -> bool:
+        assert 60_000 <= for_ms <= 200_000
+        first = name not in known
+        known.add(name)
+        return first
+
+    async def out(name: str, for_ms: int) -> bool:
+        raise Refusal(Reason.STORE_UNAVAILABLE)
+
+    one, other, token = identity_of(), identity_of(), bound()
+    for identity in (one, other):
+        identity.share_proofs(share)
+    once = proof(token)
+    await ask(one, shown(token, once))
+    await refused(other, shown(token, once))
+    other.share_proofs(out)
+    with pytest.raises(Refusal) as caught:
+        await ask(other, shown(token, proof(token)))
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+
+
+async def test_what_is_remembered_has_an_end_and_beyond_it_nobody_is_let_in() -> None:
+    clock = Clock()
+    seen = Seen(clock.wall, max_kept=3)
+    assert [await seen.is_first(name, 10) for name in "abca"] == [True, True, True, False]
+    with pytest.raises(Refusal) as caught:
+        await seen.is_first("d", 10)
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    clock.pass_s(11)
+    assert await seen.is_first("a", 10)
+
+
+# Bound to a certificate
+
+MINE = issue(uris=["spiffe://acme.example/x/nobody"])
+PLANNERS = issue(uris=[PLANNER])
+CA = {"trust": "ca"}
+
+
+def held(by: bytes, **changes: Any) -> str:
+    return dated(cnf={"x5t#S256": thumbprint_of(by)}, **changes)
+
+
+def bearer(token: str, **more: Any) -> Presented:
+    return Presented(authorization=(f"Bearer {token}",), **more)
+
+
+async def test_a_token_that_is_bound_to_a_certificate_needs_it() -> None:
+    identity, token = identity_of(now()), held(MINE.der)
+    assert (await ask(identity, bearer(token, certificate=MINE.der, **CA))).last.name == "user:alice"
+    for presented in (
+        bearer(token),
+        bearer(token, certificate=PLANNERS.der, **CA),
+        bearer(token, certificate=MINE.der, trust="old"),
+        bearer(token, api_key=(api_key("nhi:planner"),)),
+    ):
+        assert (await refused(identity, presented)).scheme == "Bearer"
+        await refused(identity, presented, OPEN)
+
+
+async def test_a_certificate_that_is_nobodys_serves_for_the_token_that_is_bound_to_it_alone() -> None:
+    identity = identity_of(now())
+    await refused(identity, bearer(dated(), certificate=MINE.der, **CA))
+    await refused(identity, bearer(held(PLANNERS.der), certificate=MINE.der, **CA))
+    over = issue(uris=["spiffe://acme.example/x/nobody"], ends_s=-5)
+    await refused(identity, bearer(held(over.der), certificate=over.der, **CA))
+    twice = issue(dns=["planner.acme.example", "writer.acme.example"])
+    await refused(identity, bearer(held(twice.der), certificate=twice.der, **CA))
+
+
+async def test_a_workloads_token_and_the_certificate_that_it_is_bound_to_are_one_credential() -> None:
+    identity = identity_of(now())
+    what = {"certificate": PLANNERS.der, **CA}
+    its = await ask(identity, bearer(held(PLANNERS.der, sub="nhi:planner"), **what))
+    assert [principal.name for principal in its.chain] == ["nhi:planner"]
+    users = await ask(identity, bearer(held(PLANNERS.der), **what))
+    assert [principal.name for principal in users.chain] == ["user:alice", "nhi:planner"]
+    with pytest.raises(Refusal) as caught:
+        await ask(identity, bearer(held(PLANNERS.der, sub="nhi:writer"), **what))
+    assert caught.value.reason is Reason.CREDENTIAL_CONFLICT
+
+
+async def test_a_named_proxy_tells_of_that_certificate_too() -> None:
+    identity = identity_of(now(), Certificates(WHOSE.spiffe, proxies=(Proxy(unix=True),), trust="ca"))
+    line = f"Hash={sha256(PLANNERS.der).hexdigest()};URI={PLANNER}"
+    token = held(PLANNERS.der, sub="nhi:planner")
+    assert (await ask(identity, bearer(token, forwarded=(line,), peer="unix"))).last.name == "nhi:planner"
+    await refused(identity, bearer(token, forwarded=(f"Hash={'ab' * 32};URI={PLANNER}",), peer="unix"))
+    await refused(identity, bearer(token, forwarded=(f"URI={PLANNER}",), peer="unix"))
+    await refused(identity, bearer(token, forwarded=(line,), peer="10.0.0.1"))
+
+
+async def test_where_both_are_told_both_are_needed() -> None:
+    clock = now()
+    both = dated(cnf={"jkt": HOLDER.kid, "x5t#S256": thumbprint_of(PLANNERS.der)})
+    good = proof(both, iat=int(clock.now))
+    what = {"certificate": PLANNERS.der, **CA}
+    await refused(identity_of(clock), bearer(both, **what))
+    await refused(identity_of(clock), shown(both, good))
+    assert await ask(identity_of(clock), shown(both, good, **what))
+
+
+UNKNOWN: dict[str, Any] = {
+    "nothing": {},
+    "null": None,
+    "a string": "x",
+    "a whole key": {"jwk": {"kty": "EC"}},
+    "another member beside": {"jkt": HOLDER.kid, "kid": "x"},
+    "an address of keys": {"jku": "https://evil.example"},
+    "a number": {"jkt": 7},
+    "an empty thumbprint": {"jkt": ""},
+    "a thumbprint in hex": {"jkt": "ab" * 32},
+    "SHA-1": {"x5t": "AAAA"},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+async def test_a_token_that_is_bound_in_another_way_is_refused(name: str) -> None:
+    token = signing_key().sign({**json.loads(claims_of(minted())), "cnf": UNKNOWN[name]})
+    for presented in (shown(token, scheme="Bearer"), shown(token, proof(token))):
+        await refused(identity_of(), presented)
+
+
+def claims_of(token: str) -> bytes:
+    body = token.split(".")[1]
+    return urlsafe_b64decode(body + "=" * (-len(body) % 4))
+
+
+def test_thumbprints_are_those_of_the_rfc() -> None:
+    n = (  # RFC 7638 3.1
+        "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6tSoc_BJECPebWKRXjBZCiFV4n3oknjhMstn6"
+        "4tZ_2W-5JsGY4Hc5n9yBXArwl93lqt7_RN5w6Cf0h4QyQ5v-65YGjQR0_FDW2QvzqY368QQMicAtaSqzs8KJZgnYb9c7d0zgdAZHzu6qMQvRL5hajrn1n"
+        "91CbOpbISD08qNLyrdkt-bFTWhAI4vMQFh6WeZu0fM4lFd2NcRwr3XPksINHaQ-G_xBniIqbw0Ls1jF44-csFCur-kEgU8awapJzKnqDKgw"
+    )
+    public = public_key_from({"kty": "RSA", "n": n, "e": "AQAB", "alg": "RS256"})
+    assert public is not None and thumbprint(public) == "NzbLsXh8uDCcd-6MNwXF4W_7noWXFZAfHkxZsRGC9Xs"
+    assert thumbprint(HOLDER.private.public_key()) == HOLDER.kid
