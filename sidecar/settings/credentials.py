@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from pydantic.functional_validators import AfterValidator
 
 from sidecar.settings.addresses import is_loopback_host
-from sidecar.settings.fields import HeaderName, Many, PathField, Scope, Seconds, Section, Word, split_url
+from sidecar.settings.fields import HeaderName, Many, NhiName, PathField, Scope, Seconds, Section, Word, split_url
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.nodes import Loc
 
@@ -103,6 +103,9 @@ class Signed(Section):
     """How long it is good for; it is used again for half of that."""
     roles: bool = False
     """Whether it says which roles the caller's token granted to the first of the chain: for another sidecar."""
+    own: NhiName | None = None
+    """Who the sidecar's own questions are from, such as the list of tools; by default its address, which is no name
+    that another sidecar knows."""
 
 
 class UpstreamCredential(Section):

@@ -63,7 +63,9 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     section = definition.a2a
     if section is None:
         raise ValueError("the settings promise an agent its section")
-    shown = definition.credential or UpstreamCredential(signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S))
+    shown = definition.credential or UpstreamCredential(
+        signed=Signed(audience=f"nhi:{name}", ttl_s=TOKEN_TTL_S, roles=True)
+    )
     account = Account(name, definition.breaker)
     spoken = None if section.version == "auto" else section.version
     at = section.card_address

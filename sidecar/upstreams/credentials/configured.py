@@ -37,7 +37,13 @@ def source_from(
     if section.signed is not None:
         signed = section.signed
         return SignedSource(
-            signer, signed.audience or url, signed.ttl_s, clock=clock, new_id=new_id, roles=signed.roles
+            signer,
+            signed.audience or url,
+            signed.ttl_s,
+            clock=clock,
+            new_id=new_id,
+            roles=signed.roles,
+            own=signed.own or "",
         )
     for client in (section.client_credentials, section.token_exchange):
         if client is not None:

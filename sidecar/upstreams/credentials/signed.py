@@ -3,7 +3,8 @@
 A JWT of ours that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act`
 around those before it, so that the outermost is who called us. Everybody goes by their whole name (`user:corp/alice`),
 and the roles that a token granted to the first of them may stand beside it: another sidecar reads it as its peer's
-(identity/issuers.py). For the sidecar's own questions `sub` is the sidecar.
+(identity/issuers.py). For the sidecar's own questions `sub` is the sidecar, or
+whom the operator says.
 It is good for one audience and for a minute or so, and for no longer than the caller's credential; for half of that it
 is shown again, so that few calls wait for a signature.
 """
@@ -32,8 +33,9 @@ class _Kept:
 
 
 class SignedSource:
-    """A `CredentialSource`. `roles`: whether it says which roles the first of the chain was granted. `clock` gives
-    seconds since the epoch, `new_id` what no token had before."""
+    """A `CredentialSource`. `roles`: whether it says which roles the first of the chain was granted; `own` is the `sub`
+    of the sidecar's own questions, "" its address. `clock` gives seconds since the epoch, `new_id` what no token had
+    before."""
 
     fixed: Header | None = None
 
@@ -46,6 +48,7 @@ class SignedSource:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         roles: bool = False,
+        own: str = "",
     ) -> None:
         self._signer = signer
         self._audience = audience
@@ -53,6 +56,7 @@ class SignedSource:
         self._clock = clock
         self._new_id = new_id
         self._roles = roles
+        self._own = own or signer.issuer
         self._kept: OrderedDict[tuple[tuple[str, ...], frozenset[str]], _Kept] = OrderedDict()
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
@@ -84,7 +88,8 @@ class SignedSource:
         return (
             isinstance(other, SignedSource)
             and self._signer == other._signer
-            and (self._audience, self._ttl_s, self._roles) == (other._audience, other._ttl_s, other._roles)
+            and (self._audience, self._ttl_s) == (other._audience, other._ttl_s)
+            and (self._roles, self._own) == (other._roles, other._own)
         )
 
     async def close(self) -> None:
@@ -97,7 +102,7 @@ class SignedSource:
             ends_s = max(min(ends_s, caller_ends_s), now + 1)
         claims: dict[str, Any] = {
             "iss": self._signer.issuer,
-            "sub": names[0] if names else self._signer.issuer,
+            "sub": names[0] if names else self._own,
             "aud": self._audience,
             "iat": int(now),
             "exp": int(ends_s),
