@@ -28,6 +28,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.callbacks import Callbacks, callbacks_from
 from sidecar.crowds import Crowds, give_memory_back
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
 from sidecar.drift import DriftWatch
@@ -95,6 +96,7 @@ class App:
     pipeline: Pipeline
     live: Live
     switch: KillSwitch
+    callbacks: Callbacks
     seen: InitVar[Look]
     watcher: Watcher = field(init=False)
     reloader: Reloader = field(init=False)
@@ -182,7 +184,22 @@ class App:
             tasks=tasks,
             clock=time.time,
         )
-        return cls(path, environ, settings, processes, audit, metrics, limiter, sessions, pipeline, live, switch, seen)
+        callbacks = callbacks_from(lambda: live.current.settings, lambda: live.current.base_url, metrics)
+        return cls(
+            path,
+            environ,
+            settings,
+            processes,
+            audit,
+            metrics,
+            limiter,
+            sessions,
+            pipeline,
+            live,
+            switch,
+            callbacks,
+            seen,
+        )
 
     def __post_init__(self, seen: Look) -> None:
         self.watcher = Watcher(self.path, lambda: self.live.current.settings, seen)
@@ -218,6 +235,7 @@ class App:
         await self.live.current.identity.close()
         await self.limiter.close()
         await self.pipeline.tasks.store.close()
+        await self.callbacks.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
             self._witness("stop", "sidecar")
         self.audit.close()
@@ -233,6 +251,8 @@ class App:
             trouble.append("the store is out: calls with limits are refused")
         if not self.pipeline.tasks.store.up:
             trouble.append("the task store is out: nobody's tasks can be asked for")
+        if not self.callbacks.outbox.store.up:
+            trouble.append("the store of callbacks is out: none is taken")
         if not self.switch.saved:
             trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -435,6 +455,8 @@ class App:
             exchanges.run_farewells(),
             exchanges.run_sweeps(),
             self.pipeline.tasks.run_sweeps(),
+            self.callbacks.outbox.run(),
+            self.callbacks.run_sweeps(),
             self.switch.run(),
             self.watcher.run(self.reloader.files_changed),
             self._watch(),

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from sidecar.audit import load_key
+from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
 from sidecar.errors import Fault, SettingsError, Together
@@ -40,7 +41,7 @@ from sidecar.watching import key_files
 MAX_KEY_BYTES = 16 * 2**20
 # Every section of settings is in one of the two.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-RELOADED = frozenset({"version", "identity", "policy", "signing", "upstreams", "streams", "answers"})
+RELOADED = frozenset({"version", "identity", "policy", "signing", "upstreams", "streams", "answers", "callbacks"})
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
@@ -70,6 +71,8 @@ def _check_data(settings: Settings, together: Together) -> None:
         Ledger.open(settings.data / LEDGER_FILE)
     with together.noted():
         tasks_from(settings)
+    with together.noted():
+        check_callbacks(settings)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
 

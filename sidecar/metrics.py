@@ -48,6 +48,7 @@ UPSTREAM_STATES = ("ready", "degraded", "offline")
 BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
+CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "given_up")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -183,6 +184,16 @@ class Metrics:
             "audit_records_total",
             "Audit records, by what became of them.",
             {"event": AUDIT_EVENTS, "result": AUDIT_RESULTS},
+        )
+        self._callbacks = Table(
+            "counter",
+            "callbacks_total",
+            "Attempts to call back, by what became of them; after `failed` comes another.",
+            {"kind": CALLBACK_KINDS, "result": CALLBACK_RESULTS},
+        )
+        self._callbacks_waiting = Table("gauge", "callbacks_waiting", "Callbacks that wait, or are under way.")
+        self._callback_s = Table(
+            "histogram", "callback_duration_seconds", "Time of one attempt to call back.", bounds=REQUEST_BUCKETS_S
         )
         self._loop_lag_s = Table(
             "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
@@ -323,6 +334,15 @@ class Metrics:
         """One audit record was `written`, or `failed`."""
         self._audit.add((event, result))
 
+    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
+        """One attempt to call back ended so."""
+        self._callbacks.add((kind, result))
+        self._callback_s.observe((), max(0.0, duration_s))
+
+    def callbacks_wait(self, count: int) -> None:
+        """How many are not at their end."""
+        self._callbacks_waiting.set((), count)
+
     def loop_lagged(self, lag_s: float) -> None:
         """One measurement of the event loop's lag."""
         self._loop_lag_s.observe((), lag_s)
@@ -357,7 +377,16 @@ class Metrics:
         self._reloads.declare(RELOADS)
         self._mode.declare(MODES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
-        for table in (self._sessions, self._reloaded_at, self._store_up, self._store_s, self._loop_lag_s):
+        self._callbacks.declare(CALLBACK_KINDS, CALLBACK_RESULTS)
+        for table in (
+            self._sessions,
+            self._reloaded_at,
+            self._store_up,
+            self._store_s,
+            self._callbacks_waiting,
+            self._callback_s,
+            self._loop_lag_s,
+        ):
             table.declare()
         self._build.only((__version__, platform.python_version()))
 

@@ -1,7 +1,8 @@
-"""How does somebody get a key or a token for trying things out?
+"""How does somebody get a key, a token or a secret?
 
-`sidecar token keygen | mint | api-key | revoke`. API keys are for use; signing keys and tokens made here are for
-development: whoever holds the private key is every user.
+`sidecar token keygen | mint | api-key | revoke | callback-secret`. API keys are for use, and so are the secrets of
+callbacks' receivers; signing keys and tokens made here are for development: whoever holds the private key is every
+user.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import click
 
+from sidecar.callbacks.signature import load_or_make_callback_key
+from sidecar.egress.strict_url import parse_strictly
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.configured import pepper_path
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, write_secret
@@ -96,6 +99,22 @@ def mint(
     values = {**known, **dict(_claim(text) for text in claims)}
     signed = key.sign(values, typ)
     _print({"token": signed, "claims": values}, signed, as_json)
+
+
+@token.command("callback-secret")
+@click.argument("url")
+@_config
+@_json
+def callback_secret(url: str, config: Path, as_json: bool) -> None:
+    """Print what the receiver at URL checks our callbacks with, for a library of Standard Webhooks."""
+    try:
+        receiver = parse_strictly(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="URL") from None
+    key = load_or_make_callback_key(load_settings(config, os.environ, check_files=False).callback_key_path)
+    secret = key.told_to(receiver)
+    place = f"{receiver.scheme}://{receiver.host}:{receiver.port}"
+    _print({"receiver": place, "secret": secret}, secret, as_json)
 
 
 @token.command("api-key")

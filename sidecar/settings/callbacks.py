@@ -86,7 +86,8 @@ NetworkField = Annotated[
 
 
 class CallbackSettings(Section):
-    """Callbacks and push notifications: what leaves to addresses that callers chose."""
+    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait where `tasks.store`
+    says: in `callbacks.sqlite` in the data folder, or in memory, which a restart forgets."""
 
     allow: Many[PlaceField] = ()
     """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
@@ -116,7 +117,11 @@ class CallbackSettings(Section):
     """The longest wait between two attempts."""
     max_waiting: Count = 10_000
     """Callbacks that wait, of all callers together; beyond, no new one is taken."""
+    max_waiting_size: Bytes = 256 * 1024 * 1024
+    """What all of them may hold."""
     max_waiting_per_principal: Count = 1_000
     """Callbacks that wait, of one chain."""
-    store: Literal["file", "memory"] = "file"
-    """`file` is `callbacks.sqlite` in the data folder; what waits in `memory`, a restart forgets."""
+    max_configs: Count = 100_000
+    """Push configurations of tasks, of all callers together; beyond, no new one is taken."""
+    max_configs_per_principal: Count = 1_000
+    """Push configurations of one chain."""

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.audit import AuditSettings
+from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.fields import SLUG, Many, PathField, Section, Slug, not_yet
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.identity import IdentitySettings
@@ -66,6 +67,8 @@ class Settings(Section):
     """What stays open, and what is under way."""
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     """Who owns which task."""
+    callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
+    """What leaves to addresses that callers chose."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     """How refusals are told."""
     agents: Annotated[dict[str, Any], not_yet("a CLI agent")] = Field(default_factory=dict)
@@ -92,6 +95,16 @@ class Settings(Section):
     def tasks_path(self) -> Path:
         """The file that says whose a task is."""
         return self.data / "tasks.sqlite"
+
+    @property
+    def callbacks_path(self) -> Path:
+        """The file of callbacks that wait, and of push configurations."""
+        return self.data / "callbacks.sqlite"
+
+    @property
+    def callback_key_path(self) -> Path:
+        """What the secrets of callbacks' receivers are made from; made when it is first needed."""
+        return self.data / "keys" / "callbacks.key"
 
     @property
     def base_url(self) -> str:

@@ -29,7 +29,8 @@ schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,
 breaker_transitions_total{upstream,to} upstream_duration_seconds{upstream} inflight_requests{protocol}
 open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
 policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
-audit_records_total{event,result} loop_lag_seconds{} build_info{version,python}
+audit_records_total{event,result} callbacks_total{kind,result} callbacks_waiting{} callback_duration_seconds{}
+loop_lag_seconds{} build_info{version,python}
 """
 STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
 Sample = tuple[str, frozenset[tuple[str, str]]]

@@ -17,13 +17,25 @@ from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
 
 SOURCES = Path(sidecar.__file__).parent
-OPENS = {"Client", "fetch", "open_connection", "create_connection", "sock_connect", "urlopen", "ClientSession"}
+OPENS = {
+    "Client",
+    "Guard",
+    "SystemResolver",
+    "fetch",
+    "open_connection",
+    "create_connection",
+    "sock_connect",
+    "urlopen",
+    "ClientSession",
+}
 WHOSE_WORD = {
     "upstreams/http.py": "an upstream's url",
+    "upstreams/agents/agent.py": "an agent's card_url, or the host of its url",
     "upstreams/agents/over_grpc.py": "an agent's url",
     "upstreams/agents/over_http.py": "an agent's url; a card names none that we dial",
     "upstreams/legacy_sse.py": "an upstream's url; the endpoint that it tells, only at that origin",
     "upstreams/credentials/endpoint.py": "the token_url of an upstream's credential",
+    "callbacks/__init__.py": "a caller's, to places that callbacks.allow names",
     "loading.py": "an issuer's jwks_url, handed to identity/",
     "identity/jwks.py": "an issuer's jwks_url",
     "limits/redis.py": "store.url",

@@ -1,0 +1,108 @@
+"""What is a callback on its way, and what can become of it?
+
+state       what happens    then
+waiting     its turn        sending
+sending     2xx             delivered       the end
+sending     410             given_up        the end: the receiver wants no more of it
+sending     refused         refused         the end: the address may not be reached, or no request can be made of it
+sending     anything else   waiting         later each time, `failed` is told; after the last attempt: given_up
+sending     we die          waiting         and is sent again: at least once
+waiting     too old         given_up        the end
+waiting     dropped         forgotten       nobody is told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["push", "task"]
+"""Whose callback it is: a push notification that an agent sent, or the end of a task of the task API."""
+
+Headers = tuple[tuple[str, str], ...]
+GONE: Final = 410
+
+
+class Callback(NamedTuple):
+    """One callback as it was put: `kind` and `ref` are for whoever put it, `owner` is the chain that it is sent for.
+    `headers` may hold what proves us to the receiver, so a callback is never printed."""
+
+    id: str
+    kind: Kind
+    ref: str
+    owner: str
+    url: str
+    created_at: float
+    headers: Headers
+    body: bytes
+
+    def __repr__(self) -> str:
+        return f"Callback({self.id!r}, {self.kind!r})"
+
+    @property
+    def size(self) -> int:
+        """What it holds, in bytes, about."""
+        return len(self.body) + len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+
+class Waiting(NamedTuple):
+    """A callback without what it says. `due_at` is when it may be sent next, in seconds since the epoch."""
+
+    id: str
+    kind: Kind
+    ref: str
+    owner: str
+    url: str
+    created_at: float
+    attempts: int
+    due_at: float
+
+
+class State(StrEnum):
+    """Where a callback stands."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    GIVEN_UP = "given_up"
+    FORGOTTEN = "forgotten"
+
+
+class Happening(StrEnum):
+    """What moves it."""
+
+    TURN = "turn"
+    ACCEPTED = "accepted"
+    UNWANTED = "unwanted"
+    REFUSED = "refused"
+    FAILED = "failed"
+    EXHAUSTED = "exhausted"
+    DROPPED = "dropped"
+
+
+MOVES: Final[Mapping[tuple[State, Happening], State]] = {
+    (State.WAITING, Happening.TURN): State.SENDING,
+    (State.WAITING, Happening.DROPPED): State.FORGOTTEN,
+    (State.SENDING, Happening.ACCEPTED): State.DELIVERED,
+    (State.SENDING, Happening.UNWANTED): State.GIVEN_UP,
+    (State.SENDING, Happening.REFUSED): State.REFUSED,
+    (State.SENDING, Happening.FAILED): State.WAITING,
+    (State.SENDING, Happening.EXHAUSTED): State.GIVEN_UP,
+    (State.SENDING, Happening.DROPPED): State.FORGOTTEN,
+}
+
+Result = Literal["delivered", "failed", "refused", "given_up"]
+
+
+class Told(NamedTuple):
+    """What became of one attempt, for whoever put the callback. After `failed` comes another. `why` is a status or a
+    sentence of ours, never the receiver's words."""
+
+    id: str
+    kind: Kind
+    ref: str
+    result: Result
+    attempts: int
+    why: str

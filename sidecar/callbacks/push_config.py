@@ -1,0 +1,39 @@
+"""What is known of one push configuration?"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sidecar.protocols.a2a.operations import Version
+
+
+class PushRecord(NamedTuple):
+    """Who wants to hear of which task, where, and in which version of A2A; and the address of ours that the agent was
+    told instead. `secret` is what the agent proves itself with; `token`, `scheme` and `credentials` are the caller's,
+    for the receiver. So a record is never printed. `task_id` is "" until the agent said which task it made."""
+
+    handle: str
+    owner: str
+    server: str
+    task_id: str
+    config_id: str
+    version: Version
+    url: str
+    token: str
+    scheme: str
+    credentials: str
+    secret: str
+    created_at: float
+    expires_at: float
+
+    def __repr__(self) -> str:
+        return f"PushRecord({self.server!r})"
+
+    def config(self) -> dict[str, Any]:
+        """The caller's own configuration, in its canonical form."""
+        config = {"taskId": self.task_id, "id": self.config_id, "url": self.url, "token": self.token}
+        told: dict[str, Any] = {name: value for name, value in config.items() if value}
+        if self.scheme:
+            credentials = {"credentials": self.credentials} if self.credentials else {}
+            told["authentication"] = {"scheme": self.scheme, **credentials}
+        return told

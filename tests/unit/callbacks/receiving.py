@@ -1,0 +1,101 @@
+"""An outbox with a real guard, real sockets and a real store, and what a receiver of callbacks does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from sidecar.callbacks import CallbackKey, CallbackStore, MemoryCallbackStore, Outbox, Told
+from sidecar.egress import Guard, parse_origin
+from sidecar.settings.callbacks import CallbackSettings
+
+KEY = CallbackKey(b"k" * 32)
+HERE: dict[str, Any] = {
+    "allow": ["*:*"], "schemes": ["http"], "networks": ["127.0.0.0/8"], "first_retry_s": 0.01, "max_retry_s": 0.05,
+    "timeout_s": 2.0,
+}  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What an outbox tells: to its listener and to the operator."""
+
+    told: list[Told] = field(default_factory=list)
+    attempts: list[tuple[str, str]] = field(default_factory=list)
+    waiting: int = 0
+
+    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
+        assert duration_s >= 0.0
+        self.attempts.append((kind, result))
+
+    def callbacks_wait(self, count: int) -> None:
+        self.waiting = count
+
+    def results(self, id_: str) -> list[str]:
+        return [each.result for each in self.told if each.id == id_]
+
+    async def until(self, number: int, within_s: float = 5.0) -> None:
+        """Until so many attempts were told."""
+        async with asyncio.timeout(within_s):
+            while len(self.told) < number:
+                await asyncio.sleep(0.002)
+
+
+async def nobody(host: str, port: int) -> Sequence[str]:
+    raise OSError("no names here")
+
+
+def outbox(store: CallbackStore, seen: Seen, ids: str = "msg", **rules: Any) -> Outbox:
+    settings = CallbackSettings.model_validate({**HERE, **rules})
+    numbers = count()
+    made = Outbox(
+        store=store,
+        post=Guard(lambda: settings, nobody).post,
+        rules=lambda: settings,
+        key=lambda: KEY,
+        counts=seen,
+        clock=time.time,
+        chance=random.Random(1).random,
+        new_id=lambda: f"{ids}_{next(numbers)}",
+    )
+    made.listen("push", seen.told.append)
+    return made
+
+
+@asynccontextmanager
+async def running(store: CallbackStore | None = None, **rules: Any) -> AsyncIterator[tuple[Outbox, Seen]]:
+    seen = Seen()
+    one = outbox(store or MemoryCallbackStore(), seen, **rules)
+    task = asyncio.create_task(one.run())
+    try:
+        yield one, seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await one.store.close()
+
+
+def header(request: bytes, name: str) -> str:
+    """Of a request as it came, the one header of this name."""
+    lines = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+    [value] = [line.partition(": ")[2] for line in lines if line.lower().startswith(f"{name.lower()}: ")]
+    return value
+
+
+def verified(request: bytes, url: str, *, secret: str = "") -> bytes:
+    """The body of a callback, as the documentation tells a receiver to check it. Raises AssertionError."""
+    body = request.partition(b"\r\n\r\n")[2]
+    key = base64.b64decode((secret or KEY.told_to(parse_origin(url))).removeprefix("whsec_"))
+    signed = f"{header(request, 'webhook-id')}.{header(request, 'webhook-timestamp')}.".encode() + body
+    expected = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    assert hmac.compare_digest(header(request, "webhook-signature"), expected)
+    assert abs(time.time() - int(header(request, "webhook-timestamp"))) < 300
+    return body

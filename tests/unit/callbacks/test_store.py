@@ -1,0 +1,161 @@
+"""Does every store of callbacks keep the same promises? And does the file keep its own?"""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.callbacks import (
+    Bounds,
+    Callback,
+    CallbackStore,
+    CallbackStoreOut,
+    MemoryCallbackStore,
+    PushRecord,
+    SqliteCallbackStore,
+    Waiting,
+    check_callback_file,
+)
+from sidecar.errors import SettingsError
+
+ROOM = Bounds(per_owner=3, total=5, total_bytes=10_000)
+
+
+def callback(id_: str, owner: str = "alice", **more: Any) -> Callback:
+    made = Callback(id_, "push", "ref", owner, "https://hooks.example/", 1.0, (("X-A", "1"), ("X-B", "2")), b"\x00{}")
+    return made._replace(**more)
+
+
+def push(handle: str, owner: str = "alice", **more: Any) -> PushRecord:
+    made = PushRecord(
+        handle, owner, "planner", "t", "c", "1.0", "https://h.example/", "tok", "Bearer", "x", "s", 0.0, 9.0
+    )
+    return made._replace(**more)
+
+
+@pytest.fixture(params=["memory", "file"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CallbackStore]:
+    path = tmp_path / "callbacks.sqlite"
+    made: CallbackStore = MemoryCallbackStore() if request.param == "memory" else SqliteCallbackStore(path)
+    yield made
+    await made.close()
+    await made.close()
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_put_waits_in_its_order_until_it_has_ended(store: CallbackStore) -> None:
+    assert await store.waiting() == [] or await store.waiting() == ()
+    assert await store.put(callback("b"), 5.0, ROOM)
+    assert await store.put(callback("a"), 4.0, ROOM)
+    assert await store.get("b") == callback("b")
+    assert await store.get("c") is None
+    first = Waiting("b", "push", "ref", "alice", "https://hooks.example/", 1.0, 0, 5.0)
+    assert list(await store.waiting()) == [first, first._replace(id="a", due_at=4.0)]
+    await store.again("b", 2, 70.0)
+    await store.again("unknown", 2, 70.0)
+    await store.ended(["a", "unknown"])
+    assert list(await store.waiting()) == [first._replace(attempts=2, due_at=70.0)]
+    await store.ended(["b"])
+    assert list(await store.waiting()) == []
+
+
+async def test_there_is_room_for_so_many_of_each_and_of_all_and_so_much(store: CallbackStore) -> None:
+    assert [await store.put(callback(f"a{n}"), 0.0, ROOM) for n in range(4)] == [True] * 3 + [False]
+    assert [await store.put(callback(f"b{n}", "bob"), 0.0, ROOM) for n in range(3)] == [True] * 2 + [False]
+    await store.ended(["a0", "a1"])
+    assert not await store.put(callback("big", body=b"x" * 10_000), 0.0, ROOM)
+    assert await store.put(callback("a4"), 0.0, ROOM)
+
+
+async def test_a_push_configuration_is_found_by_its_handle_until_it_is_over(store: CallbackStore) -> None:
+    assert await store.push("h", 1.0) is None
+    assert list(await store.pushes_of("alice", "planner", "t", 1.0)) == []
+    assert await store.keep_push(push("h"), 2, 3)
+    assert await store.push("h", 8.9) == push("h")
+    assert await store.push("h", 9.0) is None
+    assert list(await store.pushes_of("alice", "planner", "t", 1.0)) == [push("h")]
+    for other in (
+        ("bob", "planner", "t"),
+        ("alice", "other", "t"),
+        ("alice", "planner", "u"),
+        ("alice", "planner", ""),
+    ):
+        assert list(await store.pushes_of(*other, 1.0)) == []
+    assert await store.sweep(8.9) == 0
+    assert (await store.sweep(9.0), await store.sweep(9.0)) == (1, 0)
+
+
+async def test_there_is_room_for_so_many_configurations(store: CallbackStore) -> None:
+    assert [await store.keep_push(push(f"a{n}"), 2, 3) for n in range(3)] == [True, True, False]
+    assert [await store.keep_push(push(f"b{n}", "bob"), 2, 3) for n in range(2)] == [True, False]
+    await store.forget_pushes(["a0", "unknown"])
+    assert await store.push("a0", 1.0) is None
+    assert await store.keep_push(push("a3"), 2, 3)
+
+
+async def test_the_newest_of_a_name_is_the_one_that_counts(store: CallbackStore) -> None:
+    for record in (push("1"), push("2", "bob"), push("3", task_id="", config_id=""), push("4", config_id="d")):
+        assert await store.keep_push(record, 10, 10)
+    assert list(await store.name_push("3", "t", "c")) == ["1"]
+    assert list(await store.name_push("unknown", "t", "c")) == []
+    assert {record.handle for record in await store.pushes_of("alice", "planner", "t", 1.0)} == {"3", "4"}
+    assert await store.push("2", 1.0) is not None, "another's of the same name is another's"
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_file_is_made_with_the_first_that_is_kept_and_for_us_alone(tmp_path: Path) -> None:
+    store = SqliteCallbackStore(tmp_path / "callbacks.sqlite")
+    assert (await store.waiting(), await store.sweep(0.0), await store.push("h", 0.0)) == ((), 0, None)
+    assert list(tmp_path.iterdir()) == []
+    await store.put(callback("1"), 0.0, ROOM)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    await store.close()
+    again = SqliteCallbackStore(tmp_path / "callbacks.sqlite")
+    assert await again.get("1") == callback("1")
+    check_callback_file(tmp_path / "callbacks.sqlite")
+    await again.close()
+
+
+async def test_a_file_that_is_held_is_a_store_that_is_out(tmp_path: Path) -> None:
+    store = SqliteCallbackStore(tmp_path / "c", deadline_s=0.1)
+    await store.put(callback("1"), 0.0, ROOM)
+    with closing(sqlite3.connect(tmp_path / "c", isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CallbackStoreOut):
+            await store.put(callback("2"), 0.0, ROOM)
+        assert not store.up
+        holder.execute("ROLLBACK")
+    await store.close()
+
+
+async def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "callbacks.sqlite"
+    check_callback_file(path)
+    path.write_bytes(b"x" * 200)
+    with pytest.raises(SettingsError, match="H102"):
+        check_callback_file(path)
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE tasks (a)")
+        connection.execute("PRAGMA user_version = 1")
+    with pytest.raises(SettingsError, match="something else"):
+        check_callback_file(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(SettingsError, match="H103"):
+        check_callback_file(path)
+
+
+def test_what_proves_somebody_is_never_printed() -> None:
+    for told in (repr(callback("1")), repr(push("h")), str(push("h"))):
+        assert "tok" not in told and "X-A" not in told and "hooks" not in told
