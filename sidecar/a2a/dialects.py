@@ -15,6 +15,7 @@ import orjson
 
 from sidecar.answers import JSON, Manner, Told, facts_of, headers_of, message_of
 from sidecar.errors import Reason, Refusal
+from sidecar.intents import EVENT_STREAM
 from sidecar.protocols.a2a.errors import BY_REASON, DOMAIN, ERROR_INFO, KINDS, OF_03, AgentError, Kind
 from sidecar.protocols.a2a.forms import Form, form_of
 from sidecar.protocols.a2a.operations import Binding, Operation, Version
@@ -53,6 +54,14 @@ def word_for(refusal: Refusal) -> Kind | None:
     if refusal.reason is Reason.MALFORMED_CALL:
         word = _CODE_WORDS.get(refusal.code, "INVALID_REQUEST")
     return None if word is None else BY_REASON[word]
+
+
+def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
+    """What a refusal says in words. Of a task that is not there, what agents say: another's is told from none by
+    nothing, and clients of 0.3 read the words."""
+    if refusal.reason is Reason.TASK_UNKNOWN:
+        return BY_REASON["TASK_NOT_FOUND"].message
+    return message_of(refusal, facts)
 
 
 def grpc_status(refusal: Refusal) -> str:
@@ -94,10 +103,11 @@ class Dialect(Protocol):
 
 @dataclass(slots=True)
 class RpcDialect:
-    """JSON-RPC. `request_id` is known once the message is read."""
+    """JSON-RPC. `request_id` is known once the message is read, and whether what it asks for `streams`."""
 
     version: Version
     request_id: Id | None = None
+    streams: bool = False
 
     binding: Binding = "jsonrpc"
 
@@ -117,7 +127,7 @@ class RpcDialect:
 
     def error(self, error: AgentError) -> Told:
         """An agent's no as the whole answer."""
-        return Told(200, self._response({"error": self._error(error)}), JSON)
+        return self._told(200, self._response({"error": self._error(error)}), {})
 
     def error_event(self, error: AgentError) -> bytes:
         """An agent's no as the end of a stream."""
@@ -132,7 +142,13 @@ class RpcDialect:
         body = self._response({"error": self._refusal(refusal, word, facts)})
         status = 200 if word is not None and refusal.answer.http in (400, 404) else refusal.answer.http
         status = 200 if status < 300 or refusal.reason is Reason.METHOD_UNKNOWN else status
-        return Told(status, body, JSON, headers_of(refusal, facts, resource_metadata))
+        return self._told(status, body, headers_of(refusal, facts, resource_metadata))
+
+    def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> Told:
+        """A no; to who asked for a stream in 0.3, as a stream of one event: the official client reads no other."""
+        if self.version == "0.3" and self.streams and status == 200:
+            return Told(status, _event(body), EVENT_STREAM, headers)
+        return Told(status, body, JSON, headers)
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: Manner) -> bytes:
         """A refusal of ours as the end of a stream."""
@@ -141,7 +157,7 @@ class RpcDialect:
 
     def _refusal(self, refusal: Refusal, word: Kind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
         code = refusal.answer.http if word is None else word.code
-        message = message_of(refusal, facts)
+        message = sentence_for(refusal, facts)
         if self.version == "0.3":
             return {"code": code, "message": message, "data": dict(facts)}
         return {"code": code, "message": message, "data": [info_of(refusal, word, facts)]}
@@ -213,7 +229,7 @@ class HttpDialect:
         return _event(orjson.dumps(self._refusal(refusal, word, facts, status)), b"error")
 
     def _refusal(self, refusal: Refusal, word: Kind | None, facts: Mapping[str, Any], status: int) -> dict[str, Any]:
-        message = message_of(refusal, facts)
+        message = sentence_for(refusal, facts)
         if self.version == "0.3":
             return {"message": message, "code": status if word is None else word.code, "data": dict(facts)}
         name = _STATUS_OF.get(status, "UNKNOWN") if word is None else word.grpc

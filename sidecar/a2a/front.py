@@ -19,7 +19,7 @@ from aiohttp import web
 from sidecar import arrival
 from sidecar.a2a import cards
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
-from sidecar.a2a.owning import Owning
+from sidecar.a2a.owning import Owning, empty_page
 from sidecar.a2a.reading import Called, Operate, extensions_of, read_call, read_http, read_rpc, version_of, version_said
 from sidecar.arrival import Route
 from sidecar.errors import Reason, Refusal
@@ -31,7 +31,7 @@ from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import CANCEL, CARD, RESUBSCRIBE, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Request, malformed
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.turn import Overseen, Turn
 from sidecar.upstreams.agents import Agent, Heard, Outgoing
@@ -67,9 +67,9 @@ class AgentFront:
         if turn.verb != "POST":
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         dialect.version = version_of(turn.headers, _query(turn))
-        message = jsonrpc.parse_message(await _body(turn))
-        if isinstance(message, Request):
-            dialect.request_id = turn.request_id = turn.record.request_id = message.id
+        envelope = jsonrpc.parse_json(await _body(turn))
+        dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.id_in(envelope)
+        message = jsonrpc.message_from(envelope)
         return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
 
     async def _http(self, turn: Turn, route: Route) -> Operate:
@@ -137,6 +137,8 @@ class AgentFront:
         if intent.operation is CARD:
             return await self._extended(overseen, agent, outgoing)
         async with overseen.under_way(self.exchanges.oversight.calls):
+            if not await owning.can_find():
+                return _whole(turn, _dialect(turn).result(intent.operation, empty_page(intent.params)))
             answer = await agent.wire.ask(outgoing)
             if isinstance(answer, AgentError):
                 return _whole(turn, _dialect(turn).error(answer))

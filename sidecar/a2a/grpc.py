@@ -17,8 +17,8 @@ import grpc
 from aiohttp import HttpVersion11, web
 from grpc import aio
 
-from sidecar.a2a.dialects import details_of, grpc_status, info_of, word_for
-from sidecar.answers import Manner, Told, facts_of, message_of
+from sidecar.a2a.dialects import details_of, grpc_status, info_of, sentence_for, word_for
+from sidecar.answers import Manner, Told, facts_of
 from sidecar.errors import Reason, Refusal
 from sidecar.outlets import Outlet
 from sidecar.protocols.a2a.errors import AgentError, Kind
@@ -75,7 +75,7 @@ class GrpcDialect:
     ) -> Told:
         """A refusal of ours as the whole answer."""
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
-        self._fail(grpc_status(refusal), word, message_of(refusal, facts), [info_of(refusal, word, facts)])
+        self._fail(grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)])
         return Told(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: Manner) -> bytes:

@@ -27,6 +27,7 @@ TERMINAL: Final[Mapping[str, str]] = {
 }
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
 MAX_LISTED: Final = 100  # A2A 1.0: of one page
+DEFAULT_LISTED: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,17 @@ class Owning:
             await self.tasks.may_create(self.caller)
         if self.intent.tasks:
             await self.tasks.all_owned(self.caller, agent, self.intent.tasks, namespace=TASKS)
-        if self.intent.context:
+        if self.intent.context and operation is not LIST:
             await self._check_context(begins=operation in (SEND, STREAM))
+
+    async def can_find(self) -> bool:
+        """Whether there may be anything that is asked for. A list of another's conversation, and of one that there is
+        not, is empty, and the agent is not asked: its pages would tell the two apart."""
+        context = self.intent.context
+        if self.intent.operation is not LIST or not context:
+            return True
+        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, (context,), namespace=CONTEXTS)
+        return context in mine
 
     async def _check_context(self, *, begins: bool) -> None:
         """A conversation that nobody has is begun with its first message; the race for it has one winner."""
@@ -115,6 +125,11 @@ class Owning:
         mine = await self.tasks.mine(self.caller, self.intent.call.upstream, ids, namespace=TASKS)
         shown = [entry for entry in entries if entry.get("id") in mine]
         return {**result, "tasks": shown, "totalSize": len(shown)}
+
+
+def empty_page(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A list with nothing in it, as it was asked for."""
+    return {"tasks": [], "nextPageToken": "", "pageSize": params.get("pageSize", DEFAULT_LISTED), "totalSize": 0}
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

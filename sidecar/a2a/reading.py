@@ -106,12 +106,16 @@ def extensions_of(headers: Headers) -> tuple[str, ...]:
 
 def read_rpc(agent: str, dialect: RpcDialect, message: jsonrpc.Message, extensions: tuple[str, ...]) -> Operate:
     """What a JSON-RPC message wants. Raises Refusal."""
-    if not isinstance(message, Request):
+    if isinstance(message, jsonrpc.Response):
         raise malformed("A2A has requests only")
     operation = BY_RPC[dialect.version].get(message.method)
     if operation is None:
         raise malformed("the method is none of this version of A2A", METHOD_NOT_FOUND)
-    return _operate(agent, operation, _read(dialect, operation, message.params), dialect.version, extensions)
+    dialect.streams = operation.streams
+    wanted = _operate(agent, operation, _read(dialect, operation, message.params), dialect.version, extensions)
+    if not isinstance(message, Request):
+        raise malformed("A2A has requests only, and a request has an id")
+    return wanted
 
 
 def read_http(

@@ -101,15 +101,14 @@ Message = Request | Notification | Response
 
 def parse_message(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """The caller's bytes as one message. Raises Refusal(MALFORMED_CALL) that says what is wrong, never the value."""
-    envelope = parse_json(raw, max_depth=max_depth)
-    if isinstance(envelope, list):
-        # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
-        raise malformed("JSON-RPC batches are not supported")
-    return message_from(envelope)
+    return message_from(parse_json(raw, max_depth=max_depth))
 
 
 def message_from(envelope: object) -> Message:
     """A parsed JSON value as one message, its shape checked to the last key."""
+    if isinstance(envelope, list):
+        # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
+        raise malformed("JSON-RPC batches are not supported")
     if not isinstance(envelope, dict):
         raise malformed("a JSON-RPC message is an object")
     if not envelope.keys() <= ENVELOPE:
@@ -120,6 +119,16 @@ def message_from(envelope: object) -> Message:
     if "method" in envelope:
         return _call_from(envelope)
     return _response_from(envelope)
+
+
+def id_in(envelope: object) -> Id | None:
+    """The id that a parsed JSON value bears, also where it is no message otherwise: its sender is to hear it."""
+    if not isinstance(envelope, dict) or "id" not in envelope:
+        return None
+    try:
+        return _id_from(envelope["id"])
+    except Refusal:
+        return None
 
 
 def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:

@@ -1,0 +1,82 @@
+"""What does a caller of an agent hear who said something amiss? Found by the official TCK and the official clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, agent_world, ask
+
+SENT = {"jsonrpc": "2.0", "method": "SendMessage", "params": {"message": HELLO}}
+
+
+async def posted(world: AgentWorld, message: Any, version: str = "1.0") -> tuple[int, str, bytes]:
+    """Status, media type and body."""
+    url, headers = f"{world.url}/agents/researcher/", {**ALICE, "A2A-Version": version}
+    async with world.http.post(url, json=message, headers=headers) as response:
+        return response.status, response.content_type, await response.read()
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ({**SENT, "jsonrpc": "1.0", "id": "mine"}, -32600),
+        ({"jsonrpc": "2.0", "params": {}, "id": 7}, -32600),
+        ({**SENT, "method": "message/ssend", "id": 0}, -32601),
+        ({**SENT, "params": {"": "x"}, "id": "mine"}, -32602),
+    ],
+)
+async def test_what_is_no_good_message_hears_its_own_id(message: dict[str, Any], code: int, tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        _, _, body = await posted(world, message)
+        said = json.loads(body)
+        assert (said["id"], said["error"]["code"]) == (message["id"], code)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (SENT, -32600),
+        ({**SENT, "method": "message/ssend"}, -32601),
+        ({**SENT, "params": {"": "x"}}, -32602),
+        ({**SENT, "id": {"bad": "type"}}, -32600),
+    ],
+)
+async def test_what_bears_no_id_is_told_what_is_worst_about_it(
+    message: dict[str, Any], code: int, tmp_path: Path
+) -> None:
+    async with agent_world(tmp_path) as world:
+        _, _, body = await posted(world, message)
+        said = json.loads(body)
+        assert (said["id"], said["error"]["code"]) == (None, code)
+        assert world.agent.seen == []
+
+
+async def test_anothers_conversation_and_none_are_an_empty_list_that_the_agent_is_not_asked_for(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", {"message": HELLO})
+        reached = len(world.agent.seen)
+        for version, binding in SPOKEN:
+            if version == "0.3" and binding == "grpc":
+                continue  # which has no lists
+            for context in ("c1", "never-was"):
+                (page,) = (await ask(world, version, binding, "tasks/list", {"contextId": context}, BOB)).results
+                assert not page.get("tasks") and not page.get("totalSize")
+            assert len(world.agent.seen) == reached
+            (page,) = (await ask(world, version, binding, "tasks/list", {"contextId": "c1"}, ALICE)).results
+            assert [task["id"] for task in page["tasks"]] == ["t1"]
+            reached = len(world.agent.seen)
+
+
+async def test_a_stream_of_0_3_that_comes_to_nothing_is_a_stream_all_the_same(tmp_path: Path) -> None:
+    """The official 0.3 client reads nothing else, and would never see the error's code."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/resubscribe", "params": {"id": "never-was"}}
+    async with agent_world(tmp_path) as world:
+        status, media_type, body = await posted(world, message, "0.3")
+        assert (status, media_type) == (200, "text/event-stream")
+        assert json.loads(body.removeprefix(b"data: "))["error"]["code"] == -32001
+        status, media_type, _ = await posted(world, {**message, "method": "SubscribeToTask"})
+        assert (status, media_type) == (200, "application/json")
