@@ -1,7 +1,10 @@
 """Does every check of the official A2A TCK that passes directly pass through the sidecar too?
 
     make conformance SUITE=a2a          or, for some parts of it:
-    python -m tests.conformance a2a [1.0] [0.3] [0.3-jsonrpc] [0.3-rest-capabilities] …
+    python -m tests.conformance a2a [1.0] [1.0-grpc] [0.3] [0.3-jsonrpc] [0.3-rest-capabilities] …
+
+A part is a version of the kit; what follows is, in 1.0, how we speak to the agent (each kit tries every binding that it
+finds), and in 0.3 the binding and the category that the kit is asked for.
 
 Both kits are brought by hand into `.conformance/`; the command says how. Each part has agents of its own on the
 official SDK (`tests/a2a/agents`), so several run at once. The kits need nothing that the tests' own environment lacks,
@@ -15,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.protocols.a2a.operations import BINDINGS
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Line, agent
-from tests.conformance.sidecar import ROOT
+from tests.conformance.sidecar import ROOT, before_agent
 
 TOOLS = ROOT / ".conformance"
 SOURCE = "https://github.com/a2aproject/a2a-tck"
@@ -29,6 +33,12 @@ SOURCE = "https://github.com/a2aproject/a2a-tck"
 KITS = {
     "a2a-tck-0.3": "eb1f804c27ea25db8805264d9ed2d7ca077a7776",
     "a2a-tck-1.0": "357c4a87afa2818731590647cccbea31c31733a2",
+}
+# The folder of the plugin alone: the kits have packages of their own that are called as ours are.
+KIT_ENVIRONMENT = {
+    "TCK_STREAMING_TIMEOUT": "5.0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPATH": str(Path(__file__).with_name("plugins")),
 }
 PART_S, AT_ONCE = 400, 6
 NO, USAGE = 1, 2
@@ -40,12 +50,14 @@ TLS = tuple(
 
 @dataclass(frozen=True)
 class Part:
-    """One run of a kit, against an agent. `arguments` are pytest's; `{url}` in them is the agent's."""
+    """One run of a kit, against an agent. `arguments` are pytest's; `{url}` in them is what is before the path of the
+    card. `spoken` is the binding and the version in which we speak to the agent."""
 
     kit: str
     line: Line
     flags: tuple[str, ...]
     arguments: tuple[str, ...]
+    spoken: tuple[str, str]
 
 
 def _old(transport: str) -> Mapping[str, tuple[str, ...]]:
@@ -61,12 +73,25 @@ def _old(transport: str) -> Mapping[str, tuple[str, ...]]:
 
 # The extended card of 0.3 must not be had without a credential, and these agents ask for none.
 PARTS: Mapping[str, Part] = {
-    "1.0": Part("a2a-tck-1.0", "sdk1", (), ("tests/compatibility", "--sut-host={url}")),
     **{
-        f"0.3-{transport}-{category}": Part("a2a-tck-0.3", "sdk03", ("--no-extended-card",), arguments)
+        f"1.0-{binding.replace('_', '-')}": Part(
+            "a2a-tck-1.0", "sdk1", (), ("tests/compatibility", "--sut-host={url}"), (binding, "1.0")
+        )
+        for binding in BINDINGS
+    },
+    **{
+        f"0.3-{transport}-{category}": Part(
+            "a2a-tck-0.3", "sdk03", ("--no-extended-card",), arguments, ("jsonrpc", "0.3")
+        )
         for transport in ("jsonrpc", "rest", "grpc")
         for category, arguments in _old(transport).items()
     },
+}
+# What must not pass through us, and why.
+REFUSED: Mapping[str, str] = {
+    "tests.compatibility.agent_card.test_agent_card.TestAgentCardStructure::test_agent_card_validates_against_schema": (
+        "one document is the card of both versions, as the official SDK writes it, and the kit's schema knows no 0.3"
+    ),
 }
 
 
@@ -90,10 +115,12 @@ def main(parts: Sequence[str]) -> int:
     if lacking := _lacking(wanted.values()):
         print("\n".join(lacking), file=sys.stderr)
         return USAGE
+    lost: list[str] = []
     with ThreadPoolExecutor(AT_ONCE) as at_once:
-        for name, direct in zip(wanted, at_once.map(_directly, wanted.values()), strict=True):
-            print(f"{name:24} direct {direct!s:>7}", flush=True)
-    return 0
+        for name, (direct, through) in zip(wanted, at_once.map(_both, wanted.values()), strict=True):
+            lost += _compare(name, direct, through)
+    print("\n".join(["", *(f"LOST {what}" for what in lost)]) if lost else "nothing is lost")
+    return NO if lost else 0
 
 
 def _lacking(parts: Sequence[Part]) -> list[str]:
@@ -105,25 +132,46 @@ def _lacking(parts: Sequence[Part]) -> list[str]:
     return said
 
 
-def _directly(part: Part) -> Count:
+def _both(part: Part) -> tuple[Count, Count]:
+    """Directly, and through a sidecar: two agents, since a kit looks at all that one has."""
     with agent(part.line, *part.flags) as one:
-        return _run(part, one.url)
+        direct = _run(part, one.url)
+    with agent(part.line, *part.flags) as one:
+        binding, version = part.spoken
+        url = {"jsonrpc": one.rpc, "http_json": one.rest, "grpc": f"grpc://{one.grpc}"}[binding]
+        section = {"url": url, "binding": binding, "version": version, "card_url": one.card}
+        with before_agent(section) as (sidecar, key):
+            return direct, _run(part, sidecar, key)
 
 
-def _run(part: Part, url: str) -> Count:
-    """What the kit says of the agent whose card is at this URL."""
+def _compare(name: str, direct: Count, through: Count) -> Iterator[str]:
+    """Print both counts; every check that passes directly and not through us, unless it must not."""
+    passed = {check for check, how in direct.checks.items() if how == "passed"}
+    missing = sorted(check for check in passed if through.checks.get(check) != "passed")
+    gone = [check for check in missing if check not in REFUSED]
+    verdict = f"LOST {len(gone)}" if gone else "ok"
+    print(f"{name:24} direct {direct!s:>7}   through {through!s:>7}   {verdict}")
+    for check in missing:
+        if check in REFUSED:
+            print(f"{' ':6} refused, as it must be: {check}: {REFUSED[check]}")
+    yield from (f"{name}: {check}" for check in gone)
+
+
+def _run(part: Part, url: str, key: str = "") -> Count:
+    """What the kit says of the agent whose card is under this URL; with a key, its clients show that."""
     with tempfile.TemporaryDirectory() as out:
         report = Path(out) / "junit.xml"
         arguments = (argument.format(url=url) for argument in part.arguments)
-        command = (sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
+        bearing = ("-p", "bearing") if key else ()
+        command = (sys.executable, "-m", "pytest", *arguments, *bearing, "-q", "-p", "no:cacheprovider")
         done = subprocess.run(
-            command,
+            (*command, f"--junitxml={report}"),
             cwd=TOOLS / part.kit,
             timeout=PART_S,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env={**os.environ, "TCK_STREAMING_TIMEOUT": "5.0", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, **KIT_ENVIRONMENT, "TCK_API_KEY": key, "TCK_AGENT": url},
         )
         if not report.exists():
             raise SystemExit(f"the kit did not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

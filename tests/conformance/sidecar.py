@@ -1,4 +1,7 @@
-"""Which sidecar does a suite meet? One of its own, where whoever comes may everything: suites have no credential."""
+"""Which sidecar does a suite meet? One of its own, where whoever comes may everything: suites have no credential.
+
+Before agents they need one, because tasks belong to somebody: there it is an API key, which `plugins/bearing.py` shows.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,52 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tests.flow.idp import Idp
+
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 20.0
 ENDS_WITHIN_S = 10.0
-RULES = """\
+RULES = {
+    "agent_to_tool": """\
 p, anonymous, tool:*, use, -, -, -, allow
 p, anonymous, prompt:*, use, -, -, -, allow
 p, anonymous, resource:*, use, -, -, -, allow
 p, anonymous, nhi:*, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
-"""
+""",
+    "nhi_to_nhi": """\
+p, nhi:tck, nhi:*, use|push/set|push/get|push/list|push/delete|card/extended, -, -, -, allow
+""",
+}
 
 
 @contextmanager
 def before(servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """A sidecar before `servers` (name → its `mcp` section); its base URL."""
+    upstreams = {name: {"mcp": dict(section), "anonymous": True} for name, section in servers.items()}
+    with _before({"upstreams": upstreams}, {}) as url:
+        yield url
+
+
+@contextmanager
+def before_agent(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A sidecar before one agent (its `a2a` section), which has a gRPC port of its own: what is before the card's path,
+    and the API key of nhi:tck."""
+    idp = Idp()
+    key = idp.api_key("nhi:tck", ttl_s=3600)
+    settings = {
+        "identity": {"api_keys_path": "keys.yaml"},
+        "upstreams": {"agent": {"a2a": {**section, "grpc_port": _free_port()}}},
+    }
+    with _before(settings, idp.files()) as url:
+        yield f"{url}/agents/agent", key
+
+
+@contextmanager
+def _before(settings: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:
         folder = Path(name)
         port, admin = _free_port(), _free_port()
-        _write(folder, servers, port, admin)
+        _write(folder, {**_settings(port, admin), **settings}, files)
         with (folder / "log").open("wb") as log:
             command = (sys.executable, "-m", "sidecar", "serve", "-c", str(folder / "sidecar.yaml"))
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -54,18 +85,23 @@ def before(servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 shutil.copy(folder / "data" / "audit" / "audit.jsonl", Path(kept) / f"sidecar-{process.pid}.jsonl")
 
 
-def _write(folder: Path, servers: Mapping[str, Mapping[str, Any]], port: int, admin: int) -> None:
-    settings = {
+def _settings(port: int, admin: int) -> dict[str, Any]:
+    return {
         "version": 1,
-        "server": {"listen": f"127.0.0.1:{port}", "shutdown_grace_s": "1s"},
+        "server": {"listen": f"127.0.0.1:{port}", "grpc": f"127.0.0.1:{_free_port()}", "shutdown_grace_s": "1s"},
         "admin": {"listen": f"127.0.0.1:{admin}"},
         "sessions": {"session_calls_per_minute": 100_000, "max_per_principal": 1000},
-        "upstreams": {name: {"mcp": dict(section), "anonymous": True} for name, section in servers.items()},
     }
+
+
+def _write(folder: Path, settings: Mapping[str, Any], files: Mapping[str, str]) -> None:
     (folder / "sidecar.yaml").write_text(json.dumps(settings))
     shutil.copytree(ROOT / "models", folder / "models")
-    (folder / "policies").mkdir()
-    (folder / "policies" / "agent_to_tool.csv").write_text(RULES)
+    policies = {f"policies/{kind}.csv": rules for kind, rules in RULES.items()}
+    for name, content in {**policies, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
 
 
 def _free_port() -> int:

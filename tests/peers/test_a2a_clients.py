@@ -234,8 +234,8 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
         line, binding, version = behind
         one = new if line == "new" else aged
         url = {"jsonrpc": one.rpc, "http_json": one.rest, "grpc": f"grpc://{one.grpc}"}[binding]
-        section = f'{{url: "{url}", binding: {binding}, version: "{version}", grpc_port: 0}}'
-        settings += f"  {_name(behind)}: {{a2a: {section}}}\n"
+        said = f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}", grpc_port: 0'
+        settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
     (folder / "sidecar.yaml").write_text(settings)
     app = await App.start(folder / "sidecar.yaml", {})
     try:
