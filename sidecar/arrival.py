@@ -193,7 +193,8 @@ def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) ->
     scheme = "http" if entrance.principal else base_url.partition(":")[0]
     public = () if entrance.principal else (f"{base_url}{path}",)
     # Where callers see us under a path, the same host without it may be another's.
-    return public if entrance.prefix or not hosts else (*public, f"{scheme}://{hosts[0]}{path}")
+    known = entrance.hosts is not None and len(hosts) == 1 and not entrance.prefix
+    return (*public, f"{scheme}://{hosts[0]}{path}") if known else public
 
 
 def head_of(headers: Headers) -> Head:

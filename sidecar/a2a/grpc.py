@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from aiohttp import HttpVersion11, web
@@ -108,7 +109,7 @@ class GrpcRequest:
 
     @property
     def remote(self) -> str:
-        peer: str = self.context.peer()
+        peer = unquote(self.context.peer())  # an IPv6 address comes with its brackets encoded
         return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
 
     def params(self) -> dict[str, Any]:

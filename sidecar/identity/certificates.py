@@ -110,9 +110,10 @@ class Certificates:
         return Workload(Principal(principal, ISSUER), credential, shown.ends_at)
 
     def knows(self, credential: Credential, principal: str) -> bool:
-        """Whether this credential would still be believed, and be the same one's."""
-        vouched = credential.trust in (self.trust, self._proxies_are)
-        return vouched and self._principal_of(credential.issuer) == principal
+        """Whether this credential would still be believed, and be the same one's, if it is anybody's."""
+        if credential.trust not in (self.trust, self._proxies_are):
+            return False
+        return not credential.issuer or self._principal_of(credential.issuer) == principal
 
     @property
     def _proxies_are(self) -> str:

@@ -44,7 +44,7 @@ class Presented(NamedTuple):
     def kinds(self) -> tuple[CredentialKind, ...]:
         """Which kinds of credential are there, good or bad, for evidence and metrics. `anonymous` when none is."""
         keyed = any(_looks_like_key(line) for line in self.authorization) or bool(self.api_key)
-        token = any(not _looks_like_key(line) for line in self.authorization)
+        token = bool(self.proofs) or any(not _looks_like_key(line) for line in self.authorization)
         seen: tuple[tuple[CredentialKind, bool], ...] = (
             ("jwt", token),
             ("api_key", keyed),

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.binding import UNBOUND, Bound
@@ -42,10 +42,11 @@ from sidecar.settings.root import Settings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
 MAX_REMEMBERED = 10_000
-LOCAL = "local"
+LOCAL: Final = "local"
+CERTIFICATE: Final = "certificate"
 NO_CERTIFICATES = Certificates()
 _CALLED = {"api_key": "an API key", "local": "the local listener", "certificate": "a certificate"}
-_WITHOUT_SCOPES = (LOCAL, "certificate")
+_WITHOUT_SCOPES = (LOCAL, CERTIFICATE)
 """What has no scopes to show: policy alone binds who comes with it."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -159,7 +160,7 @@ class Identity:
 
     def is_nobodys(self, presented: Presented) -> bool:
         """Whether nothing of what was admitted says who calls. Raises Refusal for a certificate that proves nothing."""
-        if presented.kinds[0] not in (ANONYMOUS, "certificate"):
+        if presented.kinds[0] not in (ANONYMOUS, CERTIFICATE):
             return False
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
@@ -176,8 +177,9 @@ class Identity:
         if bound is not UNBOUND or shown.proven:
             await self._check_bound(bound, shown, certificate, presented)
         if caller is None or shown.key or shown.local or certificate is not None:
-            held = bool(bound.certificate)
-            caller = _caller_of(remembered.proven, self._workload(shown, certificate, held=held), held=held)
+            held = certificate if bound.certificate else None
+            workload = self._workload(shown, certificate, held=held is not None)
+            caller = _caller_of(remembered.proven, workload, held)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
@@ -190,7 +192,7 @@ class Identity:
     def _stands(self, credential: Credential, caller: Caller) -> bool:
         if credential.kind == "api_key":
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
-        if credential.kind == "certificate":
+        if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
         return credential.kind != "jwt" or credential.issuer in self._issuer_keys
 
@@ -278,12 +280,19 @@ def check_caller(caller: Caller, audience: Audience) -> None:
         raise insufficient_scope(audience)
 
 
-def _caller_of(proven: Proven, workload: Workload | None, *, held: bool = False) -> Caller:
-    chain = joined(proven, workload, held=held and workload is not None and workload.credential.kind == "certificate")
-    if workload is None:
-        return Caller(chain, (proven.credential,), proven.expires_at)
-    ends = [end for end in (proven.expires_at, workload.expires_at) if end is not None]
-    return Caller(chain, (proven.credential, workload.credential), min(ends))
+def _caller_of(proven: Proven, workload: Workload | None, held: ClientCertificate | None = None) -> Caller:
+    """`held` is the certificate to which the token is bound; it may be the workload's, or nobody's."""
+    credentials: list[Credential] = [proven.credential]
+    ends: list[float | None] = [proven.expires_at]
+    if workload is not None:
+        credentials.append(workload.credential)
+        ends.append(workload.expires_at)
+    is_workloads = workload is not None and workload.credential.kind == CERTIFICATE
+    if held is not None and not is_workloads:
+        credentials.append(Credential(CERTIFICATE, "", held.thumbprint, held.vouched_by))
+        ends.append(held.ends_at)
+    chain = joined(proven, workload, held=held is not None and is_workloads)
+    return Caller(chain, tuple(credentials), min(end for end in ends if end is not None))
 
 
 def _keys_of(issuer: Issuer, fetch: Fetch, mono: Callable[[], float]) -> IssuerKeys:

@@ -155,14 +155,24 @@ class Settings(Section):
         return self
 
     def _faults(self) -> Iterator[Finding]:
-        files = self.server.tls
-        if isinstance(files, TlsFiles) and files.client_ca_path is not None and self.identity.certificates is None:
-            hint = "write identity: {certificates: {spiffe: [...]}}, names: {...}, or others: ignore"
-            at = ("server", "tls", "client_ca_path")
-            yield Finding("nobody says whose the client certificates are", "S125", hint, at)
+        yield from self._certificate_faults()
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
             if name in seen and not (isinstance(address, Address) and address.port == 0):
                 yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
             seen.setdefault(name, where)
+
+    def _certificate_faults(self) -> Iterator[Finding]:
+        """Who may show certificates, and who they are, belong together."""
+        identity, files = self.identity, self.server.tls
+        asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
+        hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
+        if asked and identity.certificates is None:
+            at: Loc = ("server", "tls", "client_ca_path")
+            yield Finding("nobody says whose the client certificates are", "S125", hint, at)
+        if identity.trusted_proxies and identity.certificates is None:
+            yield Finding("nobody says whose the certificates are", "S125", hint, ("identity", "trusted_proxies"))
+        if identity.certificates is not None and not asked and not identity.trusted_proxies:
+            hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
+            yield Finding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))

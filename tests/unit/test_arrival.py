@@ -362,11 +362,13 @@ def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
         return found.urls
 
     public, local = "https://gw.acme.example/mcp/github", "https://gw.local:8080/mcp/github"
-    assert urls(Entrance(None)) == (public, local)
-    assert urls(Entrance(None, prefix="/x"), f"{BASE}/x") == ("https://gw.acme.example/x/mcp/github",)
-    assert urls(Entrance(None, principal="nhi:a")) == ("http://gw.local:8080/mcp/github",)
+    ours = frozenset({"gw.local:8080"})
+    assert urls(Entrance(ours)) == (public, local)
+    assert urls(Entrance(None)) == (public,), "whose name a caller may choose"
+    assert urls(Entrance(ours, prefix="/x"), f"{BASE}/x") == ("https://gw.acme.example/x/mcp/github",)
+    assert urls(Entrance(ours, principal="nhi:a")) == ("http://gw.local:8080/mcp/github",)
     del headers["host"]  # type: ignore[attr-defined]
-    assert urls(Entrance(None)) == (public,)
+    assert urls(Entrance(ours)) == (public,)
 
 
 JSON, EVENTS = "application/json", "text/event-stream"

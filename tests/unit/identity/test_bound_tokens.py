@@ -210,6 +210,7 @@ async def test_there_is_one_proof_where_one_is_needed_and_none_where_none_is() -
     ):
         await refused(identity, presented)
         await refused(identity, presented, OPEN)
+        assert not identity.is_nobodys(presented)
 
 
 async def test_the_address_is_the_one_that_callers_know_in_any_of_its_spellings() -> None:
@@ -319,6 +320,20 @@ async def test_a_certificate_that_is_nobodys_serves_for_the_token_that_is_bound_
     await refused(identity, bearer(held(over.der), certificate=over.der, **CA))
     twice = issue(dns=["planner.acme.example", "writer.acme.example"])
     await refused(identity, bearer(held(twice.der), certificate=twice.der, **CA))
+
+
+async def test_what_was_proven_by_a_certificate_ends_with_it_and_with_its_authorities() -> None:
+    caller = await ask(identity_of(now()), bearer(held(MINE.der), certificate=MINE.der, **CA))
+    assert [(one.kind, one.issuer) for one in caller.credentials] == [
+        ("jwt", "https://idp.acme.example"),
+        ("certificate", ""),
+    ]
+    assert caller.credentials[1].key_id == thumbprint_of(MINE.der)
+    assert identity_of(now()).vouches_for(caller)
+    assert not identity_of(now(), Certificates(WHOSE.spiffe, trust="other")).vouches_for(caller)
+    brief = issue(uris=["spiffe://acme.example/x/nobody"], ends_s=60)
+    caller = await ask(identity_of(now()), bearer(held(brief.der), certificate=brief.der, **CA))
+    assert caller.expires_at == brief.certificate.not_valid_after_utc.timestamp()
 
 
 async def test_a_workloads_token_and_the_certificate_that_it_is_bound_to_are_one_credential() -> None:

@@ -411,6 +411,8 @@ FAULTS = [
     ("identity: {certificates: {names: {planner: 'nhi:a'}}}", "Y104", "this is no name in a certificate"),
     ("identity: {certificates: {names: {'cn:planner': 'nhi:a'}}}", "Y104", "this is no name in a certificate"),
     ("identity: {certificates: {names: {'spiffe://A/b': 'nhi:a'}}}", "Y104", "this is no trust domain"),
+    ("identity: {certificates: {others: ignore}}", "S125", "nobody is asked for a certificate"),
+    ("identity: {trusted_proxies: [{address: unix}]}", "S125", "nobody says whose the certificates are"),
     ("identity: {trusted_proxies: [{}]}", "S126", "everybody would be this proxy"),
     ("identity: {trusted_proxies: [{address: gw.acme.example}]}", "Y104", "this is no address or network"),
     ("identity: {trusted_proxies: [{address: 10.0.0.1/24}]}", "Y104", "this is no address or network"),
