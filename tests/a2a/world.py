@@ -302,11 +302,21 @@ async def agent_world(
     settings: str = "",
     a2a: str = "",
     upstream: str = "",
+    identity: str = SETTINGS,
 ) -> AsyncIterator[AgentWorld]:
     """A sidecar whose callers have API keys. `a2a` is added to the agent's section, `upstream` to what is around it."""
     scripted = agent or ScriptedAgent()
     async with listening(scripted.handle) as base:
-        write(folder, f"{base}/", rules=rules, files=files, settings=settings, a2a=a2a, upstream=upstream)
+        write(
+            folder,
+            f"{base}/",
+            rules=rules,
+            files=files,
+            settings=settings,
+            a2a=a2a,
+            upstream=upstream,
+            identity=identity,
+        )
         app = await App.start(folder / "sidecar.yaml", {})
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:

@@ -1,0 +1,55 @@
+"""Is a caller's proof the same in every way to say a call: bound tokens, and certificates that a proxy tells of?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.operations import SEND, Binding, Version
+from tests.a2a.world import HELLO, IDP, SPOKEN, AgentWorld, agent_world, ask
+from tests.flow.idp import SETTINGS
+from tests.unit.identity.test_bound_tokens import HOLDER, THIEF, proof
+
+PLANNER = "spiffe://acme.example/ns/prod/sa/planner"
+PROXIED = """\
+  certificates: {spiffe: [{trust_domain: acme.example, path: "/ns/prod/sa/{id}"}]}
+  trusted_proxies: [{address: NETWORK}]
+"""
+
+
+def address(world: AgentWorld, version: Version, binding: Binding) -> str:
+    """What a proof is for; over gRPC too it is an address over HTTP."""
+    base = f"{world.app.live.current.base_url}/agents/researcher"
+    return base + (http.path_to(SEND.http(version)[0], {}) if binding == "http_json" else "/")
+
+
+async def test_a_bound_token_needs_its_proof_in_every_binding(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        at = f"{world.app.live.current.base_url}/agents/researcher"
+        token = IDP.token("user:alice", at, claims={"cnf": {"jkt": HOLDER.kid}})
+        for version, binding in SPOKEN:
+            htu, iat = address(world, version, binding), int(time.time())
+            good = {"Authorization": f"DPoP {token}", "DPoP": proof(token, htu=htu, iat=iat)}
+            answered = await ask(world, version, binding, "message/send", {"message": HELLO}, good)
+            assert answered.status == 200, (version, binding, answered)
+            stolen = {
+                "shown again": good,
+                "as a bearer token": {"Authorization": f"Bearer {token}"},
+                "by the thief": {**good, "DPoP": proof(token, by=THIEF, htu=htu, iat=iat)},
+                "for another agent": {**good, "DPoP": proof(token, htu=htu.replace("researcher", "x"), iat=iat)},
+            }
+            for how, headers in stolen.items():
+                answered = await ask(world, version, binding, "message/send", {"message": HELLO}, headers)
+                assert answered.status == 401, (version, binding, how, answered)
+        assert len(world.agent.seen) == len(SPOKEN)
+
+
+async def test_a_certificate_counts_from_a_named_proxy_in_every_binding(tmp_path: Path) -> None:
+    forwarded = {"X-Forwarded-Client-Cert": f'Hash={"ab" * 32};Subject="";URI={PLANNER}'}
+    for network, status in (("127.0.0.0/8", 200), ("10.0.0.0/8", 401)):
+        identity = SETTINGS + PROXIED.replace("NETWORK", network)
+        async with agent_world(tmp_path / network[:3], identity=identity) as world:
+            for version, binding in SPOKEN:
+                answered = await ask(world, version, binding, "message/send", {"message": HELLO}, forwarded)
+                assert answered.status == status, (network, version, binding, answered)
