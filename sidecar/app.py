@@ -394,8 +394,8 @@ class App:
             agents = self.live.current.agents
             return next(iter(agents)) if len(agents) == 1 else ""
 
-        tls = settings.server.tls
-        credentials = None if tls is None or tls == "external" else credentials_from(tls.cert_path, tls.key_path)
+        first = self.live.current.tls
+        credentials = None if first is None else credentials_from(lambda: (self.live.current.tls or first).pair)
         handle = partial(self.pipeline.handle, entrance=Entrance(None))
         ports = {name: one.a2a.grpc_port for name, one in settings.upstreams.items() if one.a2a is not None}
         wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]

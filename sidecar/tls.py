@@ -22,9 +22,11 @@ CODE: Final = "S124"
 
 
 class Tls(ssl.SSLContext):
-    """What a handshake needs. `trust` is a digest of the authorities of client certificates; "" asks for none."""
+    """What a handshake needs. `trust` is a digest of the authorities of client certificates; "" asks for none. `pair`
+    are key and certificate (PEM), for a listener that is not Python's."""
 
     trust: str = ""
+    pair: tuple[bytes, bytes] = (b"", b"")
 
 
 class Shown(NamedTuple):
@@ -45,6 +47,7 @@ def tls_from(files: TlsFiles) -> Tls:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(files.cert_path, files.key_path, password=_no_password)
+        context.pair = files.key_path.read_bytes(), files.cert_path.read_bytes()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         hint = "a PEM file with the certificate and its chain, and the unencrypted key that belongs to it"
         raise SettingsError([_fault(files.cert_path, f"no usable certificate and key: {_why(error)}", hint)]) from None

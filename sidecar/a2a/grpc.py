@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -238,6 +237,10 @@ async def serve(
     return server, port
 
 
-def credentials_from(cert_path: Path, key_path: Path) -> grpc.ServerCredentials:
-    """The listener's certificate. Raises OSError."""
-    return grpc.ssl_server_credentials([(key_path.read_bytes(), cert_path.read_bytes())])
+def credentials_from(current: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
+    """The listener's key and certificate (PEM), as they are at each handshake."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([current()])
+
+    return grpc.dynamic_ssl_server_credentials(now(), now)

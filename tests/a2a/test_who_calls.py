@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
+
+import grpc
 
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.operations import SEND, Binding, Version
 from tests.a2a.world import HELLO, IDP, SPOKEN, AgentWorld, agent_world, ask
 from tests.flow.idp import SETTINGS
+from tests.unit.identity.authority import Authority, authority
 from tests.unit.identity.test_bound_tokens import HOLDER, THIEF, proof
 
 PLANNER = "spiffe://acme.example/ns/prod/sa/planner"
@@ -53,3 +57,27 @@ async def test_a_certificate_counts_from_a_named_proxy_in_every_binding(tmp_path
             for version, binding in SPOKEN:
                 answered = await ask(world, version, binding, "message/send", {"message": HELLO}, forwarded)
                 assert answered.status == status, (network, version, binding, answered)
+
+
+async def test_a_new_certificate_is_shown_to_callers_over_grpc_too(tmp_path: Path) -> None:
+    before, after = authority("before"), authority("after")
+    before.issue(address="127.0.0.1").write(tmp_path, "server")
+    server = (
+        'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", tls: {cert_path: server.pem, key_path: server.key}}\n'
+    )
+    async with agent_world(tmp_path, settings=server) as world:
+        assert await answers(world, before) and not await answers(world, after)
+        after.issue(address="127.0.0.1").write(tmp_path, "server")
+        await world.app.reload("test")
+        assert await answers(world, after) and not await answers(world, before)
+
+
+async def answers(world: AgentWorld, trusts: Authority) -> bool:
+    """Whether somebody who trusts this authority reaches the gRPC listener."""
+    credentials = grpc.ssl_channel_credentials(trusts.own.pem.encode())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{world.app.grpc_ports['']}", credentials) as channel:
+        state = channel.get_state(try_to_connect=True)
+        while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+            await asyncio.wait_for(channel.wait_for_state_change(state), 5)
+            state = channel.get_state()
+        return state is grpc.ChannelConnectivity.READY
