@@ -146,7 +146,7 @@ class RpcDialect:
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> Told:
         """A no; to who asked for a stream in 0.3, as a stream of one event: the official client reads no other."""
-        if self.version == "0.3" and self.streams and status == 200:
+        if self.version == "0.3" and self.streams:
             return Told(status, _event(body), EVENT_STREAM, headers)
         return Told(status, body, JSON, headers)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from a2a.types import AgentCapabilities, AgentCard, AgentInterface
 
 from sidecar.app import App
 from sidecar.protocols.a2a.operations import BY_ACTION
@@ -198,16 +198,9 @@ class Between:
     app: App
     folder: Path
 
-    def card(self, behind: Behind, binding: str, version: str) -> AgentCard:
-        """A card that names this front alone."""
-        name = _name(behind)
-        base = f"http://127.0.0.1:{self.app.listeners[0].port}/agents/{name}"
-        own, shared = (f"127.0.0.1:{self.app.grpc_ports[port]}" for port in (name, ""))
-        address = {"JSONRPC": f"{base}/", "HTTP+JSON": base, "GRPC": own if version == "0.3" else shared}[binding]
-        tenant = name if address == shared else ""
-        interface = AgentInterface(url=address, protocol_binding=binding, protocol_version=version, tenant=tenant)
-        can = AgentCapabilities(streaming=True, push_notifications=True, extended_agent_card=True)
-        return AgentCard(supported_interfaces=[interface], capabilities=can)
+    def url(self, behind: Behind) -> str:
+        """What is before the path of its card."""
+        return f"http://127.0.0.1:{self.app.listeners[0].port}/agents/{_name(behind)}"
 
     def refused(self) -> list[tuple[str, str, str]]:
         """Version, action and reason of each refusal so far."""
@@ -223,6 +216,12 @@ def _name(behind: Behind) -> str:
     return "-".join(behind).replace("_", "-").replace(".", "")
 
 
+def free_port() -> int:
+    """One that a card can tell: a port that the system chooses is known too late for that."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Agent) -> AsyncIterator[Between]:
     """nhi:planner may everything, nhi:other nothing."""
@@ -230,11 +229,14 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
     rules = {"nhi_to_nhi": f"p, nhi:planner, nhi:*, {EVERYTHING}, -, -, -, allow\n"}
     write(folder, new.rpc, rules=rules)
     settings = (folder / "sidecar.yaml").read_text().partition("upstreams:")[0] + "upstreams:\n"
+    settings = settings.replace('grpc: "127.0.0.1:0"', f'grpc: "127.0.0.1:{free_port()}"')
     for behind in BEHIND:
         line, binding, version = behind
         one = new if line == "new" else aged
         url = {"jsonrpc": one.rpc, "http_json": one.rest, "grpc": f"grpc://{one.grpc}"}[binding]
-        said = f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}", grpc_port: 0'
+        said = (
+            f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}", grpc_port: {free_port()}'
+        )
         settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
     (folder / "sidecar.yaml").write_text(settings)
     app = await App.start(folder / "sidecar.yaml", {})
@@ -249,10 +251,33 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
 )
 async def test_every_front_leads_to_every_agent(between: Between, behind: Behind) -> None:
     fronts = FRONTS if behind == SIMPLEST else A_FEW
-    assert await together({front: play(between.card(behind, *front), *front, PLANNER) for front in fronts}) == {
+    assert await together({front: play(between.url(behind), *front, PLANNER) for front in fronts}) == {
         (binding, version): seen_by_new(BEHIND[behind], OF_03[binding] if version == "0.3" else {})
         for binding, version in fronts
     }
+
+
+@old
+async def test_an_old_client_is_led_to_an_agent_of_1_0(between: Between) -> None:
+    plays = {binding: old_client(between.url(SIMPLEST), binding, PLANNER) for binding in BINDINGS}
+    assert await together(plays) == {binding: seen_by_old(OF_OLD_CLIENT[binding]) for binding in BINDINGS}
+
+
+# Where a stream is taken up again over HTTP+JSON, that client looks at the media type before the status.
+DENIED: Mapping[str, set[Any]] = {"JSONRPC": {403}, "HTTP+JSON": {403, 400}, "GRPC": {"PERMISSION_DENIED"}}
+
+
+@old
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_an_old_client_who_may_nothing_is_denied_every_operation(
+    between: Between, new: Agent, binding: str
+) -> None:
+    reached, refused = await arrivals(new), len(between.refused())
+    seen = await old_client(between.url(SIMPLEST), binding, WHO["nhi:other"])
+    assert set(seen.values()) == DENIED[binding]
+    told = between.refused()[refused:]
+    assert {action for _, action, _ in told} == BY_ACTION.keys() - {"tasks/list", "push/list", "push/delete"}
+    assert await arrivals(new) == reached
 
 
 @pytest.mark.parametrize(("binding", "version"), FRONTS)
@@ -260,7 +285,7 @@ async def test_who_may_nothing_is_denied_every_operation(
     between: Between, new: Agent, binding: str, version: str
 ) -> None:
     reached, refused = await arrivals(new), len(between.refused())
-    seen = await play(between.card(SIMPLEST, binding, version), binding, version, WHO["nhi:other"])
+    seen = await play(between.url(SIMPLEST), binding, version, WHO["nhi:other"])
     assert set(seen.values()) == {"A2AClientError"} | ({_NOT_ASKED} if version == "0.3" else set())
     told = between.refused()[refused:]
     assert {(of, reason) for of, _, reason in told} == {(version, "no-matching-rule")}
@@ -269,6 +294,6 @@ async def test_who_may_nothing_is_denied_every_operation(
 
 
 async def arrivals(one: Agent) -> int:
-    """How much has reached the agent, but for who asks that."""
+    """How many calls have reached the agent; its card is open to all."""
     async with aiohttp.ClientSession() as http, http.get(one.seen) as response:
-        return len(await response.json())
+        return sum("grpc" in entry or entry["verb"] == "POST" for entry in await response.json())
