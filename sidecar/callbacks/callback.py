@@ -79,6 +79,7 @@ class Happening(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     EXHAUSTED = "exhausted"
+    POSTPONED = "postponed"
     DROPPED = "dropped"
 
 
@@ -90,6 +91,7 @@ MOVES: Final[Mapping[tuple[State, Happening], State]] = {
     (State.SENDING, Happening.REFUSED): State.REFUSED,
     (State.SENDING, Happening.FAILED): State.WAITING,
     (State.SENDING, Happening.EXHAUSTED): State.GIVEN_UP,
+    (State.SENDING, Happening.POSTPONED): State.WAITING,
     (State.SENDING, Happening.DROPPED): State.FORGOTTEN,
 }
 

@@ -68,6 +68,14 @@ class MemoryCallbackStore:
             each for each in self._pushes.values() if each[1:4] == (owner, server, task_id) and each.expires_at > now_s
         ]
 
+    async def bind_push(self, handle: str, task_id: str) -> str:
+        """As `CallbackStore.bind_push`."""
+        if (record := self._pushes.get(handle)) is None:
+            return ""
+        if not record.task_id:
+            record = self._pushes[handle] = record._replace(task_id=task_id)
+        return record.task_id
+
     async def name_push(self, handle: str, task_id: str, config_id: str) -> Sequence[str]:
         """As `CallbackStore.name_push`."""
         if (record := self._pushes.get(handle)) is None:

@@ -24,6 +24,7 @@ from sidecar.settings.callbacks import CallbackSettings
 
 LOOK_AGAIN_S: Final = 30.0  # at the store, for what another process left, and at the clock, however it was set
 STORE_REST_S: Final = 1.0  # between two questions to a store that is out
+KNOWN_AT_ONCE: Final = 500
 MAX_RETRY_AFTER_S: Final = 86_400
 RESULTS: Final[dict[State, Result]] = {
     State.DELIVERED: "delivered",
@@ -124,15 +125,17 @@ class Outbox:
                 await self.store.ended(ended)
                 for id_ in ended:
                     self._over.pop(id_, None)
-            for waiting in await self.store.waiting():
+            for number, waiting in enumerate(await self.store.waiting()):
                 self._known(waiting)
+                if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
+                    await asyncio.sleep(0)  # after a long outage there are many, and others wait for the loop
         except CallbackStoreOut as out:
             log.warning("the store of callbacks is out", extra={"error": str(out)})
             return False
         return True
 
     def _known(self, waiting: Waiting) -> None:
-        if waiting.id not in self._over:
+        if waiting.id not in self._over and waiting.id not in self._schedule:
             self._schedule.add(waiting, _receiver(waiting.url))
             self._count()
 
@@ -141,20 +144,22 @@ class Outbox:
         started_s = self.clock()
         try:
             happening, why, rest_s = await self._sent(waiting)
-        except CallbackStoreOut as out:
-            happening, why, rest_s = Happening.FAILED, f"the store is out: {out}", None
-        await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
+        except CallbackStoreOut:  # told by whoever looks at it next
+            if waiting.id in self._schedule:
+                self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
+        else:
+            await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
         self._awake.set()
 
     async def _sent(self, waiting: Waiting) -> tuple[Happening, str, float | None]:
         """What happened to it, why, and how long the receiver asks us to wait."""
         rules, now_s = self.rules(), self.clock()
-        callback = await self.store.get(waiting.id)
-        if callback is None:  # another process had it
-            return Happening.DROPPED, "", None
         if now_s - waiting.created_at > rules.max_age_s:
             return Happening.EXHAUSTED, "it has become too old", None
         try:
+            callback = await self.store.get(waiting.id)
+            if callback is None:  # another process had it
+                return Happening.DROPPED, "", None
             signed = self.key().sign(parse_strictly(callback.url), callback.id, now_s, callback.body)
             answer = await self.post(callback.url, (*callback.headers, *signed), callback.body)
         except (NotAllowed, InvalidRequest, ValueError) as refused:

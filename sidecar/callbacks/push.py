@@ -142,10 +142,8 @@ class PushConfigs:
             raise Refusal(Reason.ROUTE_UNKNOWN)  # whoever guesses learns nothing
         event = _event(body)
         task_id = _task_of(event)
-        if not task_id or record.task_id not in ("", task_id):
+        if not task_id or task_id != (record.task_id or await self._bound(handle, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
-        if not record.task_id:
-            await self.accepted(handle, task_id, record.config_id)
         said = _said(event, record.version)
         if said is None:
             return
@@ -155,6 +153,13 @@ class PushConfigs:
         if record.scheme and record.credentials:
             headers.append(("Authorization", f"{record.scheme} {record.credentials}"))
         await self.outbox.put("push", handle, record.owner, record.url, tuple(headers), said)
+
+    async def _bound(self, handle: str, task_id: str) -> str:
+        """What came inside a send is for the first task that is pushed there, however many are at once."""
+        try:
+            return await self.store.bind_push(handle, task_id)
+        except CallbackStoreOut as out:
+            raise _unavailable(out) from None
 
     async def _record(self, handle: str) -> PushRecord | None:
         try:

@@ -67,11 +67,11 @@ class Schedule:
         self._wake_at = None
         if self.sending >= PLACES:
             return None
-        for owner in [*self._due]:
+        for owner, lanes in self._due.items():
             if self._of_owner[owner] >= PLACES_OF_OWNER:
                 continue
-            for url in [*self._due[owner]]:
-                receiver = self._entries[self._due[owner][url][0]].receiver
+            for url, queue in lanes.items():
+                receiver = self._entries[queue[0]].receiver
                 if (owner, url) not in self._lanes and self._may_have(receiver, now_s, per_minute):
                     return self._take(owner, url, receiver, now_s, per_minute)
         return None
@@ -90,7 +90,8 @@ class Schedule:
         else:
             self._leave_queue(entry)
         if entry.state is State.WAITING:
-            entry.waiting = entry.waiting._replace(attempts=entry.waiting.attempts + 1, due_at=due_at)
+            attempts = entry.waiting.attempts + (happening is Happening.FAILED)
+            entry.waiting = entry.waiting._replace(attempts=attempts, due_at=due_at)
             heappush(self._later, (due_at, next(self._order), id_))
         else:
             del self._entries[id_]  # what `_later` still has of it is passed over there

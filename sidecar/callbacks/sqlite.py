@@ -54,6 +54,9 @@ _PUSH: Final = "SELECT * FROM pushes WHERE handle = ? AND expires_at > ?"
 _PUSHES_OF: Final = """
 SELECT * FROM pushes WHERE owner = ? AND server = ? AND task_id = ? AND expires_at > ? ORDER BY created_at
 """
+_BIND: Final = """
+UPDATE pushes SET task_id = CASE task_id WHEN '' THEN ? ELSE task_id END WHERE handle = ? RETURNING task_id
+"""
 _NAME: Final = "UPDATE pushes SET task_id = ?, config_id = ? WHERE handle = ? RETURNING owner, server"
 _OLDER: Final = """
 DELETE FROM pushes WHERE owner = ? AND server = ? AND task_id = ? AND config_id = ? AND handle <> ? RETURNING handle
@@ -118,6 +121,11 @@ class SqliteCallbackStore:
         return await self._file.run(
             lambda connection: [PushRecord(*row) for row in connection.execute(_PUSHES_OF, parameters)]
         )
+
+    async def bind_push(self, handle: str, task_id: str) -> str:
+        """As `CallbackStore.bind_push`."""
+        row = await self._file.run(lambda connection: connection.execute(_BIND, (task_id, handle)).fetchone())
+        return row[0] if row else ""
 
     async def name_push(self, handle: str, task_id: str, config_id: str) -> Sequence[str]:
         """As `CallbackStore.name_push`."""

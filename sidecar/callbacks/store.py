@@ -54,6 +54,9 @@ class CallbackStore(Protocol):
     async def pushes_of(self, owner: str, server: str, task_id: str, now_s: float) -> Sequence[PushRecord]:
         """Those of one task that are not over."""
 
+    async def bind_push(self, handle: str, task_id: str) -> str:
+        """The task that it is for: this one, unless it was for one already. "" where there is no such handle."""
+
     async def name_push(self, handle: str, task_id: str, config_id: str) -> Sequence[str]:
         """The agent said what they are called. An older one of that name gives way; the handles of those that did."""
 

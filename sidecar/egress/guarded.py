@@ -38,7 +38,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 MAX_ADDRESSES: Final = 32  # a name with more is no receiver of callbacks
 MAX_TRIED: Final = 3
 NO_PLACE: Final = "this is no address that callbacks are sent to"
-LOOKED_UP_AT_ONCE: Final = 8
+LOOKED_UP_AT_ONCE: Final = 32
 MAX_LOOKUPS_WAITING: Final = 200
 INVALID_PARAMS: Final = -32602
 
@@ -180,15 +180,19 @@ async def _post(
 
 
 async def _trust(ca_path: Path | None) -> ssl.SSLContext:
-    """Raises ConnectFailed for a file that is none. Read once, and not by the loop."""
+    """Raises ConnectFailed for a file that is none. Not read by the loop, and again only when it changed."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(None, _context, ca_path)
+        return await asyncio.get_running_loop().run_in_executor(None, _context_now, ca_path)
     except (OSError, ssl.SSLError) as error:
         raise ConnectFailed("callbacks.ca_path cannot be used") from error
 
 
+def _context_now(ca_path: Path | None) -> ssl.SSLContext:
+    return _context(ca_path, 0 if ca_path is None else ca_path.stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=4)
-def _context(ca_path: Path | None) -> ssl.SSLContext:
+def _context(ca_path: Path | None, _changed_ns: int) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if ca_path is not None:
         context.load_verify_locations(ca_path)

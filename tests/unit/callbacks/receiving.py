@@ -16,6 +16,7 @@ from typing import Any
 from sidecar.callbacks import CallbackKey, CallbackStore, MemoryCallbackStore, Outbox, Told
 from sidecar.egress import Guard, parse_origin
 from sidecar.settings.callbacks import CallbackSettings
+from tests.unit.egress.hostile import Conversation, Script
 
 KEY = CallbackKey(b"k" * 32)
 HERE: dict[str, Any] = {
@@ -81,6 +82,18 @@ async def running(store: CallbackStore | None = None, **rules: Any) -> AsyncIter
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await one.store.close()
+
+
+def in_turn(*answers: bytes) -> Script:
+    """Each request gets the next answer, whatever connection it comes on; the last one again and again."""
+    left = list(answers)
+
+    async def script(conversation: Conversation) -> None:
+        await conversation.request()
+        await conversation.send(left.pop(0) if len(left) > 1 else left[0])
+        await conversation.hung_up()
+
+    return script
 
 
 def header(request: bytes, name: str) -> str:

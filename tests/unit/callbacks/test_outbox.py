@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.callbacks import (
+    Callback,
     CallbackKey,
     CallbackStoreOut,
     MemoryCallbackStore,
@@ -31,7 +32,7 @@ from sidecar.cli import main
 from sidecar.egress import parse_origin
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.pages import blocks_of
-from tests.unit.callbacks.receiving import KEY, Seen, header, outbox, running, verified
+from tests.unit.callbacks.receiving import KEY, Seen, header, in_turn, outbox, running, verified
 from tests.unit.egress.hostile import Conversation, Script, response, say, serving
 
 JSON = (("Content-Type", "application/json"),)
@@ -41,18 +42,6 @@ ROOT = Path(__file__).parents[3]
 
 def status(code: str, *headers: str) -> bytes:
     return response(b"", *headers, status=code)
-
-
-def in_turn(*answers: bytes) -> Script:
-    """Each request gets the next answer, whatever connection it comes on; the last one again and again."""
-    left = list(answers)
-
-    async def script(conversation: Conversation) -> None:
-        await conversation.request()
-        await conversation.send(left.pop(0) if len(left) > 1 else left[0])
-        await conversation.hung_up()
-
-    return script
 
 
 async def test_a_callback_arrives_once_signed_and_is_forgotten() -> None:
@@ -210,6 +199,12 @@ class OutAtTimes(MemoryCallbackStore):
     """A store that is out whenever it is told so."""
 
     out = False
+    mute = False
+
+    async def get(self, id_: str) -> Callback | None:
+        if self.mute:
+            raise CallbackStoreOut("it is out")
+        return await MemoryCallbackStore.get(self, id_)
 
     async def waiting(self) -> Sequence[Waiting]:
         self._check()
@@ -242,6 +237,19 @@ async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_t
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
         assert len(receiver.requests) == 1
+
+
+async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.callbacks.outbox.STORE_REST_S", 0.01)
+    store = OutAtTimes()
+    async with serving(say(TAKEN)) as receiver, running(store, max_attempts=1) as (box, seen):
+        store.mute = True
+        await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        await asyncio.sleep(0.05)
+        assert (receiver.connections, seen.told) == (0, [])
+        store.mute = False
+        await seen.until(1)
+        assert (seen.told[0].result, seen.told[0].attempts) == ("delivered", 1)
 
 
 async def test_a_put_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sidecar.callbacks import PATH, CallbackStore, MemoryCallbackStore, PushConf
 from sidecar.egress import Guard
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.callbacks import CallbackSettings
+from tests.a2a.agents import NO_OLD, OLD_PYTHON
 from tests.unit.callbacks.receiving import HERE, Seen, header, running, verified
 from tests.unit.egress.hostile import Hostile, response, say, serving
 
@@ -275,3 +276,31 @@ async def test_the_official_agent_of_1_0_pushes_through_us(world: World) -> None
         await world.seen.until(2)
     heard = [json.loads(verified(request, world.receiver.url)) for request in world.receiver.requests]
     assert heard == [{"task": TASK}, {"statusUpdate": MessageToDict(update)}]
+
+
+OLD_AGENT = """
+import asyncio, json, sys
+import httpx
+from a2a.server.tasks import BasePushNotificationSender, InMemoryPushNotificationConfigStore
+from a2a.types import PushNotificationConfig, Task
+async def main(config, task):
+    kept = InMemoryPushNotificationConfigStore()
+    await kept.set_info("t-1", PushNotificationConfig.model_validate(config))
+    async with httpx.AsyncClient() as client:
+        await BasePushNotificationSender(client, kept).send_notification(Task.model_validate(task))
+asyncio.run(main(*map(json.loads, sys.argv[1:])))
+"""
+
+
+@pytest.mark.skipif(not OLD_PYTHON.is_file(), reason=NO_OLD)
+async def test_the_official_agent_of_0_3_pushes_through_us_to_a_caller_of_1_0(world: World) -> None:
+    if isinstance(world.store, MemoryCallbackStore):
+        return  # once is enough: it takes its time to start
+    handle, told = await world.pushes.register(OWNER, "planner", "t-1", world.config(), "1.0")
+    async with at_an_address(world.pushes) as here:
+        config = {"url": f"{here}{PATH}{handle}", "token": told["token"]}
+        program = (str(OLD_PYTHON), "-c", OLD_AGENT, json.dumps(config), json.dumps(TASK_03))
+        process = await asyncio.create_subprocess_exec(*program)
+        assert await process.wait() == 0
+    await world.seen.until(1)
+    assert json.loads(verified(world.receiver.requests[0], world.receiver.url)) == {"task": TASK}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import stat
 from collections.abc import AsyncIterator
@@ -108,6 +109,15 @@ async def test_the_newest_of_a_name_is_the_one_that_counts(store: CallbackStore)
     assert list(await store.name_push("unknown", "t", "c")) == []
     assert {record.handle for record in await store.pushes_of("alice", "planner", "t", 1.0)} == {"3", "4"}
     assert await store.push("2", 1.0) is not None, "another's of the same name is another's"
+
+
+async def test_a_configuration_is_bound_to_one_task_for_good(store: CallbackStore) -> None:
+    assert await store.bind_push("h", "t-1") == ""
+    await store.keep_push(push("h", task_id=""), 10, 10)
+    bound = await asyncio.gather(*(store.bind_push("h", f"t-{n}") for n in range(20)))
+    [task_id] = set(bound)
+    record = await store.push("h", 1.0)
+    assert record is not None and record.task_id == task_id
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Does a whole sidecar call back, across restarts and reloads?"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from sidecar.callbacks import load_or_make_callback_key
+from sidecar.egress import parse_origin
+from tests.flow.world import World, until, world
+from tests.unit.callbacks.receiving import header, in_turn, verified
+from tests.unit.egress.hostile import Hostile, response, say, serving
+
+TAKEN, BROKEN = response(b"", status="204 No Content", framing=""), response(b"", status="500 No")
+
+
+def settings(receiver: Hostile) -> str:
+    rules = "schemes: [http], networks: [127.0.0.0/8], first_retry_s: 600ms"
+    return f'callbacks: {{allow: ["127.0.0.1:{receiver.port}"], {rules}}}\n'
+
+
+async def counted(running: World, result: str) -> None:
+    async with asyncio.timeout(5):
+        while f'sidecar_callbacks_total{{kind="push",result="{result}"}} 1.0' not in await running.metrics():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_waits_when_it_stops_is_sent_by_the_next_run(tmp_path: Path) -> None:
+    async with serving(in_turn(BROKEN, TAKEN)) as receiver:
+        async with world(tmp_path, settings=settings(receiver)) as running:
+            sent = await running.app.callbacks.outbox.put("push", "ref", "alice", receiver.url, (), b"{}")
+            await counted(running, "failed")
+        assert len(receiver.requests) == 1
+        async with world(tmp_path, settings=settings(receiver)) as running:
+            await counted(running, "delivered")
+            assert "sidecar_callbacks_waiting 0.0" in await running.metrics()
+        key = load_or_make_callback_key(tmp_path / "data" / "keys" / "callbacks.key")
+        for request in receiver.requests:
+            assert verified(request, receiver.url, secret=key.told_to(parse_origin(receiver.url))) == b"{}"
+            assert header(request, "webhook-id") == sent
+
+
+async def test_a_reload_that_narrows_the_list_holds_for_what_waits_already(tmp_path: Path) -> None:
+    async with serving(say(BROKEN)) as receiver, world(tmp_path, settings=settings(receiver)) as running:
+        await running.app.callbacks.outbox.put("push", "ref", "alice", receiver.url, (), b"{}")
+        await until(lambda: len(receiver.requests) >= 1)
+        file = tmp_path / "sidecar.yaml"
+        file.write_text(file.read_text().replace(f'"127.0.0.1:{receiver.port}"', "hooks.acme.example"))
+        await running.app.reload("test")
+        await counted(running, "refused")
+        assert list(await running.app.callbacks.outbox.store.waiting()) == []
+
+
+async def test_a_sidecar_that_calls_nobody_back_makes_no_file(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        await running.call("search_code", {"repo": "acme/x"})
+        assert not (tmp_path / "data" / "callbacks.sqlite").exists()
+        assert not (tmp_path / "data" / "keys" / "callbacks.key").exists()
