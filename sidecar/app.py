@@ -43,7 +43,7 @@ from sidecar.identity.proofs import Share as ShareProofs
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
-from sidecar.loading import first_snapshot, next_snapshot, tasks_from
+from sidecar.loading import first_snapshot, next_snapshot, task_store_from, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.oversight import Oversight
 from sidecar.pipeline import Pipeline
@@ -58,6 +58,13 @@ from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.states import States
+from sidecar.task_api.calling_back import nobody_is_called_back, refuse_callback
+from sidecar.task_api.following import Means
+from sidecar.task_api.following import Patience as TaskPatience
+from sidecar.task_api.front import TaskFront
+from sidecar.task_api.running import FILE, Runner
+from sidecar.task_api.store import Bounds as TaskBounds
+from sidecar.task_api.store import Store as TaskApiStore
 from sidecar.tasks import Tasks
 from sidecar.tls import follows, shown_on
 from sidecar.upstreams import Account
@@ -131,7 +138,11 @@ class App:
             ledger = Ledger.open(settings.data / LEDGER_FILE)
             tasks = tasks_from(settings)
             undo.push_async_callback(tasks.store.close)
-            app = cls._assemble(path, environ, settings, processes, audit, metrics, first, ledger, tasks, seen)
+            task_store = task_store_from(settings)
+            undo.push_async_callback(task_store.close)
+            app = cls._assemble(
+                path, environ, settings, processes, audit, metrics, first, ledger, tasks, task_store, seen
+            )
             undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
@@ -154,6 +165,7 @@ class App:
         first: Snapshot,
         ledger: Ledger,
         tasks: Tasks,
+        task_store: TaskApiStore,
         seen: Look,
     ) -> Self:
         limiter = Limiter(open_store(settings.store.url, time.time))
@@ -171,6 +183,9 @@ class App:
         exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
+        means = Means(task_store, tasks, live, switch, audit, nobody_is_called_back, partial(_patience, live))
+        holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
+        runner = Runner(means, metrics, holder, partial(_task_bounds, live))
         pipeline = Pipeline(
             live=live,
             session_calls=session_calls,
@@ -180,6 +195,7 @@ class App:
             exchanges=exchanges,
             fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
             agents=AgentFront(exchanges),
+            task_front=TaskFront(exchanges, runner, refuse_callback, audit.new_id),
             switch=switch,
             tasks=tasks,
             clock=time.time,
@@ -229,6 +245,7 @@ class App:
         for task in self.background:
             task.cancel()
         await asyncio.gather(*self.background, return_exceptions=True)
+        await self.pipeline.task_front.runner.stop(max(0.0, until_s - asyncio.get_running_loop().time()))
         await self.reloader.close()
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
@@ -253,6 +270,8 @@ class App:
             trouble.append("the task store is out: nobody's tasks can be asked for")
         if not self.callbacks.outbox.store.up:
             trouble.append("the store of callbacks is out: none is taken")
+        if not self.pipeline.task_front.runner.means.store.up:
+            trouble.append("the store of the task API is out: no task can be created or shown")
         if not self.switch.saved:
             trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -457,6 +476,7 @@ class App:
             self.pipeline.tasks.run_sweeps(),
             self.callbacks.outbox.run(),
             self.callbacks.run_sweeps(),
+            self.pipeline.task_front.runner.run(),
             self.switch.run(),
             self.watcher.run(self.reloader.files_changed),
             self._watch(),
@@ -547,6 +567,16 @@ async def _greet(store: Store) -> None:
         await store.ping()
     except StoreUnavailable as error:
         log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
+
+
+def _patience(live: Live) -> TaskPatience:
+    chosen = live.current.settings.tasks
+    return TaskPatience(chosen.follow_s, chosen.away_s, chosen.ask_every_s, chosen.max_result)
+
+
+def _task_bounds(live: Live) -> TaskBounds:
+    chosen = live.current.settings.tasks
+    return TaskBounds(chosen.max_per_principal, chosen.max)
 
 
 def _share(store: Store) -> Share:

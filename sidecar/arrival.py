@@ -30,15 +30,18 @@ Headers = Mapping[str, Sequence[str]]
 PARAMETER = "mcp-param-"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
+TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
+TASK_API = "a2a/tasks"  # the folder of its addresses
 AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
 EVERY = ""  # where a server's name would stand: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
+_TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 _STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a dot at its beginning has two readings in a path
 _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
-# an empty one is the address of all of them. A second names a tool, or what follows an agent's name.
+# an empty one is the address of all of them. A second names a tool, a task, or what follows an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
@@ -53,6 +56,10 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (AGENT, re.compile(rf"/agents/{_SERVER}((?:/[^/]+)*/?)\Z"), ("GET", "POST", "DELETE")),
     (SEED_CARD, re.compile(rf"/\.well-known/agents/{_SERVER}\Z"), ("GET",)),
     (SEED_CARD, re.compile(rf"/api/nhi/a2a/agent-card/{_SERVER}\Z"), ("GET",)),
+    (TASKS, re.compile(r"(?:/api/nhi)?/a2a/tasks()\Z"), ("GET", "POST")),
+    (TASK, re.compile(rf"(?:/api/nhi)?/a2a/tasks()/{_TASK}\Z"), ("GET",)),
+    (TASK_CANCEL, re.compile(rf"(?:/api/nhi)?/a2a/tasks()/{_TASK}/cancel\Z"), ("POST",)),
+    (TASKS_METADATA, re.compile(r"/\.well-known/oauth-protected-resource/a2a/tasks()\Z"), ("GET",)),
     (AGENT_METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/agents/{_SERVER}\Z"), ("GET",)),
 )
 

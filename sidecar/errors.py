@@ -46,6 +46,7 @@ class Reason(StrEnum):
     TOOL_UNKNOWN = "tool-unknown"
     SESSION_UNKNOWN = "session-unknown"
     TASK_UNKNOWN = "task-unknown"
+    NOT_CANCELABLE = "not-cancelable"
     BAD_ARGUMENTS = "bad-arguments"
     RATE_LIMITED = "rate-limited"
     QUOTA_SPENT = "quota-spent"
@@ -145,6 +146,7 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.SESSION_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such session"),
     # Session era: an HTTP 404 says there that the session is gone, and who polled an old task would lose it.
     Reason.TASK_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such task"),
+    Reason.NOT_CANCELABLE: _same(409, 409, _INVALID, "error", "The task cannot be cancelled"),
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
     Reason.RATE_LIMITED: _carried(429, _LIMITED, "rate_limited", "A rate limit is reached"),
     Reason.QUOTA_SPENT: _carried(429, _LIMITED, "rate_limited", "A quota is spent"),

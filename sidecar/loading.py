@@ -31,6 +31,9 @@ from sidecar.settings.documents import in_file_order
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.server import TlsFiles
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
+from sidecar.task_api import store as task_api
+from sidecar.task_api.memory import MemoryStore
+from sidecar.task_api.sqlite import SqliteStore, check_file
 from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.tls import Tls, tls_from
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
@@ -73,6 +76,8 @@ def _check_data(settings: Settings, together: Together) -> None:
         tasks_from(settings)
     with together.noted():
         check_callbacks(settings)
+    with together.noted():
+        task_store_from(settings)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
 
@@ -92,6 +97,14 @@ def tasks_from(settings: Settings) -> Tasks:
         check_task_file(settings.tasks_path)
     store: TaskStore = MemoryTaskStore() if chosen.store == "memory" else SqliteTaskStore(settings.tasks_path)
     return Tasks(store, time.time, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
+
+
+def task_store_from(settings: Settings) -> task_api.Store:
+    """The tasks of the task API. Raises SettingsError for a file that cannot be used; makes none yet."""
+    if settings.tasks.store == "memory":
+        return MemoryStore()
+    check_file(settings.task_api_path)
+    return SqliteStore(settings.task_api_path)
 
 
 def services_from(

@@ -49,6 +49,7 @@ BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "given_up")
+TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -163,6 +164,7 @@ class Metrics:
         )
         self._inflight = Table("gauge", "inflight_requests", "Requests under way.", {"protocol": PROTOCOLS})
         self._streams = Table("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
+        self._task_states = Table("gauge", "a2a_tasks", "Tasks of the task API that are kept.", {"state": TASK_STATES})
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
         self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
         self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", {"revision": AS_GIVEN})
@@ -294,6 +296,11 @@ class Metrics:
         """How many event streams are open to callers."""
         self._streams.set((protocol,), count)
 
+    def tasks(self, counts: Mapping[str, int]) -> None:
+        """How many of the task API are in each state."""
+        for state in TASK_STATES:
+            self._task_states.set((state,), counts.get(state, 0))
+
     def sessions(self, count: int) -> None:
         """How many are alive."""
         self._sessions.set((), count)
@@ -376,6 +383,7 @@ class Metrics:
         self._policy_rules.declare(KINDS)
         self._reloads.declare(RELOADS)
         self._mode.declare(MODES)
+        self._task_states.declare(TASK_STATES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
         self._callbacks.declare(CALLBACK_KINDS, CALLBACK_RESULTS)
         for table in (

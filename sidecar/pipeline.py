@@ -49,6 +49,7 @@ from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 from sidecar.snapshot import Live, Service
+from sidecar.task_api.front import TaskFront
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Session
@@ -56,6 +57,12 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Pr
 from sidecar.whole import Whole
 
 DRAIN_LOOK_S = 0.05
+METADATA_FOLDERS = {
+    arrival.METADATA: arrival.MCP,
+    arrival.AGENT_METADATA: arrival.AGENTS,
+    arrival.TASKS_METADATA: arrival.TASK_API,
+}
+TASK_ROUTES = (arrival.TASKS, arrival.TASK, arrival.TASK_CANCEL)
 STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 
 log = logging.getLogger("sidecar.pipeline")
@@ -73,6 +80,7 @@ class Pipeline:
     exchanges: Exchanges
     fronts: Fronts
     agents: AgentFront
+    task_front: TaskFront
     switch: KillSwitch
     tasks: Tasks
     clock: Callable[[], float]
@@ -112,9 +120,8 @@ class Pipeline:
         arrival.check_framing(turn.request.version, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)
-        if route.kind in (arrival.METADATA, arrival.AGENT_METADATA):
-            folder = arrival.MCP if route.kind == arrival.METADATA else arrival.AGENTS
-            return self.exchanges.metadata(turn, route.server, folder)
+        if route.kind in METADATA_FOLDERS:
+            return self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind])
         if route.kind == arrival.KEYS:
             return self.exchanges.key_set(turn)
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
@@ -123,6 +130,8 @@ class Pipeline:
             return await self._card(turn, route, entrance)
         if route.kind == arrival.AGENT:
             return await self._operate(turn, route, entrance)
+        if route.kind in TASK_ROUTES:
+            return await self._task(turn, route, entrance)
         caller = await self._identify(turn, route.server, entrance)
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
@@ -194,6 +203,16 @@ class Pipeline:
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
                 lease.forwarded = True
                 return await self.agents.carry_out(turn, agent, decision, intent, owning, timeout_s)
+
+    async def _task(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """The task API: the same questions, asked of the operation that each of its requests is."""
+        caller = await self._identify(turn, route.server, entrance, arrival.TASK_API)
+        asked = await self.task_front.understand(turn, caller, route)
+        with self._admitted(begins=True):
+            decision = self._decide(turn, caller, asked.call)
+            await self.task_front.check(turn, caller, asked)
+            async with self._charged(turn, caller, asked.call, decision) as (lease, timeout_s):
+                return await self.task_front.carry_out(turn, caller, decision, asked, lease, timeout_s)
 
     async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's card: open to everybody, and more of it to who is known."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 import orjson
 
 from sidecar.answers import Manner
-from sidecar.arrival import AGENTS, EVERY, MCP, Bounds, place_of
+from sidecar.arrival import AGENTS, EVERY, MCP, TASK_API, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal, Together
 from sidecar.identity import ALGORITHMS, Audience, Identity
@@ -157,6 +157,8 @@ class Snapshot:
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Every question of the call, for the whole chain, under one revision. The first no is the answer."""
+        if call.upstream == EVERY and call.protocol == "a2a":
+            return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, call.question, now_s)
         if call.upstream == EVERY:
             return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, call.question, now_s)
         first = call.question
@@ -182,6 +184,12 @@ class Snapshot:
             name: self.engine.enter(chain, Question(f"nhi:{name}", method, name), now_s)
             for name in sorted(self.services)
         }
+
+    def ask_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
+        """What a question to all agents is answered at each of them, in the order of their names."""
+        first = call.question
+        questions = {name: first._replace(object=f"nhi:{name}") for name in sorted(self.agents)}
+        return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
     def audience(self, server: str, folder: str = MCP) -> Audience:
         """What a token must be meant for, to be used at this upstream's address."""
@@ -286,6 +294,9 @@ def snapshot_from(
                 f"{base_url}/{MCP}",
                 any(service.anonymous for service in services.values()),
                 keeps_token=any(service.needs_token for service in services.values()),
+            ),
+            TASK_API: Audience(
+                f"{base_url}/{TASK_API}", keeps_token=any(agent.needs_token for agent in agents.values())
             ),
             **{
                 place: Audience(f"{base_url}/{place}", one.anonymous, one.scopes, one.needs_token)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from aiohttp import web
 
 from sidecar.answers import Manner, Shape, Told
-from sidecar.arrival import AGENTS, MCP, Headers, trace_headers
+from sidecar.arrival import AGENTS, MCP, TASK_API, Headers, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
@@ -112,7 +112,7 @@ class Turn:
     def enter(self, server: str, folder: str) -> None:
         """The address is an upstream's: from here on refusals are told in its protocol."""
         self.front, self.folder = server, folder
-        self.shape = Shape.PLAIN if self.plain or folder == AGENTS else Shape.STATELESS
+        self.shape = Shape.PLAIN if self.plain or folder in (AGENTS, TASK_API) else Shape.STATELESS
         self.goes_to(server)
 
     def goes_to(self, server: str) -> None:

@@ -141,6 +141,11 @@ def read_call(agent: str, called: Called, extensions: tuple[str, ...]) -> Operat
     return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
 
 
+def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> Operate:
+    """An operation of our own making, with parameters of 1.0. Raises Refusal where they are none."""
+    return _operate(agent, operation, _read(RpcDialect("1.0"), operation, params), "1.0", ())
+
+
 def _given(
     operation: Operation, route: Route, address: http.Address, query: Mapping[str, str], body: object, version: Version
 ) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class Settings(Section):
         return self.data / "keys" / "callbacks.key"
 
     @property
+    def task_api_path(self) -> Path:
+        """The file of the task API's tasks."""
+        return self.data / "a2a-tasks.sqlite"
+
+    @property
     def base_url(self) -> str:
         """Our address as callers write it, as far as the settings tell: a port 0 is not known before it is taken."""
         scheme = "http" if self.server.tls is None else "https"

@@ -70,6 +70,7 @@ def test_the_golden_answers_are_those_of_the_reasons_that_exist() -> None:
 
 # CONTRACT 6: (stateless MCP, session MCP, JSON-RPC code, the seed's word), and which reasons.
 CONTRACT: list[tuple[int, int, int, str, str]] = [
+    (409, 409, 409, "InvalidParameters", "not-cancelable"),  # of the task API
     (404, 200, -32602, "NotFound", "task-unknown"),  # a session-era 404 would end the session
     (401, 401, 401, "Unauthorized", "unauthenticated bad-credential credential-conflict client-unknown"),
     (403, 403, 403, "Unauthorized", "insufficient-scope origin-refused"),

@@ -29,8 +29,8 @@ schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,
 breaker_transitions_total{upstream,to} upstream_duration_seconds{upstream} inflight_requests{protocol}
 open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
 policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
-audit_records_total{event,result} callbacks_total{kind,result} callbacks_waiting{} callback_duration_seconds{}
-loop_lag_seconds{} build_info{version,python}
+audit_records_total{event,result} a2a_tasks{state} callbacks_total{kind,result} callbacks_waiting{}
+callback_duration_seconds{} loop_lag_seconds{} build_info{version,python}
 """
 STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -128,6 +128,7 @@ VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
     ),
     (lambda m: m.upstream_answered("github", 2.0), "upstream_duration_seconds_sum", {"upstream": "github"}, 2),
     (lambda m: m.streams("mcp", 3), "open_streams", {"protocol": "mcp"}, 3),
+    (lambda m: m.tasks({"running": 2}), "a2a_tasks", {"state": "running"}, 2),
     (lambda m: m.sessions(7), "sessions", {}, 7),
     (lambda m: m.policy_loaded("r", {"guardrail": 4}, 9.0), "policy_rules", {"kind": "guardrail"}, 4),
     (lambda m: m.policy_loaded("r", {}, 9.0), "policy_info", {"revision": "r"}, 1),

@@ -1,0 +1,12 @@
+"""How is work handed to an agent by people and scripts that speak no A2A?
+
+    records      a task in the seeds' words, the agent's own state beside it, and what of it is done: two tables
+    store        what a store of them does: memory.py (this process), or sqlite.py (a file, which a restart survives)
+    reading      what a request at these addresses wants: one canonical operation of A2A
+    front        what happens to it, beside what happens to every request
+    following    one task on its way: sent once, and followed to its end
+    running      all tasks that this sidecar has on its hands
+
+A task that was taken is on disk before its caller hears of it, and is carried out whoever is gone by then. Nothing is
+ever sent twice: the agent may have done what it did not answer.
+"""

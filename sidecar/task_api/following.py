@@ -1,0 +1,408 @@
+"""What becomes of one task, once it was taken?
+
+It is sent, once, and followed until it ends; what happens on the way is on disk before anything else happens. Each time
+that the agent is asked, so is policy, and the kill switch, about the whole chain that created the task: who lost the
+permission has lost the task with it, here and at the agent.
+
+    unsent     rules, evidence, then `sending` on disk, then the message
+    sending    found after a crash: the agent may have it or not. It failed, and is never sent again
+    sent       asked how it stands, ever more rarely, until it says that it ended
+    telling    put down for whoever asked to be called back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import orjson
+
+from sidecar.a2a.owning import TERMINAL, Owning
+from sidecar.a2a.reading import Operate
+from sidecar.answers import facts_of, message_of
+from sidecar.audit import Audit, Recording
+from sidecar.disabled import KillSwitch
+from sidecar.errors import Reason, Refusal
+from sidecar.identity import check_caller
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.snapshot import Live, Snapshot
+from sidecar.task_api.reading import cancels, gets, sends
+from sidecar.task_api.records import SEEN, Record, State, Step
+from sidecar.task_api.shapes import shown
+from sidecar.task_api.store import Store
+from sidecar.tasks import Tasks
+from sidecar.upstreams.agents import Outgoing
+from sidecar.vocabulary import Caller
+
+FIRST_PAUSE_S: Final = 0.2
+SLOWER: Final = 1.5
+TELL_AGAIN_S: Final = 5.0
+CANCEL_S: Final = 10.0  # what a task that is given up may cost at its agent
+MAX_MESSAGE_CHARS: Final = 2_000
+UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
+_WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
+_LASTING: Final = frozenset({Reason.RESPONSE_REFUSED, Reason.UPSTREAM_UNKNOWN})
+
+log = logging.getLogger("sidecar.task_api")
+
+Announce = Callable[[Record, bytes], Awaitable[None]]
+"""Put down that the owner of a task is to be called back with this; on disk when it returns. Raises Refusal."""
+
+
+class Changed(Exception):
+    """Somebody else changed the task meanwhile."""
+
+
+class TooLong(Refusal):
+    """No patience is left for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a task may take, how long its agent may be away meanwhile, how often it is asked, and how large what it
+    comes to may be."""
+
+    whole_s: float
+    away_s: float
+    every_s: float
+    max_result: int
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every task needs on its way."""
+
+    store: Store
+    tasks: Tasks
+    live: Live
+    switch: KillSwitch
+    audit: Audit
+    announce: Announce
+    patience: Callable[[], Patience]
+
+
+@dataclass(slots=True)
+class Course:
+    """One task on its way. `caller` is who created it, with what only this process knows of them."""
+
+    means: Means
+    record: Record
+    caller: Caller
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
+    recording: Recording | None = None
+    _pause_s: float = FIRST_PAUSE_S
+    _away_since_s: float | None = None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether it is just being sent: to be cut off now is to never know."""
+        return self.record.step is Step.SENDING
+
+    async def run(self) -> None:
+        """As far as it goes. Raises StoreOut."""
+        steps = {
+            Step.UNSENT: self._send,
+            Step.SENDING: self._lost_sight,
+            Step.SENT: self._follow,
+            Step.TELLING: self._tell,
+        }
+        try:
+            while self.record.step is not Step.OVER:
+                with suppress(Changed):
+                    await steps[self.record.step]()
+                    continue
+                await self._look_again()
+        except asyncio.CancelledError:
+            self._close(Refusal(Reason.DRAINING))
+            raise
+
+    async def broken(self) -> None:
+        """A bug of ours: it has an end, and nobody else hears of what it was."""
+        await self._fail("InternalError", "Internal error", Refusal(Reason.INTERNAL))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        record, now = self.record, self.means.live.take()
+        try:
+            intent = sends(record.id, record.target, record.task_type, record.input or {})
+            recording = self._recording(intent)
+            if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
+                raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
+            self._check(now, intent, at_first=True)
+            agent = now.agent(record.target)
+            owning = Owning(self.means.tasks, self.caller, intent)
+            await owning.check()
+            recording.decided()  # evidence first, then on disk that it is being sent, then the agent
+            await self._save(record.at(Step.SENDING))
+            await agent.cards.prepare()
+            outgoing = Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s)
+            answer = await agent.wire.ask(outgoing)
+            if isinstance(answer, AgentError):
+                await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message)
+            else:
+                await self._sent(owning, answer)
+        except Refusal as refusal:
+            await self._refused(refusal)
+        finally:
+            self.means.live.leave(now)
+
+    async def _sent(self, owning: Owning, answer: dict[str, Any]) -> None:
+        """What an agent makes of a message: an answer at once, or a task."""
+        await owning.admit(answer)
+        task = answer.get("task")
+        if task is None:
+            await self._complete(self.record, {"artifacts": [], "message": answer.get("message")})
+            return
+        record = self.record.at(Step.SENT)._replace(a2a_task=task["id"], a2a_context=task.get("contextId", ""))
+        try:
+            await self._see(record, task)
+        except Changed:  # it was given up while the agent began: nobody else knows that it did
+            await self._give_up(record)
+            raise
+
+    async def _lost_sight(self) -> None:
+        """It was being sent when somebody who had it stopped."""
+        await self._fail("ExecutionFailed", UNKNOWN_WHETHER_SENT)
+
+    async def _follow(self) -> None:
+        await self._rest()
+        await self._look_again()
+        if self.record.step is not Step.SENT:
+            return
+        record, now, patience = self.record, self.means.live.take(), self.means.patience()
+        try:
+            intent = gets(record)
+            self._check(now, intent)
+            if self.recording is None:  # another process sent it
+                self._recording(intent).decided()
+            if self._now_s() - record.created_at > patience.whole_s:
+                raise TooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
+            agent = now.agent(record.target)
+            answer = await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s))
+            if not isinstance(answer, AgentError):
+                await Owning(self.means.tasks, self.caller, intent).admit(answer)
+                self._away_since_s = None
+                await self._see(record, answer)
+            elif answer.kind.reason == "TASK_NOT_FOUND":
+                await self._fail("ExecutionFailed", "The agent does not know the task any more")
+            else:
+                await self._away(Refusal(Reason.UPSTREAM_FAILED, "it does not say how the task stands"))
+        except Refusal as refusal:
+            await self._refused(refusal)
+        finally:
+            self.means.live.leave(now)
+
+    async def _tell(self) -> None:
+        """Whoever is called back hears of it once at least: it is put down before it is forgotten here."""
+        now = self.means.live.current
+        body = orjson.dumps(shown(self.record, now))
+        try:
+            await self.means.announce(self.record, body)
+        except Refusal as refusal:
+            if refusal.reason not in (Reason.TOO_LARGE, Reason.MALFORMED_CALL):
+                log.warning("a task's end cannot be told yet", extra={"reason": refusal.reason.value})
+                await asyncio.sleep(TELL_AGAIN_S)
+                return
+            log.warning("a task's end is told to nobody", extra={"reason": refusal.reason.value})
+        await self._save(self.record.at(Step.OVER))
+
+    # --- what the agent says ------------------------------------------------------------------------------------------
+
+    async def _see(self, record: Record, task: Mapping[str, Any]) -> None:
+        """A task of the agent's, as it stands."""
+        status = task.get("status", {})
+        said = str(status.get("state", ""))
+        state = SEEN.get(said, State.PENDING)
+        record = record._replace(a2a_state=said)
+        if state is State.COMPLETED:
+            result = {"artifacts": task.get("artifacts", []), "message": status.get("message")}
+            await self._complete(record, result)
+        elif state is State.FAILED:
+            otherwise = "The agent rejected the task" if said == "TASK_STATE_REJECTED" else "The agent failed"
+            told = _text_of(status.get("message")) or otherwise
+            await self._end(record, State.FAILED, "ExecutionFailed", told)
+        elif state is State.CANCELLED:
+            await self._end(record, State.CANCELLED)
+        else:
+            await self._goes_on(record, state)
+
+    async def _goes_on(self, record: Record, state: State) -> None:
+        if state is State.RUNNING:  # what runs does not wait again, whatever the agent says
+            record = record.moved(State.RUNNING, self._now_s())
+        if record != self.record:
+            self._pause_s = FIRST_PAUSE_S
+            await self._save(record)
+
+    async def _complete(self, record: Record, result: Mapping[str, Any]) -> None:
+        if len(orjson.dumps(result)) > self.means.patience().max_result:
+            await self._end(record, State.FAILED, "ExecutionFailed", "The agent's result is too large")
+        else:
+            await self._end(record, State.COMPLETED, result=result)
+
+    # --- what can go wrong --------------------------------------------------------------------------------------------
+
+    async def _refused(self, refusal: Refusal) -> None:
+        """A no of ours, or of what stands between us and the agent."""
+        lasts = (
+            isinstance(refusal, TooLong) or refusal.reason in _LASTING or refusal.answer.status == "permission_denied"
+        )
+        if self.record.step is Step.SENT and not lasts:
+            await self._away(refusal)
+            return
+        if self.record.step is Step.SENT:
+            await self._give_up(self.record)
+        await self._fail(refusal.answer.seed, self._told(refusal), refusal)
+
+    async def _away(self, refusal: Refusal) -> None:
+        """An agent that does not answer may come back."""
+        now_s = self._now_s()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if now_s - self._away_since_s >= self.means.patience().away_s:
+            await self._fail(refusal.answer.seed, self._told(refusal), refusal)
+
+    def _told(self, refusal: Refusal) -> str:
+        """A refusal as a sentence, as far as the operator lets it be explained."""
+        manner = self.means.live.current.manner
+        return message_of(refusal, facts_of(refusal, "", manner))
+
+    async def _give_up(self, record: Record) -> None:
+        """Nobody may have what comes of it: the agent need not go on. What it answers changes nothing."""
+        intent = cancels(record)
+        agent = self.means.live.current.agents.get(record.target)
+        if agent is None:
+            return
+        with suppress(Refusal):
+            recording = self._new_recording(intent)
+            recording.decided()
+            try:
+                limit_s = min(CANCEL_S, agent.timeout_s)
+                await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, limit_s))
+            except Refusal as refusal:
+                recording.refused(refusal, http_status=refusal.answer.http)
+            else:
+                recording.outcome(http_status=200, bytes_out=0)
+
+    async def _fail(self, code: str, message: str, refusal: Refusal | None = None) -> None:
+        await self._end(self.record, State.FAILED, code, message, refusal=refusal)
+
+    async def _end(
+        self,
+        record: Record,
+        state: State,
+        error_code: str = "",
+        error_message: str = "",
+        *,
+        result: Mapping[str, Any] | None = None,
+        refusal: Refusal | None = None,
+    ) -> None:
+        facts = {"error_code": error_code, "error_message": error_message, "result": result}
+        await self._save(record.ended(state, self._now_s(), **facts))
+        self._close(refusal)
+        with suppress(Refusal):  # the ownership may be out; the task over A2A is only kept for longer then
+            await self._saw(record)
+
+    async def _saw(self, record: Record) -> None:
+        if record.a2a_task and record.a2a_state in TERMINAL:
+            mine = await self.means.tasks.mine(self.caller, record.target, (record.a2a_task,), namespace="a2a")
+            for one in mine.values():
+                await self.means.tasks.saw(one, TERMINAL[record.a2a_state], None)
+
+    # --- permission and evidence --------------------------------------------------------------------------------------
+
+    def _check(self, now: Snapshot, intent: Operate, *, at_first: bool = False) -> None:
+        """Whether the chain may still have this. Raises Refusal."""
+        chain, now_s = self.caller.chain, self._now_s()
+        for disabled in (self.means.switch.disabled, now.disabled):
+            disabled.refuse(chain, intent.call, now_s)
+        if not now.identity.vouches_for(self.caller):
+            raise Refusal(Reason.BAD_CREDENTIAL)
+        check_caller(self.caller, now.audience(self.record.target, "agents"))
+        if at_first:
+            decision = now.decide(chain, intent.call, now_s)
+        else:
+            question = sends(self.record.id, self.record.target, self.record.task_type, {}).call.question
+            decision = now.engine.reconsider(chain, question.without_arguments, now_s)
+        if self.recording is not None and at_first:
+            self.recording.decision = decision
+            self.recording.enforcement = "shadow" if now.shadows(now_s) else "enforce"
+        if not now.shadows(now_s):
+            decision.or_refuse()
+
+    @property
+    def _shown_as(self) -> Caller:
+        """On whose behalf the agent is asked. What was let in goes on under the rules of now, also when the credential
+        of its beginning has ended: what comes of it is its owner's only."""
+        return replace(self.caller, expires_at=None)
+
+    def _recording(self, intent: Operate) -> Recording:
+        """The evidence of what is done for this task, from its first word to the agent to its end."""
+        if self.recording is None:
+            self.recording = self._new_recording(intent)
+        return self.recording
+
+    def _new_recording(self, intent: Operate) -> Recording:
+        recording = self.means.audit.recording(protocol="a2a", peer="sidecar", request_id=self.record.id)
+        recording.caller, recording.call = self.caller, intent.call
+        recording.upstream, recording.method = self.record.target, intent.call.method
+        return recording
+
+    def _close(self, refusal: Refusal | None) -> None:
+        recording, self.recording = self.recording, None
+        if recording is None or recording.done:
+            return
+        with suppress(Refusal):  # it cannot be recorded; the next that could not be is refused
+            if refusal is not None:
+                recording.refused(refusal, http_status=refusal.answer.http)
+            else:
+                recording.outcome(http_status=200, bytes_out=0)
+
+    # --- the record ---------------------------------------------------------------------------------------------------
+
+    async def _save(self, record: Record) -> None:
+        """On disk. Raises Changed, and StoreOut."""
+        record = record._replace(revision=record.revision + 1)
+        if not await self.means.store.replace(record):
+            raise Changed
+        self.record = record
+
+    async def _look_again(self) -> None:
+        """As somebody else may have left it."""
+        record = await self.means.store.get(self.record.id)
+        if record is None:  # it was over, and is forgotten
+            record = self.record._replace(step=Step.OVER)
+        if record.is_over:
+            self._close(None if record.a2a_task else Refusal(Reason.CALLER_GONE))
+        self.record = record
+
+    async def _rest(self) -> None:
+        pause_s, longest_s = self._pause_s, self.means.patience().every_s
+        self._pause_s = min(longest_s, pause_s * SLOWER)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(pause_s, longest_s)):
+                await self.awake.wait()
+        self.awake.clear()
+
+    def _now_s(self) -> float:
+        return self.means.live.clock()
+
+
+def _code_of(error: AgentError) -> str:
+    """What an agent's no is in the seed's words."""
+    return "InvalidParameters" if error.kind.code in _WRONG_REQUEST else "ExecutionFailed"
+
+
+def _text_of(message: Mapping[str, Any] | None) -> str:
+    """What a message says in letters, as one line that people can read."""
+    parts = (message or {}).get("parts", [])
+    text = " ".join(str(part["text"]) for part in parts if "text" in part)
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text[:MAX_MESSAGE_CHARS]).strip()

@@ -1,0 +1,153 @@
+"""What is known of a task, and which way may it go?
+
+Two tables. `MOVES` are the seed's states, which people see. `STEPS` are what of our own part is done, so that a restart
+knows what it may still do. What the agent itself says stands beside, word for word: it has more states than the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from sidecar.vocabulary import Caller, Credential, Principal
+
+
+class State(StrEnum):
+    """The seed's A2aTaskState."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+MOVES: Final[Mapping[State, frozenset[State]]] = {
+    State.PENDING: frozenset({State.RUNNING, State.CANCELLED}),
+    State.RUNNING: frozenset({State.COMPLETED, State.FAILED, State.CANCELLED}),
+    State.COMPLETED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+# What A2A's states are in the seed's words. One that an agent does not tell is no progress, and never an end.
+SEEN: Final[Mapping[str, State]] = {
+    "TASK_STATE_UNSPECIFIED": State.PENDING,
+    "TASK_STATE_SUBMITTED": State.PENDING,
+    "TASK_STATE_WORKING": State.RUNNING,
+    "TASK_STATE_INPUT_REQUIRED": State.RUNNING,
+    "TASK_STATE_AUTH_REQUIRED": State.RUNNING,
+    "TASK_STATE_COMPLETED": State.COMPLETED,
+    "TASK_STATE_FAILED": State.FAILED,
+    "TASK_STATE_REJECTED": State.FAILED,
+    "TASK_STATE_CANCELED": State.CANCELLED,
+}
+
+
+class Step(StrEnum):
+    """How far our own part is."""
+
+    UNSENT = "unsent"
+    SENDING = "sending"  # the agent may have it, and nobody knows
+    SENT = "sent"  # the agent has it, under a name that we know
+    TELLING = "telling"  # it ended, and who asked to be called back was not yet put down for it
+    OVER = "over"
+
+
+STEPS: Final[Mapping[Step, frozenset[Step]]] = {
+    Step.UNSENT: frozenset({Step.SENDING, Step.TELLING, Step.OVER}),
+    Step.SENDING: frozenset({Step.SENT, Step.TELLING, Step.OVER}),
+    Step.SENT: frozenset({Step.TELLING, Step.OVER}),
+    Step.TELLING: frozenset({Step.OVER}),
+    Step.OVER: frozenset(),
+}
+
+
+class Record(NamedTuple):
+    """One task. Times are seconds since the epoch; "" and None are what is not known yet.
+
+    `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
+    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words. `revision` grows with each change.
+    """
+
+    id: str
+    owner: str
+    caller: Caller
+    target: str
+    task_type: str
+    created_at: float
+    expires_at: float
+    input: Mapping[str, Any] | None
+    callback_url: str = ""
+    state: State = State.PENDING
+    step: Step = Step.UNSENT
+    started_at: float | None = None
+    completed_at: float | None = None
+    a2a_task: str = ""
+    a2a_context: str = ""
+    a2a_state: str = ""
+    result: Mapping[str, Any] | None = None
+    error_code: str = ""
+    error_message: str = ""
+    revision: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it reached its end, told or not."""
+        return not MOVES[self.state]
+
+    def at(self, step: Step) -> Record:
+        """With our own part so far."""
+        if step not in STEPS[self.step]:
+            raise ValueError(f"a task that is {self.step} cannot be {step}")
+        return self._replace(step=step)
+
+    def moved(self, state: State, now_s: float) -> Record:
+        """In another state. What never was seen to run passes through `running`."""
+        if state is self.state:
+            return self
+        if state not in MOVES[self.state]:
+            if self.state is not State.PENDING or State.RUNNING not in MOVES[self.state]:
+                raise ValueError(f"a task that is {self.state} cannot be {state}")
+            return self.moved(State.RUNNING, now_s).moved(state, now_s)
+        moved = self._replace(state=state)
+        if state is State.RUNNING:
+            return moved._replace(started_at=now_s)
+        return moved._replace(completed_at=now_s)
+
+    def ended(self, state: State, now_s: float, **facts: Any) -> Record:
+        """At its end. Its input is nobody's any more."""
+        step = Step.TELLING if self.callback_url else Step.OVER
+        return self.moved(state, now_s).at(step)._replace(input=None, **facts)
+
+
+def encoded(record: Record) -> bytes:
+    """A record as a store keeps it."""
+    caller = record.caller
+    chain = [[one.name, one.issuer, sorted(one.roles), sorted(one.scopes)] for one in caller.chain]
+    plain = record._asdict()
+    shown = [[one.kind, one.issuer, one.key_id, one.trust] for one in caller.credentials]
+    plain["caller"] = [chain, shown, caller.expires_at]
+    return orjson.dumps(plain)
+
+
+def decoded(raw: bytes | str) -> Record:
+    """A record that a store kept."""
+    plain = orjson.loads(raw)
+    chain, credentials, expires_at = plain["caller"]
+    principals = tuple(
+        Principal(name, issuer, frozenset(roles), frozenset(scopes)) for name, issuer, roles, scopes in chain
+    )
+    plain["caller"] = Caller(principals, tuple(Credential(*one) for one in credentials), expires_at)
+    plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
+    return Record(**plain)
+
+
+def moment(epoch_s: float | None) -> str | None:
+    """A time as people read it, in UTC."""
+    if epoch_s is None:
+        return None
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,116 @@
+"""Which tasks are on our hands, and who sees to each of them?
+
+Every task that is not over is somebody's: this process takes what is its own and what nobody holds any more, and each
+has its course (`following.py`). What it holds, it says so again and again; if it dies, another takes over, or it
+does itself when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidecar.errors import Reason, Refusal
+from sidecar.metrics import Metrics
+from sidecar.task_api.following import Course, Means
+from sidecar.task_api.records import Record
+from sidecar.task_api.store import Bounds, StoreOut
+from sidecar.vocabulary import Caller
+
+FILE: Final = "file"  # who holds what is in a file: nobody else is there to take it up
+HELD_S: Final = 15.0
+LOOK_EVERY_S: Final = 3.0
+SWEEP_EVERY_S: Final = 60.0
+MAX_AT_ONCE: Final = 1_000
+
+log = logging.getLogger("sidecar.task_api")
+
+
+@dataclass(slots=True)
+class Runner:
+    """All tasks on our hands. `holder` is by whose name we hold them."""
+
+    means: Means
+    metrics: Metrics
+    holder: str
+    bounds: Callable[[], Bounds]
+    _courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+    _closing: bool = False
+
+    async def add(self, record: Record) -> None:
+        """Keep a new task; it is ours. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        until_s = self.means.live.clock() + HELD_S
+        try:
+            has_room = await self.means.store.add(record, self.holder, until_s, self.bounds())
+        except StoreOut as out:
+            raise unavailable(out) from None
+        if not has_room:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
+
+    def begin(self, record: Record, caller: Caller) -> None:
+        """Carry a task out that is ours; one too many waits for the next look."""
+        if self._closing or record.id in self._courses or len(self._courses) >= MAX_AT_ONCE:
+            return
+        course = Course(self.means, record, caller)
+        task = asyncio.create_task(self._see_to(course), name=f"task {record.id}")
+        self._courses[record.id] = course, task
+        task.add_done_callback(lambda _: self._courses.pop(record.id, None))
+
+    def wake(self, record: Record) -> None:
+        """Something became of it: whoever follows it looks at once."""
+        if record.id in self._courses:
+            self._courses[record.id][0].awake.set()
+        else:
+            self.begin(record, record.caller)
+
+    async def run(self) -> None:
+        """Take up what is to be done. Runs as long as the process."""
+        swept_s = float("-inf")
+        while True:
+            with suppress(StoreOut):  # `up` says so, and the next look is soon
+                now_s = self.means.live.clock()
+                for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, MAX_AT_ONCE):
+                    self.begin(record, record.caller)
+                self.metrics.tasks(await self.means.store.counts())
+                if now_s - swept_s >= SWEEP_EVERY_S:
+                    swept_s = now_s
+                    await self.means.store.sweep(now_s)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def stop(self, grace_s: float) -> None:
+        """Begin nothing more; what is just being sent has a while for its answer, the rest goes on after the next
+        start."""
+        self._closing = True
+        sending = [task for course, task in self._courses.values() if course.is_sending]
+        for course, task in list(self._courses.values()):
+            if not course.is_sending:
+                task.cancel()
+        if sending:
+            await asyncio.wait(sending, timeout=grace_s)
+        tasks = [task for _, task in self._courses.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(StoreOut):
+            await self.means.store.let_go(self.holder)
+        await self.means.store.close()
+
+    async def _see_to(self, course: Course) -> None:
+        try:
+            await course.run()
+        except StoreOut as out:  # it is still ours, and begun anew with the next look
+            log.warning("the store of tasks is out", extra={"error": str(out)})
+        except Exception:  # a bug in one task is no other task's trouble
+            log.exception("bug", extra={"task": course.record.id})
+            with suppress(Exception):
+                await course.broken()
+
+
+def unavailable(out: StoreOut) -> Refusal:
+    """A store that is out, as its caller hears it."""
+    log.warning("the store of tasks is out", extra={"error": str(out)})
+    return Refusal(Reason.STORE_UNAVAILABLE)

@@ -1,0 +1,42 @@
+"""How does a task look to people? As the seed's A2aTask, with the agent's own words beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.snapshot import Snapshot
+from sidecar.task_api.reading import id_of
+from sidecar.task_api.records import Record, moment
+
+
+def shown(record: Record, now: Snapshot) -> dict[str, Any]:
+    """The seed's task object."""
+    source = record.caller.last
+    return {
+        "id": record.id,
+        "source_agent_id": id_of(now, source.id) if source.kind == "nhi" else None,
+        "target_agent_id": id_of(now, record.target),
+        "task_type": record.task_type,
+        "state": record.state.value,
+        "result": record.result,
+        "error_code": record.error_code or None,
+        "error_message": record.error_message or None,
+        "created_at": moment(record.created_at),
+        "started_at": moment(record.started_at),
+        "completed_at": moment(record.completed_at),
+        "a2a": {
+            "task_id": record.a2a_task or None,
+            "context_id": record.a2a_context or None,
+            "state": record.a2a_state or None,
+        },
+    }
+
+
+def created(record: Record) -> dict[str, Any]:
+    """What who created it hears."""
+    return {"task_id": record.id, "status": record.state.value, "created_at": moment(record.created_at)}
+
+
+def cancelled(record: Record) -> dict[str, Any]:
+    """What who cancelled it hears."""
+    return {"task_id": record.id, "state": record.state.value, "cancelled_at": moment(record.completed_at)}

@@ -1,0 +1,385 @@
+"""Does the task API do what the seeds say, under the rules, limits and evidence that hold over A2A?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+
+ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
+OURS, SEEDS = "/a2a/tasks", "/api/nhi/a2a/tasks"
+QUICK = "tasks: {ask_every_s: 0.05}\n"
+AGENT_ID = "0b5f0d0e-6d5b-4a51-9a3e-3a8d1f5c9b11"
+NOBODY = "01939393-0000-7000-8000-000000000000"
+WORKING, DONE = "TASK_STATE_WORKING", "TASK_STATE_COMPLETED"
+LIST_FIELDS = [
+    "id", "source_agent_id", "target_agent_id", "task_type", "state", "result", "error_code", "error_message",
+    "created_at", "started_at", "completed_at",
+]  # fmt: skip
+
+
+async def call(
+    world: AgentWorld,
+    verb: str,
+    path: str = "",
+    body: Any = None,
+    who: Mapping[str, str] = ALICE,
+    base: str = OURS,
+) -> tuple[int, Any]:
+    async with world.http.request(verb, f"{world.url}{base}{path}", json=body, headers=who) as response:
+        return response.status, await response.json(content_type=None)
+
+
+async def create(world: AgentWorld, who: Mapping[str, str] = ALICE, **more: Any) -> str:
+    status, said = await call(world, "POST", body={**ORDER, **more}, who=who)
+    assert status == 201, said
+    return str(said["task_id"])
+
+
+async def ended(world: AgentWorld, task_id: str, who: Mapping[str, str] = ALICE, *, until: str = "") -> dict[str, Any]:
+    """The task, once it is over or in that state."""
+    async with asyncio.timeout(5):
+        while True:
+            status, said = await call(world, "GET", f"/{task_id}", who=who)
+            assert status == 200, said
+            if said["state"] == until or (not until and said["completed_at"]):
+                return dict(said)
+            await asyncio.sleep(0.02)
+
+
+def busy(*states: str) -> ScriptedAgent:
+    """An agent that begins, and then says one state after the other, the last one for ever."""
+    left = list(states)
+
+    def sent(method: str, params: dict[str, Any]) -> Any:
+        return {"task": task("t1", "c1", "TASK_STATE_SUBMITTED")}
+
+    def got(method: str, params: dict[str, Any]) -> Any:
+        state = left.pop(0) if len(left) > 1 else left[0]
+        found = task(params["id"], "c1", state)
+        if state == DONE:
+            found["artifacts"] = [{"artifactId": "a1", "parts": [{"text": "high at noon"}]}]
+            found["status"]["message"] = {"messageId": "m2", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}
+        return found
+
+    def cancel(method: str, params: dict[str, Any]) -> Any:
+        return task(params["id"], "c1", "TASK_STATE_CANCELED")
+
+    return ScriptedAgent(script={"SendMessage": sent, "GetTask": got, "CancelTask": cancel})
+
+
+async def test_a_task_is_sent_as_a_message_and_followed_to_its_end(tmp_path: Path) -> None:
+    agent = busy("TASK_STATE_SUBMITTED", WORKING, WORKING, DONE)
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        status, made = await call(world, "POST", body=ORDER)
+        assert status == 201 and made["status"] == "pending" and list(made) == ["task_id", "status", "created_at"]
+        found = await ended(world, made["task_id"])
+        assert [name for name in found if name != "a2a"] == LIST_FIELDS
+        assert (found["state"], found["error_code"], found["source_agent_id"]) == ("completed", None, None)
+        assert found["result"]["artifacts"][0]["parts"] == [{"text": "high at noon"}]
+        assert found["result"]["message"]["parts"] == [{"text": "done"}]
+        assert found["created_at"] <= found["started_at"] <= found["completed_at"]
+        assert found["a2a"] == {"task_id": "t1", "context_id": "c1", "state": DONE}
+    message = world.agent.seen[0][1]["params"]
+    assert message["message"]["messageId"] == made["task_id"]
+    assert message["message"]["parts"] == [{"data": {"topic": "tides"}, "mediaType": "application/json"}]
+    assert message["metadata"] == {"task_type": "search"}
+    assert world.agent.methods().count("SendMessage") == 1
+
+
+async def test_both_addresses_are_one_and_an_agent_goes_by_its_name_or_its_uuid(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, settings=QUICK, a2a=f'agent_id: "{AGENT_ID}"') as world:
+        status, made = await call(world, "POST", body={**ORDER, "target_agent_id": AGENT_ID}, base=SEEDS)
+        assert status == 201
+        found = await ended(world, made["task_id"])
+        assert found["target_agent_id"] == AGENT_ID
+        assert await call(world, "GET", f"/{made['task_id']}", base=SEEDS) == (200, found)
+        for named in ("researcher", AGENT_ID):
+            assert (await call(world, "GET", f"?target_agent_id={named}"))[1]["total"] == 1
+
+
+async def test_an_agent_that_answers_at_once_has_completed_its_task(tmp_path: Path) -> None:
+    said = {"message": {"messageId": "m2", "contextId": "c1", "role": "ROLE_AGENT", "parts": [{"text": "42"}]}}
+    async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": lambda *_: said}), settings=QUICK) as world:
+        found = await ended(world, await create(world))
+        assert found["state"] == "completed" and found["result"]["message"]["parts"] == [{"text": "42"}]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "told"),
+    [
+        ("TASK_STATE_FAILED", "ExecutionFailed", "The agent failed"),
+        ("TASK_STATE_REJECTED", "ExecutionFailed", "The agent rejected the task"),
+    ],
+)
+async def test_what_an_agent_could_not_do_has_failed(tmp_path: Path, state: str, code: str, told: str) -> None:
+    async with agent_world(tmp_path, busy(state), settings=QUICK) as world:
+        found = await ended(world, await create(world))
+        assert (found["state"], found["error_code"], found["error_message"]) == ("failed", code, told)
+        assert found["a2a"]["state"] == state and found["started_at"]
+
+
+async def test_an_agents_no_is_told_in_the_seeds_words(tmp_path: Path) -> None:
+    no = No({"code": -32602, "message": "topic: unknown\u0007"})
+    async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": lambda *_: no}), settings=QUICK) as world:
+        found = await ended(world, await create(world))
+        assert (found["state"], found["error_code"]) == ("failed", "InvalidParameters")
+        assert found["error_message"] == "topic: unknown"
+
+
+async def test_a_dead_agent_fails_the_task_and_it_is_not_sent_again(tmp_path: Path) -> None:
+    agent = ScriptedAgent(script={"SendMessage": lambda *_: web.Response(status=500)})
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        found = await ended(world, await create(world))
+        assert (found["state"], found["error_code"]) == ("failed", "ExecutionFailed")
+        await asyncio.sleep(0.2)
+        assert world.agent.methods() == ["SendMessage"]
+
+
+# --- whose they are ---------------------------------------------------------------------------------------------------
+
+
+async def test_anothers_task_looks_like_none(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, busy(WORKING), settings=QUICK) as world:
+        mine = await create(world)
+        await ended(world, mine, until="running")
+        reached = world.agent.methods().count("CancelTask")
+        for who in (BOB, PLANNER, ALICE):
+            for verb, tail in (("GET", ""), ("POST", "/cancel")):
+                none = await call(world, verb, f"/{NOBODY}{tail}", who=who)
+                found = (404, "task-unknown", "NotFound")
+                assert (none[0], none[1]["reason"], none[1]["error_code"]) == found
+                if who is not ALICE:
+                    status, said = await call(world, verb, f"/{mine}{tail}", who=who)
+                    assert (status, {**said, "decision_id": ""}) == (404, {**none[1], "decision_id": ""})
+        assert (await call(world, "GET", f"/{mine}", who={}))[0] == 401
+        assert (await call(world, "POST", body=ORDER, who={}))[0] == 401
+        assert (await call(world, "GET", who=BOB)) == (200, {"tasks": [], "total": 0, "limit": 20, "offset": 0})
+        assert world.agent.methods().count("CancelTask") == reached
+
+
+async def test_a_list_has_filters_and_pages(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, settings=QUICK) as world:
+        made = [await create(world) for _ in range(5)]
+        for task_id in made:
+            await ended(world, task_id)
+        status, said = await call(world, "GET", "?limit=2&offset=1")
+        assert status == 200 and [one["id"] for one in said["tasks"]] == [made[3], made[2]]
+        assert (said["total"], said["limit"], said["offset"]) == (5, 2, 1)
+        assert (await call(world, "GET", "?state=completed"))[1]["total"] == 5
+        assert (await call(world, "GET", "?state=pending"))[1]["total"] == 0
+        for bad in (
+            "state=done",
+            "limit=0",
+            "limit=101",
+            "limit=x",
+            "offset=-1",
+            "offset=1.5",
+            "page=1",
+            "limit=1&limit=2",
+        ):
+            status, said = await call(world, "GET", f"?{bad}")
+            assert (status, said["reason"], said["error_code"]) == (400, "malformed-call", "InvalidParameters"), bad
+
+
+async def test_the_task_is_there_over_a2a_too_and_for_its_owner_only(tmp_path: Path) -> None:
+    """BL-009."""
+    async with agent_world(tmp_path, busy(WORKING), settings=QUICK) as world:
+        await ended(world, await create(world), until="running")
+        assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"})).results[0]["id"] == "t1"
+        assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"}, BOB)).reason == "task-unknown"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target_agent_id": ""},
+        {"target_agent_id": "a/b"},
+        {"target_agent_id": None},
+        {"task_type": ""},
+        {"task_type": 1},
+        {"task_type": "x" * 129},
+        {"input": []},
+        {"input": None},
+        {"source_agent_id": "planner"},
+        {"source_agent_id": "user:bob"},
+        {"callback_url": ""},
+        {"Input": {}},
+        {"more": 1},
+    ],
+)
+async def test_what_is_no_order_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    async with agent_world(tmp_path) as world:
+        status, said = await call(world, "POST", body={**ORDER, **wrong})
+        assert (status, said["reason"]) == (400, "malformed-call")
+        assert world.agent.seen == []
+
+
+async def test_the_source_is_who_calls(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, settings=QUICK) as world:
+        for named in ("nhi:planner", "planner", None):
+            found = await ended(world, await create(world, PLANNER, source_agent_id=named), PLANNER)
+            assert found["source_agent_id"] == "planner"
+
+
+async def test_without_a_row_nothing_is_created_and_nobody_learns_who_is_there(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, tasks/get, -, -, -, allow\n"}
+    async with agent_world(tmp_path, rules=rules) as world:
+        for target in ("researcher", "nobody", AGENT_ID):
+            status, said = await call(world, "POST", body={**ORDER, "target_agent_id": target})
+            assert (status, said["reason"], said["error_code"]) == (403, "no-matching-rule", "Unauthorized")
+        assert (await call(world, "GET"))[0] == 403
+        assert world.agent.seen == []
+
+
+async def test_limits_hold_for_tasks_as_for_messages(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, message/send|tasks/get, -, 2, -, allow\n"}
+    async with agent_world(tmp_path, rules=rules, settings=QUICK) as world:
+        await create(world)
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": _hello()})).error is None
+        status, said = await call(world, "POST", body=ORDER)
+        assert (status, said["reason"], said["error_code"]) == (429, "rate-limited", "RateLimitExceeded")
+
+
+def _hello() -> dict[str, Any]:
+    return {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_running_task_is_cancelled_at_its_agent(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, busy(WORKING), settings=QUICK) as world:
+        task_id = await create(world)
+        await ended(world, task_id, until="running")
+        status, said = await call(world, "POST", f"/{task_id}/cancel")
+        assert status == 200 and list(said) == ["task_id", "state", "cancelled_at"] and said["state"] == "cancelled"
+        found = await ended(world, task_id)
+        assert (found["state"], found["a2a"]["state"]) == ("cancelled", "TASK_STATE_CANCELED")
+        assert world.agent.methods().count("CancelTask") == 1
+        status, said = await call(world, "POST", f"/{task_id}/cancel")
+        assert (status, said["reason"], said["detail"]) == (409, "not-cancelable", "it is cancelled")
+
+
+async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_agent(tmp_path: Path) -> None:
+    may_answer = asyncio.Event()
+    agent = busy(WORKING)
+
+    async def slow() -> Any:
+        await may_answer.wait()
+        return {"task": task("t1", "c1", WORKING)}
+
+    agent.script["SendMessage"] = lambda *_: slow()
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        task_id = await create(world)
+        cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
+        await asyncio.sleep(0.1)
+        assert not cancelling.done()
+        may_answer.set()
+        assert (await cancelling)[0] == 200
+        assert (await ended(world, task_id))["state"] == "cancelled"
+        assert world.agent.methods()[0] == "SendMessage" and "CancelTask" in world.agent.methods()
+
+
+async def test_what_an_agent_does_not_cancel_goes_on(tmp_path: Path) -> None:
+    agent = busy(WORKING)
+    agent.script["CancelTask"] = lambda *_: No({"code": -32002, "message": "too late"})
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        task_id = await create(world)
+        await ended(world, task_id, until="running")
+        status, said = await call(world, "POST", f"/{task_id}/cancel")
+        assert (status, said["reason"]) == (409, "not-cancelable")
+        assert (await call(world, "GET", f"/{task_id}"))[1]["state"] == "running"
+
+
+# --- lost, and lied about ---------------------------------------------------------------------------------------------
+
+
+async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, busy(WORKING), settings=QUICK) as world:
+        task_id = await create(world)
+        await ended(world, task_id, until="running")
+        await world.app.disable("user:alice", reason="gone", until=None, by="test")
+        await _until(lambda: "CancelTask" in world.agent.methods())
+        await world.app.enable("user:alice", by="test")
+        found = await ended(world, task_id)
+        assert (found["state"], found["error_code"]) == ("failed", "Unauthorized")
+
+
+async def test_an_agent_that_tells_of_another_task_is_not_believed(tmp_path: Path) -> None:
+    agent = busy(WORKING)
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        bobs = await create(world, BOB)
+        await ended(world, bobs, BOB, until="running")
+        found = await ended(world, await create(world))  # it says that alice's is bob's t1
+        assert (found["state"], found["error_code"]) == ("failed", "ExecutionFailed")
+        assert found["a2a"]["task_id"] is None
+        agent.script["GetTask"] = lambda *_: task("t2", "c1")
+        found = await ended(world, bobs, BOB)
+        assert (found["state"], found["result"]) == ("failed", None)
+
+
+async def test_a_result_that_is_too_large_is_no_result(tmp_path: Path) -> None:
+    settings = "tasks: {ask_every_s: 0.05, max_result: 1024}\n"
+    agent = busy(DONE)
+    agent.script["SendMessage"] = lambda *_: {
+        "task": {**task(), "artifacts": [{"artifactId": "a", "parts": [{"text": "x" * 1024}]}]}
+    }
+    async with agent_world(tmp_path, agent, settings=settings) as world:
+        found = await ended(world, await create(world))
+        assert (found["state"], found["result"]) == ("failed", None)
+        assert found["error_message"] == "The agent's result is too large"
+
+
+async def test_an_agent_that_is_away_may_come_back_but_not_for_ever(tmp_path: Path) -> None:
+    agent = busy(WORKING)
+    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, away_s: 0.4}\n") as world:
+        task_id = await create(world)
+        await ended(world, task_id, until="running")
+        away = agent.script["GetTask"]
+        agent.script["GetTask"] = lambda *_: No({"code": -32603, "message": "?"})
+        await asyncio.sleep(0.2)
+        agent.script["GetTask"] = away
+        await asyncio.sleep(0.2)
+        assert (await call(world, "GET", f"/{task_id}"))[1]["state"] == "running"
+        agent.script["GetTask"] = lambda *_: No({"code": -32603, "message": "?"})
+        assert (await ended(world, task_id))["error_code"] == "ExecutionFailed"
+
+
+async def test_a_task_that_takes_too_long_is_given_up_here_and_at_the_agent(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, busy(WORKING), settings="tasks: {ask_every_s: 0.05, follow_s: 0.3}\n") as world:
+        found = await ended(world, await create(world))
+        assert (found["state"], found["error_code"]) == ("failed", "Timeout")
+        assert world.agent.methods()[-1] == "CancelTask"
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+
+
+async def test_both_what_was_ordered_and_what_was_done_for_it_are_on_record(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, busy(WORKING, DONE), settings=QUICK) as world:
+        task_id = await create(world)
+        await ended(world, task_id)
+        about = [record for record in world.records() if record["request_id"] == task_id]
+        ours = [record for record in about if record["action"] == "message/send"]
+        told = [(record["event"], record["peer"] == "sidecar", record["status"]) for record in ours]
+        assert told == [
+            ("decision", False, None),
+            ("outcome", False, "success"),
+            ("decision", True, None),
+            ("outcome", True, "success"),
+        ]
+        assert len({record["args_hash"] for record in ours}) == 1
+        assert {record["object"] for record in ours} == {"nhi:researcher"}
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.02)

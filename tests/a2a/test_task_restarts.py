@@ -1,0 +1,137 @@
+"""What becomes of a task when the sidecar is killed, wherever it was? Nothing is lost, and nothing is sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from sidecar.task_api.following import UNKNOWN_WHETHER_SENT
+from sidecar.task_api.records import Record, Step
+from sidecar.task_api.sqlite import SqliteStore
+from tests.a2a.test_task_api import ORDER, QUICK
+from tests.a2a.world import ALICE, ScriptedAgent, task, write
+from tests.flow.process import Served
+from tests.flow.world import listening
+
+
+@dataclass
+class Restarted:
+    """A process before an agent, and its folder."""
+
+    agent: ScriptedAgent
+    served: Served
+    http: aiohttp.ClientSession
+
+    async def create(self, kind: str) -> str:
+        order = {**ORDER, "task_type": kind}
+        async with self.http.post(f"{self.served.url}/a2a/tasks", json=order, headers=ALICE) as response:
+            assert response.status == 201
+            return str((await response.json())["task_id"])
+
+    async def ended(self, task_id: str) -> dict[str, Any]:
+        async with asyncio.timeout(8):
+            while True:
+                async with self.http.get(f"{self.served.url}/a2a/tasks/{task_id}", headers=ALICE) as response:
+                    found = await response.json()
+                    if found["completed_at"]:
+                        return dict(found)
+                await asyncio.sleep(0.05)
+
+    def asked_about(self) -> set[str]:
+        """The agent's tasks that were followed."""
+        return {message["params"]["id"] for _, message in self.agent.seen if message["method"] == "GetTask"}
+
+    async def step_of(self, task_id: str) -> Step:
+        return (await self._record(task_id)).step
+
+    async def rewind(self, task_id: str) -> None:
+        """As a kill leaves it that comes just before the task is marked as being sent."""
+        record = await self._record(task_id)
+        async with self._store() as store:
+            await store.replace(record._replace(step=Step.UNSENT, revision=record.revision + 1))
+
+    async def _record(self, task_id: str) -> Record:
+        async with self._store() as store:
+            record = await store.get(task_id)
+        assert record is not None
+        return record
+
+    @asynccontextmanager
+    async def _store(self) -> AsyncIterator[SqliteStore]:
+        store = SqliteStore(self.served.folder / "data" / "a2a-tasks.sqlite")
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@asynccontextmanager
+async def restarted(agent: ScriptedAgent) -> AsyncIterator[Restarted]:
+    with tempfile.TemporaryDirectory(prefix="sidecar") as name:
+        folder = Path(name)
+        async with listening(agent.handle) as base, aiohttp.ClientSession() as http:
+            write(folder, f"{base}/", settings=QUICK)
+            served = Served(folder)
+            await served.start()
+            try:
+                yield Restarted(agent, served, http)
+            finally:
+                if served.process is not None and served.process.returncode is None:
+                    await served.kill()
+
+
+async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice() -> None:
+    never, killed = asyncio.Event(), [False]
+    kinds = {
+        "submitted": "TASK_STATE_SUBMITTED",
+        "working": "TASK_STATE_WORKING",
+        "asking": "TASK_STATE_INPUT_REQUIRED",
+    }
+
+    async def sent(params: dict[str, Any]) -> Any:
+        kind = params["metadata"]["task_type"]
+        if kind in ("sending", "unsent") and not killed[0]:
+            await never.wait()
+        return {"task": task(kind, f"c-{kind}", kinds.get(kind, "TASK_STATE_COMPLETED"))}
+
+    def got(params: dict[str, Any]) -> Any:
+        return task(params["id"], f"c-{params['id']}", "TASK_STATE_COMPLETED" if killed[0] else kinds[params["id"]])
+
+    agent = ScriptedAgent(
+        script={"SendMessage": lambda _, params: sent(params), "GetTask": lambda _, params: got(params)}
+    )
+    async with restarted(agent) as world:
+        names = {kind: await world.create(kind) for kind in ("unsent", "sending", *kinds)}
+        async with asyncio.timeout(5):
+            while len(world.asked_about()) < len(kinds) or agent.methods().count("SendMessage") < len(names):
+                await asyncio.sleep(0.01)
+        await world.served.kill()
+        steps = {kind: await world.step_of(task_id) for kind, task_id in names.items()}
+        assert steps == {**dict.fromkeys(names, Step.SENT), "sending": Step.SENDING, "unsent": Step.SENDING}
+        await world.rewind(names["unsent"])
+        killed[0] = True
+        await world.served.start()
+        found = {kind: await world.ended(task_id) for kind, task_id in names.items()}
+        assert {kind: one["state"] for kind, one in found.items()} == {
+            **dict.fromkeys(names, "completed"),
+            "sending": "failed",
+        }
+        assert (found["sending"]["error_code"], found["sending"]["error_message"]) == (
+            "ExecutionFailed",
+            UNKNOWN_WHETHER_SENT,
+        )
+        assert found["sending"]["started_at"]
+        sends = [
+            message["params"]["metadata"]["task_type"] for _, message in agent.seen if "message" in message["params"]
+        ]
+        assert sorted(sends) == sorted([*names, "unsent"]), "the one that was rewound, and no other"
+        await world.served.kill()
+        assert world.served.verify()[0] == 0
+        assert {await world.step_of(task_id) for task_id in names.values()} == {Step.OVER}
