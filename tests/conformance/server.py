@@ -521,6 +521,7 @@ def main(transport: str) -> None:
     else:
         app = server.streamable_http_app(event_store=Events(), retry_interval=RETRY_MS)
     listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio looks at the protocol, which is 0 here
     print(listening.getsockname()[1], flush=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # h11 takes the white space off around a header value, as RFC 9110 has it; httptools leaves it.

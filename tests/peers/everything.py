@@ -365,6 +365,7 @@ def _die_with_parent() -> None:
 def main() -> None:
     warnings.simplefilter("ignore")  # sampling, roots and logging are deprecated, and here to be tried
     sock = socket.socket()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio looks at the protocol, which is 0 here
     sock.bind(("127.0.0.1", 0))
     sock.listen(1024)  # whoever comes before uvicorn does waits
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -132,6 +132,7 @@ def _die_with_parent() -> None:
 def main() -> None:
     add_what_the_high_level_server_leaves_out()
     sock = socket.socket()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio looks at the protocol, which is 0 here
     sock.bind(("127.0.0.1", 0))
     sock.listen(64)
     threading.Thread(target=_die_with_parent, daemon=True).start()
