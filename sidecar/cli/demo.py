@@ -1,7 +1,8 @@
 """What does it look like when it works? A minute, nothing to set up.
 
-A real MCP server (the official SDK's) in a process of its own, the sidecar before it, the official client as an
-agent: one call goes through, one is denied, one is malformed, one is too many. Each is shown with its audit line.
+A real MCP server and a real A2A agent (the official SDKs') in processes of their own, the sidecar before them, the
+official clients as the agent that calls: one call goes through, one is denied, one is malformed, one is too many; and
+one agent asks another. Each is shown with its audit line.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import click
 import orjson
@@ -33,7 +35,8 @@ CALL_WITHIN_S = 20.0
 
 SETTINGS = """\
 # The demo's configuration. Start its server:  {python} -m sidecar.cli.demo_server {upstream}
-# and the sidecar before it:                   sidecar serve -c {folder}/sidecar.yaml
+# its agent:                                   {python} -m sidecar.cli.demo_agent {agent}
+# and the sidecar before them:                 sidecar serve -c {folder}/sidecar.yaml
 version: 1
 server: {{listen: "127.0.0.1:{data}"}}
 admin: {{listen: "127.0.0.1:{admin}"}}
@@ -41,12 +44,17 @@ admin: {{listen: "127.0.0.1:{admin}"}}
 local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
 upstreams:
   notes: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp"}}}}
+  researcher: {{a2a: {{url: "http://127.0.0.1:{agent}/"}}}}
 """
 RULES = """\
 #: id=planner-searches owner=platform@acme.example
 p, nhi:planner, tool:notes/search_notes, use, -, 2, args.repo.startsWith('acme/'), allow
 #: id=planner-tidies owner=platform@acme.example
 p, nhi:planner, tool:notes/delete_note, use, -, -, -, allow
+"""
+AGENT_RULES = """\
+#: id=planner-asks-researcher owner=platform@acme.example
+p, nhi:planner, nhi:researcher, use, -, -, call.tool == 'summarise', allow
 """
 GUARDRAILS = """\
 #: id=nobody-deletes reason="Deletion needs a human"
@@ -88,14 +96,33 @@ SCENES = (
 )
 
 
+AGENT_SCENES = (
+    Scene(
+        "An agent asks another",
+        "researcher",
+        {"task_type": "summarise", "text": "Launch is on Tuesday."},
+        "",
+        "the researcher is shown a token of ours that names the chain, for itself alone",
+    ),
+    Scene(
+        "Not for that",
+        "researcher",
+        {"task_type": "publish", "text": "Launch is on Tuesday."},
+        "condition-false",
+        "planner-asks-researcher is for summaries; the card shows no other skill",
+    ),
+)
+
+
 @click.command()
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave the demo's folder here.")
 def demo(keep: Path | None) -> None:
     """A minute with everything: a real server, a real client, four outcomes, and the evidence."""
     try:
-        import mcp  # noqa: F401  # only whether it is there
+        import a2a  # noqa: F401  # only whether they are there
+        import mcp  # noqa: F401
     except ImportError:
-        click.echo("the demo needs the official MCP SDK: pip install 'nhi-sidecar[demo]'", err=True)
+        click.echo("the demo needs the official SDKs of MCP and A2A: pip install 'nhi-sidecar[demo]'", err=True)
         raise SystemExit(USAGE) from None
     if keep is not None and keep.exists() and any(keep.iterdir()):
         click.echo(f"{keep} is not empty: choose another folder, so that nothing is overwritten", err=True)
@@ -116,17 +143,20 @@ def demo(keep: Path | None) -> None:
         raise SystemExit(NO)
 
 
-def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int) -> Path:
-    """A working folder for the four ports; returns its sidecar.yaml."""
+def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
+    """A working folder for the five ports; returns its sidecar.yaml."""
     from sidecar.settings.shipped import shipped
 
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "policies" / "agent_to_tool.csv").write_text(RULES)
+    (folder / "policies" / "nhi_to_nhi.csv").write_text(AGENT_RULES)
     (folder / "policies" / "guardrails.csv").write_text(GUARDRAILS)
     settings = folder / "sidecar.yaml"
     settings.write_text(
-        SETTINGS.format(python="python", folder=folder, data=data, admin=admin, local=local, upstream=upstream)
+        SETTINGS.format(
+            python="python", folder=folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent
+        )
     )
     return settings
 
@@ -134,13 +164,15 @@ def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: i
 async def _run(folder: Path) -> bool:
     from sidecar.app import App
 
-    data, admin, local, upstream = _free_ports(4)
-    settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream)
-    _say("A server on the official MCP SDK starts, and the sidecar before it. The agent is nhi:planner.\n", dim=True)
-    async with _server(upstream):
+    data, admin, local, upstream, agent = _free_ports(5)
+    settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
+    _say("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
+    _say("Who calls is the agent nhi:planner.\n", dim=True)
+    async with _process("demo_server", upstream), _process("demo_agent", agent):
         app = await App.start(settings, {})
         try:
             good = await _play(app, f"http://127.0.0.1:{local}/mcp/notes")
+            good &= await _converse(app, f"http://127.0.0.1:{local}/agents/researcher")
         finally:
             await app.stop()
         return _verify(folder) and good
@@ -159,6 +191,39 @@ async def _play(app: App, url: str) -> bool:
             good &= (record["reason"] or "") == scene.reason
             _show(number, scene, heard, record)
     return good
+
+
+async def _converse(app: App, url: str) -> bool:
+    """The same with the official A2A client, which finds the way by the card that we tell."""
+    import httpx
+    from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
+
+    good = True
+    async with asyncio.timeout(len(AGENT_SCENES) * CALL_WITHIN_S), httpx.AsyncClient(trust_env=False) as http:
+        card = await A2ACardResolver(http, url).get_agent_card()
+        skills = ", ".join(skill.id for skill in card.skills)
+        _say(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
+        async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
+            for number, scene in enumerate(AGENT_SCENES, len(SCENES) + 1):
+                heard = await _send(client, scene.arguments["text"], scene.arguments["task_type"])
+                record = _last_record(app.settings.audit_path)
+                good &= (record["reason"] or "") == scene.reason
+                _show(number, scene, heard, record)
+    return good
+
+
+async def _send(client: Any, text: str, skill: str) -> str:
+    from a2a.types import Message, Part, Role, SendMessageRequest
+    from a2a.utils.errors import A2AError
+
+    message = Message(message_id=str(uuid4()), role=Role.ROLE_USER, parts=[Part(text=text)])
+    message.metadata.update({"task_type": skill})
+    try:
+        async for event in client.send_message(SendMessageRequest(message=message)):
+            return " | ".join(part.text for artifact in event.task.artifacts for part in artifact.parts)
+    except A2AError as error:
+        return f"error: {str(error).splitlines()[0]}"
+    return "nothing"
 
 
 async def _call(client: Any, scene: Scene) -> str:
@@ -201,18 +266,19 @@ def _verify(folder: Path) -> bool:
 
 
 def _leave(folder: Path) -> None:
-    write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100)
+    write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
     _say(f"\nThe folder stays: {folder}. To go on:", bold=True)
-    _say(f"   python -m sidecar.cli.demo_server 9100 &\n   sidecar serve -c {folder}/sidecar.yaml")
-    _say("   and point an MCP client at http://127.0.0.1:8090/mcp/notes")
+    _say("   python -m sidecar.cli.demo_server 9100 &\n   python -m sidecar.cli.demo_agent 9200 &")
+    _say(f"   sidecar serve -c {folder}/sidecar.yaml")
+    _say("   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher")
 
 
 @asynccontextmanager
-async def _server(port: int) -> AsyncIterator[None]:
+async def _process(module: str, port: int) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "sidecar.cli.demo_server",
+        f"sidecar.cli.{module}",
         str(port),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -239,7 +305,7 @@ async def _until_listening(port: int, process: asyncio.subprocess.Process) -> No
         writer.close()
         await writer.wait_closed()
         return
-    raise click.ClickException("the demo's server did not start")
+    raise click.ClickException("the demo's server or agent did not start")
 
 
 def _last_record(path: Path) -> dict[str, Any]:
