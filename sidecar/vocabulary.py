@@ -112,6 +112,8 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
+SKILL = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
+MAX_SKILL_CHARS = 128
 
 
 class Question(NamedTuple):
@@ -127,6 +129,19 @@ class Question(NamedTuple):
     name: str = ""
     arguments: Mapping[str, Any] = _EMPTY
     meta: Mapping[str, Any] = _EMPTY
+
+    @property
+    def tool(self) -> str:
+        """What conditions read as `call.tool`: its name, and of a message to an agent the skill that it asks for."""
+        if self.name or not self.object.startswith("nhi:"):
+            return self.name
+        message = self.arguments.get("message")
+        for part in (self.arguments, message if isinstance(message, Mapping) else _EMPTY):
+            metadata = part.get("metadata")
+            said = metadata.get(SKILL) if isinstance(metadata, Mapping) else None
+            if isinstance(said, str) and 0 < len(said) <= MAX_SKILL_CHARS:
+                return said
+        return ""
 
     @property
     def without_arguments(self) -> Question:

@@ -43,7 +43,6 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request,
 from sidecar.vocabulary import Call, Question
 
 MAX_EXTENSIONS: Final = 16
-SKILL: Final = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
 _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 
@@ -196,7 +195,8 @@ def _malformed(error: UnreadableError) -> Refusal:
 def _operate(
     agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
 ) -> Operate:
-    questions = [Question(f"nhi:{agent}", operation.action, "", skill_of(params), asked(params), meta_of(params))]
+    first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
+    questions = [first._replace(name=first.tool)]  # so that the record of it says which skill was asked for
     if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)
         questions.append(questions[0]._replace(action=PUSH_SET.action))
     call = Call("a2a", version, agent, operation.action, tuple(questions))
@@ -240,12 +240,6 @@ def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
 def pushes(params: Mapping[str, Any]) -> bool:
     """Whether a send brings a push configuration."""
     return bool(push_in(params))
-
-
-def skill_of(params: Mapping[str, Any]) -> str:
-    """The skill that a message asks for, as far as it says: a condition reads it as `call.tool`."""
-    said = meta_of(params).get(SKILL) or params.get("message", {}).get("metadata", {}).get(SKILL)
-    return said if isinstance(said, str) and len(said) <= 128 else ""
 
 
 def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:

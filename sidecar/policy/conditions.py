@@ -122,7 +122,7 @@ class Scene(NamedTuple):
                 question = self.question
                 return {
                     "server": question.server,
-                    "tool": question.name,
+                    "tool": question.tool,
                     "action": question.action,
                     "meta": question.meta,
                 }

@@ -116,6 +116,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
     question = question_of(_word(fields["object"]), _word(fields["action"]))
     if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
+    if fields.get("protocol") == "a2a" and fields["method"] != question.action:  # the skill that was asked for
+        question = question._replace(name=_word(fields["method"]))
     return Asked(
         seq=int(fields["seq"]),
         decision_id=_word(fields["decision_id"]),
