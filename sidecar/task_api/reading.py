@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sidecar.a2a.reading import SKILL, Operate, canonical
+from sidecar.a2a.reading import Operate, canonical
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
@@ -24,7 +24,7 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import malformed, refuse_variants, spellings
 from sidecar.snapshot import Snapshot
 from sidecar.task_api.records import Record, State
-from sidecar.vocabulary import Call, Caller, Question
+from sidecar.vocabulary import SKILL, Call, Caller, Question
 
 MAX_LIMIT: Final = 100  # of one page, as the seed says
 DEFAULT_LIMIT: Final = 20
