@@ -58,7 +58,7 @@ from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.states import States
-from sidecar.task_api.calling_back import nobody_is_called_back, refuse_callback
+from sidecar.task_api.calling_back import announces
 from sidecar.task_api.following import Means
 from sidecar.task_api.following import Patience as TaskPatience
 from sidecar.task_api.front import TaskFront
@@ -183,7 +183,8 @@ class App:
         exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
-        means = Means(task_store, tasks, live, switch, audit, nobody_is_called_back, partial(_patience, live))
+        callbacks = callbacks_from(lambda: live.current.settings, lambda: live.current.base_url, metrics)
+        means = Means(task_store, tasks, live, switch, audit, announces(callbacks.outbox), partial(_patience, live))
         holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
         runner = Runner(means, metrics, holder, partial(_task_bounds, live))
         pipeline = Pipeline(
@@ -195,12 +196,11 @@ class App:
             exchanges=exchanges,
             fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
             agents=AgentFront(exchanges),
-            task_front=TaskFront(exchanges, runner, refuse_callback, audit.new_id),
+            task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
             switch=switch,
             tasks=tasks,
             clock=time.time,
         )
-        callbacks = callbacks_from(lambda: live.current.settings, lambda: live.current.base_url, metrics)
         return cls(
             path,
             environ,

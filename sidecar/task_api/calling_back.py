@@ -1,15 +1,39 @@
-"""How does the owner of a task hear of its end without asking?"""
+"""How does the owner of a task hear of its end without asking?
+
+By the outbox (`callbacks/`): what is put there is on disk, and gets there once at least. Who loses a result by its size
+hears of the end nonetheless.
+"""
 
 from __future__ import annotations
 
-from sidecar.protocols.jsonrpc import malformed
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import orjson
+
+from sidecar.callbacks import Outbox
+from sidecar.errors import Reason, Refusal
 from sidecar.task_api.records import Record
 
+HEADERS: Final = (("Content-Type", "application/json"),)
+Announce = Callable[[Record, dict[str, Any]], Awaitable[None]]
+"""Put down that the owner of a task is to be called back with this; on disk when it returns. Raises Refusal."""
 
-async def refuse_callback(url: str) -> None:
-    """Nobody is called back. Raises Refusal(MALFORMED_CALL)."""
-    raise malformed("callback_url: nobody is called back here")
+
+def announces(outbox: Outbox) -> Announce:
+    """How ends are told by this outbox."""
+
+    async def announce(record: Record, said: dict[str, Any]) -> None:
+        try:
+            await outbox.put("task", record.id, record.owner, record.callback_url, HEADERS, orjson.dumps(said))
+        except Refusal as refusal:
+            if refusal.reason is not Reason.TOO_LARGE or said["result"] is None:
+                raise
+            await announce(record, without_result(said))
+
+    return announce
 
 
-async def nobody_is_called_back(record: Record, body: bytes) -> None:
-    """No task has such an address: none was taken."""
+def without_result(said: dict[str, Any]) -> dict[str, Any]:
+    """A task as it is shown where its result is too large: that can be had at its own address."""
+    return {**said, "result": None, "result_omitted": True}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -30,6 +30,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.snapshot import Live, Snapshot
+from sidecar.task_api.calling_back import Announce
 from sidecar.task_api.reading import cancels, gets, sends
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
@@ -48,9 +49,6 @@ _WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
 _LASTING: Final = frozenset({Reason.RESPONSE_REFUSED, Reason.UPSTREAM_UNKNOWN})
 
 log = logging.getLogger("sidecar.task_api")
-
-Announce = Callable[[Record, bytes], Awaitable[None]]
-"""Put down that the owner of a task is to be called back with this; on disk when it returns. Raises Refusal."""
 
 
 class Changed(Exception):
@@ -200,9 +198,8 @@ class Course:
     async def _tell(self) -> None:
         """Whoever is called back hears of it once at least: it is put down before it is forgotten here."""
         now = self.means.live.current
-        body = orjson.dumps(shown(self.record, now))
         try:
-            await self.means.announce(self.record, body)
+            await self.means.announce(self.record, shown(self.record, now))
         except Refusal as refusal:
             if refusal.reason not in (Reason.TOO_LARGE, Reason.MALFORMED_CALL):
                 log.warning("a task's end cannot be told yet", extra={"reason": refusal.reason.value})

@@ -26,6 +26,7 @@ from sidecar.limits import Lease
 from sidecar.oversight import end_of
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
+from sidecar.task_api.calling_back import without_result
 from sidecar.task_api.reading import Order, Wanted, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.running import Runner, unavailable
@@ -270,7 +271,7 @@ def _within(entries: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
             continue
         room -= len(orjson.dumps(entry["result"]))
         if room < 0:
-            entry["result"], entry["result_omitted"] = None, True
+            entry |= without_result(entry)
     return entries
 
 

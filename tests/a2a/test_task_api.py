@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+from tests.flow.world import listening
 
 ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
 OURS, SEEDS = "/a2a/tasks", "/api/nhi/a2a/tasks"
@@ -357,6 +358,72 @@ async def test_a_task_that_takes_too_long_is_given_up_here_and_at_the_agent(tmp_
         found = await ended(world, await create(world))
         assert (found["state"], found["error_code"]) == ("failed", "Timeout")
         assert world.agent.methods()[-1] == "CancelTask"
+
+
+# --- calling back -----------------------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """Takes callbacks, and after how many refusals is its own to say."""
+
+    def __init__(self, refuses: int = 0) -> None:
+        self.refuses = refuses
+        self.heard: list[tuple[Mapping[str, str], dict[str, Any]]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.heard.append((dict(request.headers), await request.json()))
+        return web.Response(status=500 if len(self.heard) <= self.refuses else 204)
+
+
+CALLED_BACK = (
+    QUICK + 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: ["127.0.0.0/8"], first_retry_s: 0.05}\n'
+)
+
+
+@pytest.mark.parametrize("ends", ["completed", "failed", "cancelled"])
+async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(
+    tmp_path: Path, ends: str
+) -> None:
+    receiver = Receiver(refuses=1)
+    agent = busy({"completed": DONE, "failed": "TASK_STATE_FAILED", "cancelled": WORKING}[ends])
+    async with (
+        listening(receiver.handle) as hook,
+        agent_world(tmp_path, agent, settings=CALLED_BACK) as world,
+    ):
+        task_id = await create(world, callback_url=f"{hook}/tasks")
+        if ends == "cancelled":
+            await ended(world, task_id, until="running")
+            assert (await call(world, "POST", f"/{task_id}/cancel"))[0] == 200
+        found = await ended(world, task_id)
+        await _until(lambda: len(receiver.heard) == 2)
+        assert [body for _, body in receiver.heard] == [found, found] and found["state"] == ends
+        assert all(headers["webhook-signature"] for headers, _ in receiver.heard)
+
+
+async def test_an_address_that_nobody_may_call_back_is_refused_at_once(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, settings=CALLED_BACK) as world:
+        for url in (
+            "http://169.254.169.254/latest",
+            "https://hook.example/",
+            "file:///etc/passwd",
+            "http://127.0.0.1:1/#x",
+        ):
+            status, said = await call(world, "POST", body={**ORDER, "callback_url": url})
+            assert (status, said["reason"]) == (400, "malformed-call"), url
+        assert world.agent.seen == []
+
+
+async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path) -> None:
+    receiver = Receiver()
+    settings = CALLED_BACK.replace("first_retry_s", "max_body: 1024, first_retry_s")
+    agent = busy(DONE)
+    long = [{"artifactId": "a", "parts": [{"text": "x" * 1024}]}]
+    agent.script["SendMessage"] = lambda *_: {"task": {**task(), "artifacts": long}}
+    async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=settings) as world:
+        found = await ended(world, await create(world, callback_url=hook))
+        await _until(lambda: receiver.heard)
+        assert receiver.heard[0][1] == {**found, "result": None, "result_omitted": True}
+        assert found["result"]["artifacts"] == long
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
