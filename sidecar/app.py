@@ -136,14 +136,15 @@ class App:
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)
-            tasks = tasks_from(settings)
+            limiter = Limiter(open_store(settings.store.url, time.time))
+            undo.push_async_callback(limiter.close)
+            tasks = tasks_from(settings, limiter.store)
             undo.push_async_callback(tasks.store.close)
-            task_store = task_store_from(settings)
+            task_store = task_store_from(settings, limiter.store)
             undo.push_async_callback(task_store.close)
             app = cls._assemble(
-                path, environ, settings, processes, audit, metrics, first, ledger, tasks, task_store, seen
+                path, environ, settings, processes, audit, metrics, first, ledger, limiter, tasks, task_store, seen
             )
-            undo.push_async_callback(app.limiter.close)
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
             app._witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
@@ -164,11 +165,11 @@ class App:
         metrics: Metrics,
         first: Snapshot,
         ledger: Ledger,
+        limiter: Limiter,
         tasks: Tasks,
         task_store: TaskApiStore,
         seen: Look,
     ) -> Self:
-        limiter = Limiter(open_store(settings.store.url, time.time))
         sessions = Sessions(
             time.monotonic,
             idle_s=settings.sessions.idle_s,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from sidecar.audit import load_key
 from sidecar.callbacks import check_callbacks
@@ -21,7 +23,7 @@ from sidecar.egress import fetch
 from sidecar.errors import Fault, SettingsError, Together
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
-from sidecar.limits import open_store
+from sidecar.limits import Store, StoreUnavailable, open_store
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
@@ -33,8 +35,9 @@ from sidecar.settings.server import TlsFiles
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.task_api import store as task_api
 from sidecar.task_api.memory import MemoryStore
+from sidecar.task_api.redis import RedisStore
 from sidecar.task_api.sqlite import SqliteStore, check_file
-from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
+from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.tls import Tls, tls_from
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
 from sidecar.upstreams.agents import Agent, agent_from
@@ -72,12 +75,13 @@ def _check_data(settings: Settings, together: Together) -> None:
     """What runs before us left in the data folder."""
     with together.noted():
         Ledger.open(settings.data / LEDGER_FILE)
+    nobody = open_store("memory://", time.time)
     with together.noted():
-        tasks_from(settings)
+        tasks_from(settings, nobody)
     with together.noted():
         check_callbacks(settings)
     with together.noted():
-        task_store_from(settings)
+        task_store_from(settings, nobody)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
 
@@ -90,19 +94,35 @@ def _check_policy(settings: Settings, together: Together) -> None:
             Beside.read(settings.policy.path)
 
 
-def tasks_from(settings: Settings) -> Tasks:
-    """Who owns which task. Raises SettingsError for a file that cannot be used; makes none yet."""
+def tasks_from(settings: Settings, shared: Store) -> Tasks:
+    """Who owns which task; `shared` is the store of limits. Raises SettingsError for a file that cannot be used; makes
+    none yet."""
     chosen = settings.tasks
     if chosen.store == "file":
         check_task_file(settings.tasks_path)
-    store: TaskStore = MemoryTaskStore() if chosen.store == "memory" else SqliteTaskStore(settings.tasks_path)
+    store: TaskStore
+    if chosen.store == "redis":
+        store = RedisTaskStore(partial(run_at, shared))
+    else:
+        store = MemoryTaskStore() if chosen.store == "memory" else SqliteTaskStore(settings.tasks_path)
     return Tasks(store, time.time, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
 
 
-def task_store_from(settings: Settings) -> task_api.Store:
-    """The tasks of the task API. Raises SettingsError for a file that cannot be used; makes none yet."""
+async def run_at(shared: Store, script: str, key: str, arguments: Sequence[str]) -> Any:
+    """As stores of tasks ask a store that replicas share."""
+    try:
+        return await shared.run(script, key, arguments)
+    except StoreUnavailable as error:
+        raise ConnectionError(str(error)) from None
+
+
+def task_store_from(settings: Settings, shared: Store) -> task_api.Store:
+    """The tasks of the task API; `shared` is the store of limits. Raises SettingsError for a file that cannot be used;
+    makes none yet."""
     if settings.tasks.store == "memory":
         return MemoryStore()
+    if settings.tasks.store == "redis":
+        return RedisStore(partial(run_at, shared))
     check_file(settings.task_api_path)
     return SqliteStore(settings.task_api_path)
 

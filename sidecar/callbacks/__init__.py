@@ -86,7 +86,7 @@ class Callbacks:
 
 def check_callbacks(settings: Settings) -> None:
     """Whether a start could use what runs before it left. Reads only. Raises SettingsError."""
-    if settings.tasks.store == "file":
+    if settings.tasks.store != "memory":
         check_callback_file(settings.callbacks_path)
     if settings.callback_key_path.exists():
         load_or_make_callback_key(settings.callback_key_path)

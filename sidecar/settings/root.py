@@ -161,6 +161,9 @@ class Settings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._certificate_faults()
+        if self.tasks.store == "redis" and self.store.is_memory:
+            hint = "set store.url to redis://…, or tasks.store to file"
+            yield Finding("there is no Redis to keep tasks in", "S125", hint, ("tasks", "store"))
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Final
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
 from sidecar.task_api.following import Course, Means
-from sidecar.task_api.records import Record
+from sidecar.task_api.records import Record, State
 from sidecar.task_api.store import Bounds, StoreOut
 from sidecar.vocabulary import Caller
 
@@ -39,6 +40,7 @@ class Runner:
     holder: str
     bounds: Callable[[], Bounds]
     _courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+    _untaken: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _closing: bool = False
 
     async def add(self, record: Record) -> None:
@@ -47,6 +49,9 @@ class Runner:
         try:
             has_room = await self.means.store.add(record, self.holder, until_s, self.bounds())
         except StoreOut as out:
+            self._untaken[record.id] = None  # it may be there all the same, and its caller hears that it is not
+            while len(self._untaken) > MAX_AT_ONCE:
+                self._untaken.popitem(last=False)
             raise unavailable(out) from None
         if not has_room:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
@@ -74,7 +79,14 @@ class Runner:
             with suppress(StoreOut):  # `up` says so, and the next look is soon
                 now_s = self.means.live.clock()
                 for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, MAX_AT_ONCE):
-                    self.begin(record, record.caller)
+                    if record.id in self._untaken:
+                        ended = record._replace(callback_url="", revision=record.revision + 1).ended(
+                            State.CANCELLED, now_s
+                        )
+                        await self.means.store.replace(ended)
+                        del self._untaken[record.id]
+                    else:
+                        self.begin(record, record.caller)
                 self.metrics.tasks(await self.means.store.counts())
                 if now_s - swept_s >= SWEEP_EVERY_S:
                     swept_s = now_s

@@ -1,7 +1,8 @@
 """Whose task is it?
 
     record.py   what is remembered of a task: its owner, and what created it
-    store.py    what a store of records does: memory.py (this process), or sqlite.py (a file, which a restart survives)
+    store.py    what a store of records does: memory.py (this process), sqlite.py (a file, which a restart survives), or
+                redis.py (a server, which replicas share)
     __init__    the one accessor: every way to a task, of MCP and of A2A, goes through `Tasks` (threats G1)
 
 A task belongs to the chain that created it, as a session does: never to a session, a connection or the bytes of a
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from sidecar.errors import Reason, Refusal
 from sidecar.tasks.memory import MemoryTaskStore
 from sidecar.tasks.record import MAX_ID_CHARS, TERMINAL, Namespace, TaskRecord
+from sidecar.tasks.redis import RedisTaskStore
 from sidecar.tasks.sqlite import SqliteTaskStore, check_task_file
 from sidecar.tasks.store import Bounds, TaskStore, TaskStoreOut
 from sidecar.vocabulary import Caller, Question
@@ -28,6 +30,7 @@ __all__ = [
     "Bounds",
     "MemoryTaskStore",
     "Namespace",
+    "RedisTaskStore",
     "SqliteTaskStore",
     "TaskRecord",
     "TaskStore",

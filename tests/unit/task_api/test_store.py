@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sidecar.errors import SettingsError
+from sidecar.limits import open_store
+from sidecar.loading import run_at
 from sidecar.task_api.memory import MemoryStore
 from sidecar.task_api.records import Record, State, Step
+from sidecar.task_api.redis import RedisStore
 from sidecar.task_api.sqlite import SqliteStore, check_file
 from sidecar.task_api.store import Bounds, Page, Store, StoreOut
 from tests.unit.task_api.test_records import record
+from tests.valkey import Valkey, running_valkey
 
 ROOM = Bounds(per_owner=3, total=5)
 ALL = Page(("researcher",))
@@ -32,12 +39,32 @@ def over(before: Record) -> Record:
     return after(before, state=State.COMPLETED, step=Step.OVER, started_at=1.0, completed_at=2.0)
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(kind: str, tmp_path: Path, server: Callable[[], Valkey]) -> AsyncIterator[Store]:
+    if kind != "redis":
+        yield MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "a2a-tasks.sqlite")
+        return
+    with server().client() as client:
+        client.flushall()
+    shared = open_store(server().url, time.time)
+    try:
+        yield RedisStore(partial(run_at, shared))
+    finally:
+        await shared.close()
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    kept: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "a2a-tasks.sqlite")
-    yield kept
-    await kept.close()
-    await kept.close()
+    async with opened(request.param, tmp_path, lambda: request.getfixturevalue("valkey")) as kept:
+        yield kept
+        await kept.close()
+        await kept.close()
 
 
 async def test_what_is_kept_is_found(store: Store) -> None:
@@ -105,6 +132,15 @@ async def test_what_is_over_is_forgotten_in_its_time_and_what_is_not_never(store
     assert await store.sweep(10.0) == 1
     assert await store.get("a") is None and await store.get("b") is not None
     assert await store.counts() == {"pending": 1}
+
+
+async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
+    shared = open_store("unix:///nowhere.sock", time.time)
+    store = RedisStore(partial(run_at, shared))
+    with pytest.raises(StoreOut):
+        await store.get("1")
+    assert not store.up
+    await shared.close()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

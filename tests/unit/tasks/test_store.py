@@ -6,15 +6,29 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.tasks import Bounds, MemoryTaskStore, SqliteTaskStore, TaskRecord, TaskStore, TaskStoreOut, check_task_file
+from sidecar.limits import open_store
+from sidecar.loading import run_at
+from sidecar.tasks import (
+    Bounds,
+    MemoryTaskStore,
+    RedisTaskStore,
+    SqliteTaskStore,
+    TaskRecord,
+    TaskStore,
+    TaskStoreOut,
+    check_task_file,
+)
+from tests.valkey import Valkey, running_valkey
 
 ROOM = Bounds(per_owner=3, total=5)
 
@@ -24,12 +38,26 @@ def record(task_id: str, owner: str = "alice", *, at: float = 0.0, until: float 
     return made._replace(**more)
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TaskStore]:
+    shared = open_store("memory://", time.time)
     made: TaskStore = MemoryTaskStore() if request.param == "memory" else SqliteTaskStore(tmp_path / "tasks.sqlite")
+    if request.param == "redis":
+        server = request.getfixturevalue("valkey")
+        with server.client() as client:
+            client.flushall()
+        shared = open_store(server.url, time.time)
+        made = RedisTaskStore(partial(run_at, shared))
     yield made
     await made.close()
     await made.close()
+    await shared.close()
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
@@ -123,6 +151,8 @@ async def test_the_file_is_made_with_the_first_question_and_for_us_alone(tmp_pat
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from tests.valkey import Valkey, running_valkey
+from sidecar.tasks import RedisTaskStore
 from sidecar.tasks import Bounds, SqliteTaskStore
 from tests.unit.tasks.test_store import record
 async def main():

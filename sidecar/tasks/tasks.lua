@@ -1,0 +1,68 @@
+-- Who owns which task, one verb at a time. KEYS[1] names all of them; what is derived from it has its hash tag.
+--
+--   <key>:task:<name>   the fields of one record; a name is namespace, server and id, with a zero byte between them
+--   <key>:of:<owner>    names, by when they were created
+--   <key>:all           names, by when they are over
+local key, verb = KEYS[1], ARGV[1]
+local all = key .. ':all'
+local FIELDS = {'namespace', 'server', 'task_id', 'owner', 'object', 'action', 'method', 'created_at', 'expires_at', 'state'}
+local function task(name) return key .. ':task:' .. name end
+local function of(owner) return key .. ':of:' .. owner end
+local function read(name) return redis.call('HMGET', task(name), unpack(FIELDS)) end
+
+local function forget(name)
+  local owner = redis.call('HGET', task(name), 'owner')
+  redis.call('ZREM', all, name)
+  redis.call('DEL', task(name))
+  if owner then redis.call('ZREM', of(owner), name) end
+end
+
+local function make_room(owner, name)
+  local names, oldest = redis.call('ZRANGE', of(owner), 0, -1), nil
+  for _, other in ipairs(names) do
+    if other ~= name then
+      oldest = oldest or other
+      if redis.call('HGET', task(other), 'state') ~= '' then return forget(other) end
+    end
+  end
+  if oldest then forget(oldest) end
+end
+
+if verb == 'claim' then
+  local record = {unpack(ARGV, 2, 11)}
+  local name = record[1] .. '\0' .. record[2] .. '\0' .. record[3]
+  local standing = read(name)
+  if standing[9] and tonumber(standing[9]) > tonumber(record[8]) then return standing end
+  if standing[9] then forget(name) end
+  if redis.call('ZCARD', all) >= tonumber(ARGV[13]) then return false end
+  for place, field in ipairs(FIELDS) do redis.call('HSET', task(name), field, record[place]) end
+  redis.call('ZADD', all, record[9], name)
+  redis.call('ZADD', of(record[4]), record[8], name)
+  if redis.call('ZCARD', of(record[4])) > tonumber(ARGV[12]) then make_room(record[4], name) end
+  return record
+end
+
+if verb == 'find' then
+  local found = {}
+  for place = 5, #ARGV do
+    local record = read(ARGV[2] .. '\0' .. ARGV[3] .. '\0' .. ARGV[place])
+    if record[9] and tonumber(record[9]) > tonumber(ARGV[4]) then found[#found + 1] = record end
+  end
+  return found
+end
+
+if verb == 'amend' then
+  local name = ARGV[2] .. '\0' .. ARGV[3] .. '\0' .. ARGV[4]
+  local known = redis.call('HMGET', task(name), 'owner', 'state')
+  if known[1] ~= ARGV[5] then return 0 end
+  redis.call('HSET', task(name), 'expires_at', ARGV[6])
+  redis.call('ZADD', all, ARGV[6], name)
+  if known[2] == '' then redis.call('HSET', task(name), 'state', ARGV[7]) end
+  return 1
+end
+
+if verb == 'count' then return redis.call('ZCARD', all) end
+
+local gone = redis.call('ZRANGEBYSCORE', all, '-inf', ARGV[2], 'LIMIT', 0, tonumber(ARGV[3]))
+for _, name in ipairs(gone) do forget(name) end
+return #gone
