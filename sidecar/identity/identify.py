@@ -53,7 +53,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Remembered(NamedTuple):
-    """A proven token. `caller` is its chain alone where its audience names the route, else None."""
+    """A proven token. `caller` is its chain alone where nothing beside it matters at this route, else None."""
 
     proven: Proven
     caller: Caller | None
@@ -249,7 +249,7 @@ class Identity:
         proven = proven_at(claims, self._naming[claims.issuer.issuer], resource)
         remembered = Remembered(
             proven=proven,
-            caller=_caller_of(proven, None) if proven.here else None,
+            caller=_caller_of(proven, None) if proven.here and not proven.speaks_for else None,
             keys=self._issuer_keys[claims.issuer.issuer],
             generation=claims.generation,
             until=claims.expires_at + self._bounds.leeway_s,

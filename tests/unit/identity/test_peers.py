@@ -87,6 +87,13 @@ async def test_an_agent_shows_what_its_sidecar_lent_to_it(world: World) -> None:
     await world.refused(word, key=api_key("nhi:writer"))
 
 
+async def test_a_word_for_an_agent_and_for_a_route_serves_the_agent_at_that_route(world: World) -> None:
+    word = signing_key(FIRST).sign(claims(iss=FIRST, aud=[GITHUB, "nhi:planner"]), "JWT")
+    await world.refused(word)
+    assert await world.chain(word, key=api_key("nhi:planner")) == ["user:alice", "nhi:planner"]
+    await world.refused(word, key=api_key("nhi:writer"))
+
+
 async def test_a_users_call_with_a_workloads_key_is_no_peers_to_prove(world: World) -> None:
     await world.refused(await Peer(FIRST).word("user:alice"), key=api_key("nhi:planner"))
 
