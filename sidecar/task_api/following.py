@@ -34,7 +34,7 @@ from sidecar.task_api.calling_back import Announce
 from sidecar.task_api.reading import cancels, gets, sends
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
-from sidecar.task_api.store import Store
+from sidecar.task_api.store import Store, StoreOut
 from sidecar.tasks import Tasks
 from sidecar.upstreams.agents import Outgoing
 from sidecar.vocabulary import Caller
@@ -117,6 +117,9 @@ class Course:
         except asyncio.CancelledError:
             self._close(Refusal(Reason.DRAINING))
             raise
+        except StoreOut:
+            self._close(Refusal(Reason.STORE_UNAVAILABLE))
+            raise
 
     async def broken(self) -> None:
         """A bug of ours: it has an end, and nobody else hears of what it was."""
@@ -128,7 +131,7 @@ class Course:
         record, now = self.record, self.means.live.take()
         try:
             intent = sends(record.id, record.target, record.task_type, record.input or {})
-            recording = self._recording(intent)
+            recording = self.recording = self._new_recording(intent)
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
             self._check(now, intent, at_first=True)
@@ -177,7 +180,9 @@ class Course:
             intent = gets(record)
             self._check(now, intent)
             if self.recording is None:  # another process sent it
-                self._recording(intent).decided()
+                recording = self._new_recording(intent)
+                recording.decided()
+                self.recording = recording
             if self._now_s() - record.created_at > patience.whole_s:
                 raise TooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
             agent = now.agent(record.target)
@@ -337,13 +342,8 @@ class Course:
         of its beginning has ended: what comes of it is its owner's only."""
         return replace(self.caller, expires_at=None)
 
-    def _recording(self, intent: Operate) -> Recording:
-        """The evidence of what is done for this task, from its first word to the agent to its end."""
-        if self.recording is None:
-            self.recording = self._new_recording(intent)
-        return self.recording
-
     def _new_recording(self, intent: Operate) -> Recording:
+        """The evidence of what is done for this task, from its first word to the agent to its end."""
         recording = self.means.audit.recording(protocol="a2a", peer="sidecar", request_id=self.record.id)
         recording.caller, recording.call = self.caller, intent.call
         recording.upstream, recording.method = self.record.target, intent.call.method

@@ -39,7 +39,6 @@ from sidecar.whole import Whole
 
 LOOK_AGAIN_S: Final = 0.02
 SLOWEST_LOOK_S: Final = 0.5
-CHANGES: Final = 10  # that others may make to a task while it is being cancelled
 _PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it is one caller's
 
 
@@ -215,9 +214,9 @@ class TaskFront:
                     if record.is_over:
                         raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
                     if record.step is Step.SENT:
-                        ended = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
-                    else:
-                        ended = await self._end(record, State.CANCELLED) if record.step is Step.UNSENT else None
+                        said = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
+                        return _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
+                    ended = await self._end(record, State.CANCELLED) if record.step is Step.UNSENT else None
                     if ended is not None:
                         return _respond(turn, 200, cancelled(ended))
                     await asyncio.sleep(pause_s)
@@ -228,8 +227,8 @@ class TaskFront:
 
     async def _cancel_there(
         self, turn: Turn, caller: Caller, decision: Decision, record: Record, lease: Lease, limit_s: float
-    ) -> Record | None:
-        """At the agent. None where the record changed meanwhile. Raises Refusal."""
+    ) -> str:
+        """At the agent; the state that it is in there now. Raises Refusal."""
         agent, intent = turn.now.agent(record.target), cancels(record)
         agent.account.breaker.check()
         until = end_of(caller, decision, turn.now)
@@ -248,7 +247,16 @@ class TaskFront:
         if SEEN.get(said) in (State.COMPLETED, State.FAILED):  # it was faster: whoever follows it hears the same
             self.runner.wake(record)
             raise Refusal(Reason.NOT_CANCELABLE, f"it is {SEEN[said]}")
-        return await self._end(record._replace(a2a_state=said), State.CANCELLED)
+        return said
+
+    async def _cancelled(self, caller: Caller, record: Record, said: str) -> Record:
+        """A task that its agent cancelled; whoever follows it may have heard it first."""
+        while not record.is_over:
+            ended = await self._end(record._replace(a2a_state=said), State.CANCELLED)
+            record = ended or await self._own(caller, record.id)
+        if record.state is not State.CANCELLED:
+            raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
+        return record
 
     async def _end(self, record: Record, state: State) -> Record | None:
         """Its end, on disk. None where somebody else was faster. Raises Refusal(STORE_UNAVAILABLE)."""

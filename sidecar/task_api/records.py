@@ -143,7 +143,7 @@ def decoded(raw: bytes | str) -> Record:
     )
     plain["caller"] = Caller(principals, tuple(Credential(*one) for one in credentials), expires_at)
     plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
-    return Record(**plain)
+    return Record(**{name: plain[name] for name in Record._fields if name in plain})  # a newer version may have more
 
 
 def moment(epoch_s: float | None) -> str | None:

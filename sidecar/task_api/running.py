@@ -80,11 +80,7 @@ class Runner:
                 now_s = self.means.live.clock()
                 for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, MAX_AT_ONCE):
                     if record.id in self._untaken:
-                        ended = record._replace(callback_url="", revision=record.revision + 1).ended(
-                            State.CANCELLED, now_s
-                        )
-                        await self.means.store.replace(ended)
-                        del self._untaken[record.id]
+                        await self._take_back(record, now_s)
                     else:
                         self.begin(record, record.caller)
                 self.metrics.tasks(await self.means.store.counts())
@@ -92,6 +88,12 @@ class Runner:
                     swept_s = now_s
                     await self.means.store.sweep(now_s)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _take_back(self, record: Record, now_s: float) -> None:
+        """What its caller heard that it was not taken is over, and nobody is told."""
+        untold = record._replace(callback_url="", revision=record.revision + 1)
+        await self.means.store.replace(untold.ended(State.CANCELLED, now_s))
+        del self._untaken[record.id]
 
     async def stop(self, grace_s: float) -> None:
         """Begin nothing more; what is just being sent has a while for its answer, the rest goes on after the next

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.task_api import running
+from sidecar.task_api.store import StoreOut
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
 
@@ -288,6 +290,27 @@ async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_
         assert world.agent.methods()[0] == "SendMessage" and "CancelTask" in world.agent.methods()
 
 
+async def test_whoever_cancels_hears_yes_also_where_the_end_was_noticed_before_the_answer(tmp_path: Path) -> None:
+    agent, told = busy(WORKING), asyncio.Event()
+
+    async def cancel() -> Any:
+        agent.script["GetTask"] = lambda *_: task("t1", "c1", "TASK_STATE_CANCELED")
+        await told.wait()
+        return task("t1", "c1", "TASK_STATE_CANCELED")
+
+    agent.script["CancelTask"] = lambda *_: cancel()
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        task_id = await create(world)
+        await ended(world, task_id, until="running")
+        cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
+        found = await ended(world, task_id)
+        told.set()
+        assert await cancelling == (
+            200,
+            {"task_id": task_id, "state": "cancelled", "cancelled_at": found["completed_at"]},
+        )
+
+
 async def test_what_an_agent_does_not_cancel_goes_on(tmp_path: Path) -> None:
     agent = busy(WORKING)
     agent.script["CancelTask"] = lambda *_: No({"code": -32002, "message": "too late"})
@@ -424,6 +447,30 @@ async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path
         await _until(lambda: receiver.heard)
         assert receiver.heard[0][1] == {**found, "result": None, "result_omitted": True}
         assert found["result"]["artifacts"] == long
+
+
+# --- a store that is out ----------------------------------------------------------------------------------------------
+
+
+async def test_what_its_caller_heard_is_not_taken_is_not_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LOOK_EVERY_S", 0.05)
+    async with agent_world(tmp_path, settings=QUICK) as world:
+        store: Any = world.app.pipeline.task_front.runner.means.store
+        add = store.add
+
+        async def add_and_say_nothing(*given: Any) -> bool:
+            await add(*given)
+            raise StoreOut("no answer in time")
+
+        monkeypatch.setattr(store, "add", add_and_say_nothing)
+        status, said = await call(world, "POST", body=ORDER)
+        assert (status, said["reason"]) == (503, "store-unavailable")
+        async with asyncio.timeout(5):
+            while (await call(world, "GET", "?state=cancelled"))[1]["total"] == 0:
+                await asyncio.sleep(0.02)
+        assert world.agent.seen == []
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------

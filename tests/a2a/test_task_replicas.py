@@ -18,15 +18,16 @@ async def test_what_one_began_the_other_shows_cancels_and_goes_on_with(
     monkeypatch.setattr(running, "LOOK_EVERY_S", 0.05)
     agent, made = busy(WORKING), iter(range(1, 10))
 
+    def stands(name: str, state: str) -> dict[str, object]:
+        return task(name, name.replace("t", "c"), state)
+
     def sent(method: str, params: dict[str, object]) -> object:
         number = next(made)
         return {"task": task(f"t{number}", f"c{number}", WORKING)}
 
     agent.script["SendMessage"] = sent
-    agent.script["GetTask"] = lambda _, params: task(params["id"], params["id"].replace("t", "c"), WORKING)
-    agent.script["CancelTask"] = lambda _, params: task(
-        params["id"], params["id"].replace("t", "c"), "TASK_STATE_CANCELED"
-    )
+    agent.script["GetTask"] = lambda _, params: stands(params["id"], WORKING)
+    agent.script["CancelTask"] = lambda _, params: stands(params["id"], "TASK_STATE_CANCELED")
     with running_valkey() as server:
         settings = f'tasks: {{ask_every_s: 0.05, store: redis}}\nstore: {{url: "{server.url}"}}\n'
         async with agent_world(tmp_path / "two", agent, settings=settings) as two:
@@ -40,6 +41,6 @@ async def test_what_one_began_the_other_shows_cancels_and_goes_on_with(
                 assert (await ask(two, "1.0", "jsonrpc", "tasks/get", named, BOB)).reason == "task-unknown"
                 assert (await call(two, "POST", f"/{first}/cancel"))[0] == 200
                 assert (await call(one, "GET", f"/{first}"))[1]["state"] == "cancelled"
-            agent.script["GetTask"] = lambda _, params: task(params["id"], params["id"].replace("t", "c"), DONE)
+            agent.script["GetTask"] = lambda _, params: stands(params["id"], DONE)
             assert (await ended(two, second))["state"] == "completed"
             assert agent.methods().count("SendMessage") == 2

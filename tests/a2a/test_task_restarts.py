@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 
 from sidecar.task_api.following import UNKNOWN_WHETHER_SENT
-from sidecar.task_api.records import Record, Step
+from sidecar.task_api.records import Record, State, Step
 from sidecar.task_api.sqlite import SqliteStore
-from tests.a2a.test_task_api import ORDER, QUICK
+from sidecar.task_api.store import Bounds
+from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
 from tests.flow.world import listening
@@ -57,6 +58,18 @@ class Restarted:
         async with self._store() as store:
             await store.replace(record._replace(step=Step.UNSENT, revision=record.revision + 1))
 
+    async def ended_untold(self, url: str) -> str:
+        """A task as a kill leaves it that comes between its end and the word of it."""
+        about = await self._record(await self._any())
+        record = about._replace(id="0199aaaa-0000-7000-8000-000000000001", callback_url=url, step=Step.UNSENT)
+        async with self._store() as store:
+            await store.add(record.ended(State.COMPLETED, record.created_at), "file", 0.0, Bounds())
+        return record.id
+
+    async def _any(self) -> str:
+        async with self._store() as store:
+            return (await store.take("file", 0.0, 0.0, 1))[0].id
+
     async def _record(self, task_id: str) -> Record:
         async with self._store() as store:
             record = await store.get(task_id)
@@ -77,7 +90,7 @@ async def restarted(agent: ScriptedAgent) -> AsyncIterator[Restarted]:
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:
         folder = Path(name)
         async with listening(agent.handle) as base, aiohttp.ClientSession() as http:
-            write(folder, f"{base}/", settings=QUICK)
+            write(folder, f"{base}/", settings=CALLED_BACK)
             served = Served(folder)
             await served.start()
             try:
@@ -107,7 +120,8 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
     agent = ScriptedAgent(
         script={"SendMessage": lambda _, params: sent(params), "GetTask": lambda _, params: got(params)}
     )
-    async with restarted(agent) as world:
+    receiver = Receiver()
+    async with listening(receiver.handle) as hook, restarted(agent) as world:
         names = {kind: await world.create(kind) for kind in ("unsent", "sending", *kinds)}
         async with asyncio.timeout(5):
             while len(world.asked_about()) < len(kinds) or agent.methods().count("SendMessage") < len(names):
@@ -116,6 +130,7 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
         steps = {kind: await world.step_of(task_id) for kind, task_id in names.items()}
         assert steps == {**dict.fromkeys(names, Step.SENT), "sending": Step.SENDING, "unsent": Step.SENDING}
         await world.rewind(names["unsent"])
+        told = await world.ended_untold(f"{hook}/tasks")
         killed[0] = True
         await world.served.start()
         found = {kind: await world.ended(task_id) for kind, task_id in names.items()}
@@ -132,6 +147,10 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
             message["params"]["metadata"]["task_type"] for _, message in agent.seen if "message" in message["params"]
         ]
         assert sorted(sends) == sorted([*names, "unsent"]), "the one that was rewound, and no other"
+        async with asyncio.timeout(5):
+            while not receiver.heard:
+                await asyncio.sleep(0.02)
+        assert [body["id"] for _, body in receiver.heard] == [told]
         await world.served.kill()
         assert world.served.verify()[0] == 0
         assert {await world.step_of(task_id) for task_id in names.values()} == {Step.OVER}

@@ -87,6 +87,10 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
     assert b"secret" not in encoded(record(caller=Caller(ALICE.chain, ALICE.credentials, 1.0, token="secret")))
 
 
+def test_what_a_newer_version_wrote_beside_is_left_out() -> None:
+    assert decoded(encoded(record())[:-1] + b',"more":1}') == record()
+
+
 def test_times_are_told_to_the_millisecond() -> None:
     assert moment(0.0015) == "1970-01-01T00:00:00.001Z"
     assert moment(None) is None
