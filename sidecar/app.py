@@ -395,12 +395,17 @@ class App:
             listener = take(local.listen, undo, self.path)
             open_.append((listener, partial(self.pipeline.handle, entrance=local_entrance(listener, local.principal))))
         for listener, handle in open_:
-            await listener.serve(handle, self._broken, patience, tls if listener is data else None)
+            await listener.serve(handle, self._broken, patience, tls if listener is data else None, self._is_stale)
             self.listeners.append(listener)
         await self._listen_to_grpc(undo)
         for listener, handle in self._admin_listeners(undo):
             await listener.serve(handle, _broken_at_admin, patience)
             self.listeners.append(listener)
+
+    def _is_stale(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether other authorities than those that serve now vouched for who is at the other end."""
+        tls = self.live.current.tls
+        return shown_on(transport).trust not in ("", "" if tls is None else tls.trust)
 
     async def _listen_to_grpc(self, undo: AsyncExitStack) -> None:
         """Its own listener, and one for each agent with a port of its own. Raises SettingsError."""
@@ -518,9 +523,8 @@ class App:
         for account in accounts:
             account.observed_by(self.metrics)
         self._observed = accounts
-        trust = "" if now.tls is None else now.tls.trust
         for listener in self.listeners:  # who was let in by authorities that were changed comes anew
-            listener.part_with(lambda transport: shown_on(transport).trust not in ("", trust))
+            listener.part_with_stale()
         self._tell_mode()
         for banner in self.banners():
             log.warning(banner)

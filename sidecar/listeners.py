@@ -29,12 +29,20 @@ Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 HandleBroken = Callable[[str, int], web.StreamResponse]
 """(peer, status) → the answer to bytes that are no HTTP request."""
 
+IsStale = Callable[[asyncio.BaseTransport], bool]
+"""Whether what was shown in this connection's handshake counts no more."""
+
 MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
 MAX_LINE_BYTES = 4 * 1024
 BACKLOG = 512
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
 MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
+
+
+def never(_: asyncio.BaseTransport) -> bool:
+    """Nothing was shown that could count no more."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Connection(web.RequestHandler):
         assert isinstance(server, Server)
         self._patience, self._unread = server.patience, 0
         self._head_timer = self._reading_timer = None
-        if len(server.connections) > self._patience.max_connections:
+        # A handshake may have begun before what it rests on was changed, and end after it.
+        if self.is_stale or len(server.connections) > self._patience.max_connections:
             self.force_close()
             return
         self._head_timer = self._loop.call_later(self._patience.header_timeout_s, self._expire)
@@ -115,6 +124,12 @@ class Connection(web.RequestHandler):
         if not self._request_count:  # later heads are bounded by the keep-alive time, which partial heads don't extend
             self.force_close()
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether what was shown in its handshake counts no more."""
+        server = self._manager
+        return self.transport is not None and isinstance(server, Server) and server.is_stale(self.transport)
+
     def part(self) -> None:
         """Close: now if nothing is being answered here, else after that answer."""
         if self._current_request is None and not self._messages:
@@ -138,8 +153,11 @@ class Connection(web.RequestHandler):
 class Server(web.Server):
     """The connections of one listener."""
 
-    def __init__(self, handle: Handle, handle_broken: HandleBroken, patience: Patience) -> None:
+    def __init__(
+        self, handle: Handle, handle_broken: HandleBroken, patience: Patience, is_stale: IsStale = never
+    ) -> None:
         super().__init__(handle, handler_cancellation=True)
+        self.is_stale = is_stale
         self.handle_broken = handle_broken
         self.patience = patience
 
@@ -171,10 +189,15 @@ class Listener:
         return self.sock.getsockname()[1] if isinstance(self.address, Address) else 0
 
     async def serve(
-        self, handle: Handle, handle_broken: HandleBroken, patience: Patience, tls: ssl.SSLContext | None = None
+        self,
+        handle: Handle,
+        handle_broken: HandleBroken,
+        patience: Patience,
+        tls: ssl.SSLContext | None = None,
+        is_stale: IsStale = never,
     ) -> None:
         """Begin to accept."""
-        self._server = Server(handle, handle_broken, patience)
+        self._server = Server(handle, handle_broken, patience, is_stale)
         loop = asyncio.get_running_loop()
         if isinstance(self.address, UnixAddress):
             self._accepting = await loop.create_unix_server(self._server, sock=self.sock, backlog=BACKLOG)
@@ -184,10 +207,11 @@ class Listener:
                 self._server, sock=self.sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
             )
 
-    def part_with(self, stale: Callable[[asyncio.BaseTransport], bool]) -> None:
-        """Close the connections of which `stale` is true: idle ones now, others after their answer."""
-        for connection in self._server.connections if self._server is not None else ():
-            if isinstance(connection, Connection) and connection.transport and stale(connection.transport):
+    def part_with_stale(self) -> None:
+        """Close the connections whose handshake counts no more: idle ones now, others after their answer."""
+        server = self._server
+        for connection in server.connections if server is not None else ():
+            if isinstance(connection, Connection) and connection.is_stale:
                 connection.part()
 
     async def close(self, grace_s: float) -> None:
