@@ -196,7 +196,7 @@ class App:
             metrics=metrics,
             exchanges=exchanges,
             fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
-            agents=AgentFront(exchanges),
+            agents=AgentFront(exchanges, callbacks.pushes),
             task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
             switch=switch,
             tasks=tasks,

@@ -30,6 +30,7 @@ Headers = Mapping[str, Sequence[str]]
 PARAMETER = "mcp-param-"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
+PUSH = "push"  # where agents push to; what stands in a server's place is a handle
 TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
 TASK_API = "a2a/tasks"  # the folder of its addresses
 AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
@@ -52,6 +53,7 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
     (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
     (KEYS, re.compile(r"/\.well-known/jwks\.json()\Z"), ("GET",)),
+    (PUSH, re.compile(r"/a2a/push/([A-Za-z0-9_\-]{43})\Z"), ("POST",)),
     (CARD, re.compile(rf"/agents/{_SERVER}/\.well-known/agent-card\.json\Z"), ("GET",)),
     (AGENT, re.compile(rf"/agents/{_SERVER}((?:/[^/]+)*/?)\Z"), ("GET", "POST", "DELETE")),
     (SEED_CARD, re.compile(rf"/\.well-known/agents/{_SERVER}\Z"), ("GET",)),

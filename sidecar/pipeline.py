@@ -126,6 +126,9 @@ class Pipeline:
             return self.exchanges.key_set(turn)
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
             turn.base = f"http://{turn.headers['host'][0]}"
+        if route.kind == arrival.PUSH:
+            with self._admitted(begins=True):
+                return await self.agents.pushed(turn, route)
         if route.kind in (arrival.CARD, arrival.SEED_CARD):
             return await self._card(turn, route, entrance)
         if route.kind == arrival.AGENT:

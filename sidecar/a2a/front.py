@@ -20,8 +20,10 @@ from sidecar import arrival
 from sidecar.a2a import cards
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.a2a.owning import Owning, empty_page
+from sidecar.a2a.pushing import Pushing
 from sidecar.a2a.reading import Called, Operate, extensions_of, read_call, read_http, read_rpc, version_of, version_said
 from sidecar.arrival import Route
+from sidecar.callbacks import PushConfigs
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
 from sidecar.oversight import end_of
@@ -44,6 +46,7 @@ class AgentFront:
     """Serves the addresses of agents."""
 
     exchanges: Exchanges
+    pushes: PushConfigs
     written: cards.Written = field(default_factory=cards.Written)
 
     def enter(self, turn: Turn, route: Route) -> None:
@@ -139,10 +142,16 @@ class AgentFront:
         async with overseen.under_way(self.exchanges.oversight.calls):
             if not await owning.can_find():
                 return _whole(turn, _dialect(turn).result(intent.operation, empty_page(intent.params)))
-            answer = await agent.wire.ask(outgoing)
-            if isinstance(answer, AgentError):
-                return _whole(turn, _dialect(turn).error(answer))
-            return _whole(turn, _dialect(turn).result(intent.operation, await owning.admit(answer)))
+            pushing = Pushing(self.pushes, owning.caller, intent)
+            try:
+                answer = await agent.wire.ask(outgoing._replace(params=await pushing.rewritten()))
+                if isinstance(answer, AgentError):
+                    return _whole(turn, _dialect(turn).error(answer))
+                admitted = await owning.admit(answer)
+                await pushing.settle(admitted)
+                return _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
+            finally:
+                await pushing.undo()
 
     async def _extended(self, overseen: Overseen, agent: Agent, outgoing: Outgoing) -> web.StreamResponse:
         """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
@@ -167,8 +176,15 @@ class AgentFront:
         """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no."""
         turn, dialect = overseen.turn, _dialect(overseen.turn)
         overseen.endless, overseen.timeout_s = True, timeout_s  # it lasts as long as the task; a budget may say less
-        heard = await agent.wire.listen(outgoing)
+        pushing = Pushing(self.pushes, owning.caller, owning.intent)
+        outgoing = outgoing._replace(params=await pushing.rewritten())
+        try:
+            heard = await agent.wire.listen(outgoing)
+        except BaseException:
+            await pushing.undo()
+            raise
         if isinstance(heard, AgentError):
+            await pushing.undo()
             return _whole(turn, dialect.error(heard))
         try:
             async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
@@ -178,9 +194,22 @@ class AgentFront:
                 if isinstance(first, AgentError):
                     return _whole(turn, dialect.error(first))
                 first = await owning.admit(first)
+                await pushing.settle(first)
                 return await self._passed_on(overseen, heard, events, first, owning)
         finally:
             heard.close()
+            await pushing.undo()
+
+    async def pushed(self, turn: Turn, route: Route) -> web.StreamResponse:
+        """What an agent pushes at an address of ours: it proves itself by the secret that it was told with it."""
+        turn.asks("push")
+        token, authorization = (turn.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
+        if len(token) > 1 or len(authorization) > 1:
+            raise malformed("a credential is there more than once")
+        body = await _body(turn)
+        await self.pushes.pushed(route.server, "".join(token), "".join(authorization), body)
+        turn.record.outcome(http_status=204, bytes_out=0)
+        return Whole(204)
 
     async def _passed_on(
         self,

@@ -42,6 +42,9 @@ SPOKEN: list[tuple[Version, Binding]] = [
     ("1.0", "grpc"),
     ("0.3", "grpc"),
 ]
+# Tests are called back on this machine; nobody else is.
+CALLED_BACK = 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: [127.0.0.0/8]}\n'
+HOOK = "http://127.0.0.1:9/hook"
 HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 CARD_10: dict[str, Any] = {
     "name": "Researcher",
@@ -75,6 +78,7 @@ class ScriptedAgent:
 
     script: dict[str, Respond] = field(default_factory=dict)
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    configs: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
 
     def methods(self) -> list[str]:
@@ -135,13 +139,14 @@ class ScriptedAgent:
                 "pageSize": 50,
             }
         if method.startswith("ListTaskPush"):
-            return {"configs": [{"taskId": params["taskId"], "id": "p1", "url": "https://hook.example/"}]}
+            return {"configs": self.configs}
+        if method.startswith("CreateTaskPush"):
+            self.configs = [{"id": "p1", **params}]
+            return self.configs[0]
+        if method.startswith("GetTaskPush"):
+            return self.configs[0]
         if "Push" in method:
-            return {
-                "taskId": params["taskId"],
-                "id": params.get("id") or "p1",
-                "url": params.get("url", "https://hook.example/"),
-            }
+            return {}
         return {**CARD_10, "description": "more for those who are known"}
 
 
@@ -351,6 +356,7 @@ def write(
         + 'admin: {listen: "127.0.0.1:0"}\n'
         + identity
         + f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'
+        + (CALLED_BACK if "callbacks:" not in settings else "")
         + settings
     )
     for file, content in {**IDP.files(), **(files or {})}.items():

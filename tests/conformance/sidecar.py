@@ -56,6 +56,11 @@ def before_agent(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     settings = {
         "identity": {"api_keys_path": "keys.yaml"},
         "upstreams": {"agent": {"a2a": {**section, "grpc_port": _free_port()}}},
+        "callbacks": {
+            "allow": ["localhost:*", "127.0.0.1:*", "example.com:*", "*.example.com:*"],
+            "schemes": ["http", "https"],
+            "networks": ["127.0.0.0/8", "::1/128"],
+        },
     }
     with _before(settings, idp.files()) as url:
         yield f"{url}/agents/agent", key
@@ -68,7 +73,7 @@ def _before(settings: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[s
         port, admin = _free_port(), _free_port()
         _write(folder, {**_settings(port, admin), **settings}, files)
         with (folder / "log").open("wb") as log:
-            command = (sys.executable, "-m", "sidecar", "serve", "-c", str(folder / "sidecar.yaml"))
+            command = (sys.executable, "-m", "tests.conformance.resolving", "serve", "-c", str(folder / "sidecar.yaml"))
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             _await_ready(process, admin, folder / "log")

@@ -20,7 +20,7 @@ from a2a.client import A2ACardResolver, Client, ClientCallContext, ClientConfig,
 from a2a.utils.errors import A2AError
 
 PATIENCE_S = 10.0
-HOOK = "https://hooks.acme.example/a2a"
+HOOK = "http://127.0.0.1:9/a2a"
 
 
 @dataclass

@@ -22,7 +22,7 @@ import pytest_asyncio
 from sidecar.app import App
 from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
-from tests.a2a.world import EVERYTHING, PLANNER, WHO, write
+from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
 from tests.peers.a2a_client import HOOK, play
 
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
@@ -228,7 +228,7 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
     folder = tmp_path_factory.mktemp("between")
     rules = {"nhi_to_nhi": f"p, nhi:planner, nhi:*, {EVERYTHING}, -, -, -, allow\n"}
     write(folder, new.rpc, rules=rules)
-    settings = (folder / "sidecar.yaml").read_text().partition("upstreams:")[0] + "upstreams:\n"
+    settings = (folder / "sidecar.yaml").read_text().partition("upstreams:")[0] + CALLED_BACK + "upstreams:\n"
     settings = settings.replace('grpc: "127.0.0.1:0"', f'grpc: "127.0.0.1:{free_port()}"')
     for behind in BEHIND:
         line, binding, version = behind

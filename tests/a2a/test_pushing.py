@@ -1,0 +1,150 @@
+"""Who is called back, by whom, and for what? Threats N1, N2, G1; report BL-055."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, agent_world, ask, task
+from tests.flow.world import listening
+
+SENT = {"message": HELLO}
+DONE = {"statusUpdate": {"taskId": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_COMPLETED"}}}
+
+
+@dataclass
+class Receiver:
+    """Who is called back."""
+
+    url: str = ""
+    heard: list[tuple[dict[str, str], Any]] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.heard.append((dict(request.headers), json.loads(await request.read())))
+        return web.Response(status=204)
+
+    async def hears(self, count: int = 1) -> None:
+        async with asyncio.timeout(5):
+            while len(self.heard) < count:
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    async with listening(receiver.handle) as base:
+        receiver.url = f"{base}/hook"
+        yield receiver
+
+
+async def push(world: AgentWorld, config: dict[str, Any], event: Any, **headers: str) -> int:
+    """What an agent does that was told this configuration."""
+    shown = {"X-A2A-Notification-Token": config.get("token", ""), **headers}
+    async with world.http.post(config["url"], json=event, headers=shown) as response:
+        return response.status
+
+
+@pytest.mark.parametrize("way", SPOKEN)
+async def test_what_an_agent_pushes_reaches_its_owner_by_us(way: Any, tmp_path: Path) -> None:
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        await ask(world, *way, "message/send", SENT)
+        wanted = {"taskId": "t1", "id": "p1", "url": receiver.url, "token": "mine"}
+        answered = await ask(world, *way, "push/set", wanted)
+        assert answered.error is None, answered
+        assert answered.results[0]["url"] == receiver.url, "its owner sees what it wrote"
+        (told,) = world.agent.configs
+        assert told["url"].startswith(f"{world.url}/a2a/push/") and "mine" not in json.dumps(told)
+        assert await push(world, told, {"task": task()} if way[0] == "0.3" else DONE) == 204
+        await receiver.hears()
+        headers, body = receiver.heard[0]
+        assert headers["X-A2A-Notification-Token"] == "mine" and headers["webhook-id"]
+        assert (body["id"] if way[0] == "0.3" else body["statusUpdate"]["taskId"]) == "t1"
+
+
+@pytest.mark.parametrize("action", ["message/send", "message/stream"])
+async def test_what_comes_inside_a_send_is_for_the_task_that_it_begins(action: str, tmp_path: Path) -> None:
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        config = {"url": receiver.url, "token": "mine"}
+        sent = {"message": HELLO, "configuration": {"taskPushNotificationConfig": config}}
+        assert (await ask(world, "1.0", "jsonrpc", action, sent)).error is None
+        told = world.agent.seen[-1][1]["params"]["configuration"]["taskPushNotificationConfig"]
+        assert receiver.url not in json.dumps(told)
+        other = {"statusUpdate": {**DONE["statusUpdate"], "taskId": "t9"}}
+        assert await push(world, told, other) == 400
+        assert await push(world, told, DONE) == 204
+        await receiver.hears()
+        assert len(receiver.heard) == 1
+
+
+REFUSED = [
+    "http://169.254.169.254/latest",
+    "http://[::1]:80/",
+    "http://10.0.0.1/",
+    "https://127.0.0.1/",
+    "http://127.1/",
+    "http://0x7f.1/",
+    "http://user@127.0.0.1/",
+    "file:///etc/passwd",
+    "http://127.0.0.1:80\\@evil.example/",
+]
+
+
+@pytest.mark.parametrize("url", REFUSED)
+@pytest.mark.parametrize("inside", [False, True])
+async def test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it(
+    url: str, inside: bool, tmp_path: Path
+) -> None:
+    async with agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", SENT)
+        reached = len(world.agent.seen)
+        if inside:
+            sent = {"message": HELLO, "configuration": {"taskPushNotificationConfig": {"url": url}}}
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", sent)
+        else:
+            answered = await ask(world, "1.0", "jsonrpc", "push/set", {"taskId": "t1", "url": url})
+        assert answered.error is not None and answered.error["code"] == -32602
+        assert len(world.agent.seen) == reached
+
+
+async def test_nobody_pushes_who_was_not_told_how(tmp_path: Path) -> None:
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", SENT)
+        await ask(world, "1.0", "jsonrpc", "push/set", {"taskId": "t1", "url": receiver.url})
+        (told,) = world.agent.configs
+        assert await push(world, {**told, "token": "guessed"}, DONE) == 404
+        assert await push(world, {**told, "url": f"{world.url}/a2a/push/{'A' * 43}"}, DONE) == 404
+        assert await push(world, told, {"nothing": 1}) == 400
+        assert await push(world, told, DONE) == 204
+        await receiver.hears()
+        assert len(receiver.heard) == 1
+
+
+async def test_a_configuration_that_was_deleted_calls_nobody(tmp_path: Path) -> None:
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", SENT)
+        await ask(world, "1.0", "jsonrpc", "push/set", {"taskId": "t1", "id": "p1", "url": receiver.url})
+        (told,) = world.agent.configs
+        assert (await ask(world, "1.0", "jsonrpc", "push/delete", {"taskId": "t1", "id": "p1"})).error is None
+        assert await push(world, told, DONE) == 404
+        assert receiver.heard == []
+
+
+async def test_what_an_agent_took_from_elsewhere_is_shown_to_nobody(tmp_path: Path) -> None:
+    """Configurations that did not pass here, and those of others, whatever the agent lists."""
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        for who in (ALICE, BOB):
+            await ask(world, "1.0", "jsonrpc", "message/send", SENT, who)
+        await ask(world, "1.0", "jsonrpc", "push/set", {"taskId": "t1", "id": "p1", "url": receiver.url})
+        world.agent.configs.append({"taskId": "t2", "id": "x", "url": "https://elsewhere.example/"})
+        (mine,) = (await ask(world, "1.0", "jsonrpc", "push/list", {"taskId": "t1"})).results
+        assert [one["url"] for one in mine["configs"]] == [receiver.url]
+        (others,) = (await ask(world, "1.0", "jsonrpc", "push/list", {"taskId": "t2"}, BOB)).results
+        assert others.get("configs", []) == []

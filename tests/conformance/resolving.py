@@ -1,0 +1,27 @@
+"""What is `sidecar` where the names of the kits' receivers lead somewhere?
+
+The kits register webhooks under `example.com`, which a machine without a network cannot look up; nobody is called there.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from sidecar.cli import main
+from sidecar.egress import guarded
+
+SOMEWHERE = "93.184.215.14"  # example.com, as it once was
+looked_up = guarded._look_up
+
+
+def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    """As the system would with a network."""
+    if host == "example.com" or host.endswith(".example.com"):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (SOMEWHERE, port))]
+    return looked_up(host, port)
+
+
+if __name__ == "__main__":
+    guarded._look_up = look_up
+    main()
