@@ -1,6 +1,6 @@
 """What is `sidecar` where the names of the kits' receivers lead somewhere?
 
-The kits register webhooks under `example.com`, which a machine without a network cannot look up; nobody is called there.
+The kits register webhooks under `example.com`, which cannot be looked up without a network; nobody is called there.
 """
 
 from __future__ import annotations
