@@ -6,7 +6,7 @@ permission has lost the task with it, here and at the agent.
 
     unsent     rules, evidence, then `sending` on disk, then the message
     sending    found after a crash: the agent may have it or not. It failed, and is never sent again
-    sent       asked how it stands, ever more rarely, until it says that it ended
+    sent       asked how it stands, ever more rarely and whenever its stream says anything, until it says that it ended
     telling    put down for whoever asked to be called back
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -26,20 +26,22 @@ from sidecar.a2a.reading import Operate
 from sidecar.answers import facts_of, message_of
 from sidecar.audit import Audit, Recording
 from sidecar.disabled import KillSwitch
+from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
-from sidecar.task_api.reading import cancels, gets, sends
+from sidecar.task_api.reading import cancels, gets, hears, sends
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
 from sidecar.task_api.store import Store, StoreOut
 from sidecar.tasks import Tasks
-from sidecar.upstreams.agents import Outgoing
+from sidecar.upstreams.agents import Agent, Outgoing
 from sidecar.vocabulary import Caller
 
 FIRST_PAUSE_S: Final = 0.2
+LEAST_PAUSE_S: Final = 0.02
 SLOWER: Final = 1.5
 TELL_AGAIN_S: Final = 5.0
 CANCEL_S: Final = 10.0  # what a task that is given up may cost at its agent
@@ -92,6 +94,7 @@ class Course:
     caller: Caller
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     recording: Recording | None = None
+    ear: asyncio.Task[None] | None = None
     _pause_s: float = FIRST_PAUSE_S
     _away_since_s: float | None = None
 
@@ -120,6 +123,9 @@ class Course:
         except StoreOut:
             self._close(Refusal(Reason.STORE_UNAVAILABLE))
             raise
+        finally:
+            if self.ear is not None:
+                self.ear.cancel()
 
     async def broken(self) -> None:
         """A bug of ours: it has an end, and nobody else hears of what it was."""
@@ -186,6 +192,8 @@ class Course:
             if self._now_s() - record.created_at > patience.whole_s:
                 raise TooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
             agent = now.agent(record.target)
+            if self.ear is None:
+                self.ear = asyncio.create_task(self._listen(agent), name=f"listens to task {record.id}")
             answer = await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s))
             if not isinstance(answer, AgentError):
                 await Owning(self.means.tasks, self.caller, intent).admit(answer)
@@ -199,6 +207,27 @@ class Course:
             await self._refused(refusal)
         finally:
             self.means.live.leave(now)
+
+    async def _listen(self, agent: Agent) -> None:
+        """To the task's stream, where the agent has one: something happened, so it is asked sooner. What it says there
+        is not believed, nor needed: whoever cannot be listened to is asked in the end all the same."""
+        intent = hears(self.record)
+        try:
+            if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
+                return
+            outgoing = Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s)
+            heard = await agent.wire.listen(outgoing)
+            if isinstance(heard, AgentError):
+                return
+            try:
+                async with aclosing(heard.events(Deadline(None), self.means.patience().whole_s)) as events:
+                    async for event in events:
+                        if event is not None:
+                            self.awake.set()
+            finally:
+                heard.close()
+        except Refusal:
+            return
 
     async def _tell(self) -> None:
         """Whoever is called back hears of it once at least: it is put down before it is forgotten here."""
@@ -379,6 +408,7 @@ class Course:
 
     async def _rest(self) -> None:
         pause_s, longest_s = self._pause_s, self.means.patience().every_s
+        await asyncio.sleep(LEAST_PAUSE_S)  # an agent that talks without end is not asked without end
         self._pause_s = min(longest_s, pause_s * SLOWER)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, longest_s)):

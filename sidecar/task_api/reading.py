@@ -19,7 +19,7 @@ from sidecar.a2a.reading import Operate, canonical
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
-from sidecar.protocols.a2a.operations import CANCEL, GET, LIST, SEND
+from sidecar.protocols.a2a.operations import CANCEL, GET, LIST, RESUBSCRIBE, SEND
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import malformed, refuse_variants, spellings
 from sidecar.snapshot import Snapshot
@@ -153,6 +153,11 @@ def sends(task_id: str, target: str, task_type: str, payload: Mapping[str, Any])
 def gets(record: Record) -> Operate:
     """The question how a task stands."""
     return canonical(record.target, GET, {"id": record.a2a_task or record.id})
+
+
+def hears(record: Record) -> Operate:
+    """The wish to hear of what becomes of it."""
+    return canonical(record.target, RESUBSCRIBE, {"id": record.a2a_task})
 
 
 def cancels(record: Record) -> Operate:

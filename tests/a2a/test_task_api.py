@@ -145,6 +145,23 @@ async def test_a_dead_agent_fails_the_task_and_it_is_not_sent_again(tmp_path: Pa
         assert world.agent.methods() == ["SendMessage"]
 
 
+async def test_an_agent_that_streams_is_asked_as_soon_as_something_happened(tmp_path: Path) -> None:
+    agent, happened = busy(WORKING), asyncio.Event()
+
+    def stream(method: str, params: dict[str, Any]) -> Any:
+        working = {"status": {"state": WORKING}, "taskId": "t1", "contextId": "c1"}
+        return [{"task": task("t1", "c1", WORKING)}, happened, {"statusUpdate": working}]
+
+    agent.script["SubscribeToTask"] = stream
+    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 60}\n") as world:
+        task_id = await create(world)
+        await _until(lambda: "SubscribeToTask" in agent.methods())
+        await asyncio.sleep(0.3)
+        agent.script["GetTask"] = lambda *_: task("t1", "c1")
+        happened.set()
+        assert (await ended(world, task_id))["state"] == "completed"
+
+
 # --- whose they are ---------------------------------------------------------------------------------------------------
 
 
