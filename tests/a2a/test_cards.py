@@ -42,6 +42,7 @@ async def card(world: AgentWorld, who: Any = None, path: str = "", **headers: st
 
 @pytest.mark.parametrize("given", [CARD_10, CARD_03])
 async def test_every_address_is_ours_and_no_other_is_left(given: dict[str, Any], tmp_path: Path) -> None:
+    """BL-088."""
     async with agent_world(tmp_path, ScriptedAgent(card=given), rules=RULES) as world:
         _, told, _ = await card(world, PLANNER)
         text = json.dumps(told)

@@ -126,6 +126,7 @@ def without_id(answered: Answered) -> bytes:
 async def test_anothers_task_looks_as_if_it_were_not_there(
     action: str, version: Any, binding: Any, tmp_path: Path
 ) -> None:
+    """BL-055."""
     async with agent_world(tmp_path) as world:
         await begun(world)
         await ask(world, "1.0", "jsonrpc", "push/set", PUSH)

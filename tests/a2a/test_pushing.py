@@ -102,6 +102,7 @@ REFUSED = [
 async def test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it(
     url: str, inside: bool, tmp_path: Path
 ) -> None:
+    """BL-055: at registration."""
     async with agent_world(tmp_path) as world:
         await ask(world, "1.0", "jsonrpc", "message/send", SENT)
         reached = len(world.agent.seen)

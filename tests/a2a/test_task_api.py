@@ -441,6 +441,7 @@ async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_le
 
 
 async def test_an_address_that_nobody_may_call_back_is_refused_at_once(tmp_path: Path) -> None:
+    """BL-055: at registration."""
     async with agent_world(tmp_path, settings=CALLED_BACK) as world:
         for url in (
             "http://169.254.169.254/latest",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
+import pytest
 
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.operations import SEND, Binding, Version
 from tests.a2a.world import HELLO, IDP, SPOKEN, AgentWorld, agent_world, ask
-from tests.flow.idp import SETTINGS
+from tests.flow.idp import SETTINGS, bearer
 from tests.unit.identity.authority import Authority, authority
 from tests.unit.identity.test_bound_tokens import HOLDER, THIEF, proof
 
@@ -47,6 +49,29 @@ async def test_a_bound_token_needs_its_proof_in_every_binding(tmp_path: Path) ->
                 answered = await ask(world, version, binding, "message/send", {"message": HELLO}, headers)
                 assert answered.status == 401, (version, binding, how, answered)
         assert len(world.agent.seen) == len(SPOKEN)
+
+
+@pytest.mark.parametrize("action", ["message/stream", "tasks/resubscribe"])
+async def test_a_stream_wants_a_credential_as_every_call_does(action: str, tmp_path: Path) -> None:
+    """BL-031: no, bad and expired ones, each refused and on record."""
+    params: dict[str, Any] = {"message": HELLO} if action == "message/stream" else {"id": "t1"}
+    async with agent_world(tmp_path) as world:
+        at = f"{world.app.live.current.base_url}/agents/researcher"
+        expired = IDP.token("user:alice", at, age_s=7200, ttl_s=60)
+        refused: list[tuple[str, dict[str, str]]] = [
+            ("unauthenticated", {}),
+            ("bad-credential", bearer("nonsense")),
+            ("bad-credential", bearer(expired)),
+        ]
+        for version, binding in SPOKEN:
+            for reason, who in refused:
+                before = len(world.ends())
+                answered = await ask(world, version, binding, action, params, who)
+                assert (answered.status, answered.reason) == (401, reason), (version, binding, answered)
+                assert answered.error and (binding != "grpc" or answered.error["code"] == "UNAUTHENTICATED")
+                (record,) = world.ends()[before:]
+                assert (record["event"], record["reason"]) == ("refusal", reason), record
+        assert world.agent.seen == []
 
 
 async def test_a_certificate_counts_from_a_named_proxy_in_every_binding(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
     "behind", [pytest.param(one, id=_name(one), marks=[old] if one[0] == "aged" else []) for one in BEHIND]
 )
 async def test_every_front_leads_to_every_agent(between: Between, behind: Behind) -> None:
+    """BL-088: clients go where our card says."""
     fronts = FRONTS if behind == SIMPLEST else A_FEW
     assert await together({front: play(between.url(behind), *front, PLANNER) for front in fronts}) == {
         (binding, version): seen_by_new(BEHIND[behind], OF_03[binding] if version == "0.3" else {})

@@ -27,6 +27,9 @@ BL-005
 BL-008
   flow/test_evidence.py test_every_answered_request_has_exactly_one_terminal_record
   flow/test_evidence.py test_the_metrics_are_the_audit_summed
+BL-009
+  a2a/test_one_operation.py test_a_task_made_by_one_binding_is_there_for_every_other_also_after_a_restart
+  a2a/test_task_api.py test_the_task_is_there_over_a2a_too_and_for_its_owner_only
 BL-010
   flow/test_listed_and_called.py test_a_tool_without_a_usable_schema_is_not_listed_and_ten_good_ones_are
   unit/upstreams/test_catalogue.py test_one_bad_schema_quarantines_its_tool_alone
@@ -76,6 +79,8 @@ BL-028
   unit/audit/test_writer.py test_best_effort_counts_what_it_loses_and_goes_on
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
+BL-031
+  a2a/test_who_calls.py test_a_stream_wants_a_credential_as_every_call_does
 BL-032
   flow/test_federation.py test_the_most_permissive_policy_lists_everything_over_streams
   flow/test_listed_and_called.py test_the_most_permissive_policy_lists_everything
@@ -122,6 +127,9 @@ BL-051
 BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
 BL-055
+  a2a/test_pushing.py test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it
+  a2a/test_task_api.py test_an_address_that_nobody_may_call_back_is_refused_at_once
+  a2a/test_one_operation.py test_anothers_task_looks_as_if_it_were_not_there
   unit/egress/test_guarded.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
   unit/egress/test_guarded.py test_a_name_that_changes_its_mind_gains_nothing
   unit/egress/test_guarded.py test_no_redirect_is_followed
@@ -162,6 +170,8 @@ BL-069
 BL-070
   flow/test_paired.py test_another_caller_with_the_id_gets_nothing_and_does_nothing
   flow/test_paired.py test_a_message_names_one_session_of_a_stream
+BL-071
+  a2a/test_whose_task.py test_to_everybody_but_its_owner_a_task_is_missing_in_every_state
 BL-074
   flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
 BL-075
@@ -193,6 +203,8 @@ BL-087
 BL-088
   unit/protocols/a2a/test_cards.py test_a_card_of_ours_is_the_golden_one
   unit/protocols/a2a/test_cards.py test_no_address_in_it_is_the_agents
+  a2a/test_cards.py test_every_address_is_ours_and_no_other_is_left
+  peers/test_a2a_clients.py test_every_front_leads_to_every_agent
 BL-090
   flow/test_hostile_upstream.py test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filtered
   flow/test_paired.py test_lists_are_those_of_streamable_http
@@ -220,8 +232,6 @@ BL-102
 
 # What of a report is not shown above, because what it is about does not exist here yet.
 IN_PART = {
-    "BL-020": "an upstream's url, key sources and token endpoints; cards of agents are not read yet",
-    "BL-088": "that every address in a card answers; cards are not served yet",
     "BL-093": "what callers say to programs on pipes; prompts of agents' command lines come with those",
 }
 

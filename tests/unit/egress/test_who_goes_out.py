@@ -68,6 +68,8 @@ NO_PLACES = ["file:///etc/passwd", "htp://idp.example/", "keys.json", "//idp.exa
 NO_PLACES += ["ftp://idp.example/", "javascript:alert(1)", "http:/one/slash", "unix:/run/x.sock", "https://", ""]
 SECTIONS = {
     "upstream": "upstreams: {{a: {{mcp: {{url: '{}'}}}}}}",
+    "agent": "upstreams: {{a: {{a2a: {{url: '{}'}}}}}}",
+    "card": "upstreams: {{a: {{a2a: {{url: 'https://a.example/', card_url: '{}'}}}}}}",
     "keys": "identity: {{issuers: [{{issuer: 'https://idp.example', audiences: [a], jwks_url: '{}'}}]}}",
     "tokens": "upstreams: {{a: {{mcp: {{url: 'https://a.example/'}}, "
     "credential: {{client_credentials: {{token_url: '{}', client_id: a, secret_path: b}}}}}}}}",

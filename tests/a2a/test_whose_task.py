@@ -1,0 +1,94 @@
+"""May anybody but its owner do anything with a task, or learn that it is there? Threats 2.6; report BL-071.
+
+The whole matrix: each operation that names a task, in every way to say it, by everybody who is not the owner, in every
+state that a task can be in. What is foreign is held against what does not exist.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from sidecar.protocols.a2a.v03 import STATES as SAID
+from tests.a2a.test_one_operation import OF_A_TASK, PARAMS, PUSH, without_id
+from tests.a2a.world import ALICE, BOB, HELLO, IDP, PLANNER, RULES, SPOKEN, ScriptedAgent, agent_world, ask, task
+from tests.flow.idp import bearer
+
+STATES = sorted(set(SAID.values()) - {"TASK_STATE_UNSPECIFIED"})
+NAMESAKE = bearer(IDP.api_key("user:corp/alice"))
+STRANGERS = {
+    "of the same tenant": BOB,
+    "an agent": PLANNER,
+    "of another tenant, with the same name": NAMESAKE,
+    "anonymous": {},
+}
+ALL = RULES["user_to_nhi"].splitlines()[0].partition(", nhi:")[2]
+OPEN = {
+    "user_to_nhi": RULES["user_to_nhi"] + f"p, user:corp/alice, nhi:{ALL}\np, anonymous, nhi:{ALL}\n",
+    "nhi_to_nhi": RULES["nhi_to_nhi"],
+}
+
+
+def agent_in(state: str) -> ScriptedAgent:
+    """An agent whose tasks are all in this state."""
+    now = task(state=state)
+    return ScriptedAgent(
+        script={
+            "SendMessage": lambda method, params: {"task": now},
+            "GetTask": lambda method, params: now,
+            "CancelTask": lambda method, params: now,
+            "SubscribeToTask": lambda method, params: [{"task": now}],
+        }
+    )
+
+
+def of(action: str, name: str) -> dict[str, Any]:
+    """The parameters, about this task."""
+    return {**PARAMS[action], "taskId" if "taskId" in PARAMS[action] else "id": name}
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_to_everybody_but_its_owner_a_task_is_missing_in_every_state(state: str, tmp_path: Path) -> None:
+    """BL-071."""
+    async with agent_world(tmp_path, agent_in(state), rules=OPEN, upstream="anonymous: true") as world:
+        for action, params in (("message/send", {"message": HELLO}), ("push/set", PUSH)):
+            assert (await ask(world, "1.0", "jsonrpc", action, params)).error is None
+        reached = len(world.agent.seen)
+        for action in OF_A_TASK:
+            for version, binding in SPOKEN:
+                for name, who in STRANGERS.items():
+                    asked = (action, version, binding, name)
+                    foreign = await ask(world, version, binding, action, of(action, "t1"), who)
+                    missing = await ask(world, version, binding, action, of(action, "t9"), who)
+                    assert foreign.reason == "task-unknown", (asked, foreign)
+                    assert (foreign.status, without_id(foreign)) == (missing.status, without_id(missing)), asked
+        assert len(world.agent.seen) == reached, "the agent heard of none of it"
+        for action in OF_A_TASK:
+            for version, binding in SPOKEN:
+                assert (await ask(world, version, binding, action, of(action, "t1"), ALICE)).error is None
+
+
+async def test_how_long_it_takes_tells_nothing(tmp_path: Path) -> None:
+    """By far: an answer about a foreign task that waited for the agent would take a hundred times as long."""
+
+    async def slowly(method: str, params: dict[str, Any]) -> Any:
+        raise AssertionError("the agent was asked")
+
+    agent = agent_in("TASK_STATE_WORKING")
+    agent.script |= {"GetTask": slowly, "CancelTask": slowly, "SubscribeToTask": slowly}
+    async with agent_world(tmp_path, agent) as world:
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": HELLO})).error is None
+        for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe", "push/list"):
+            took: dict[str, list[float]] = {"t1": [], "t9": []}
+            for n in range(42):
+                name = ("t1", "t9")[n % 2]
+                began = time.perf_counter()
+                answered = await ask(world, "1.0", "jsonrpc", action, of(action, name), BOB)
+                took[name].append(time.perf_counter() - began)
+                assert answered.reason == "task-unknown"
+            foreign, missing = (median(times) for times in took.values())
+            assert max(foreign, missing) < 10 * min(foreign, missing), (action, foreign, missing)
