@@ -436,7 +436,7 @@ class App:
                 )
             except OSError as error:
                 message = f"{place} cannot be listened on for gRPC"
-                raise SettingsError([fault_in(self.path, message, code="S130", hint=str(error)[:200])]) from None
+                raise SettingsError([fault_in(self.path, message, code="S133", hint=str(error)[:200])]) from None
             undo.push_async_callback(server.stop, 0.0)
             self.grpc_servers.append(server)
             self.grpc_ports[name] = found

@@ -22,7 +22,7 @@ def take(address: Address | UnixAddress, undo: AsyncExitStack, config: Path) -> 
     except OSError as error:
         message = f"{address} cannot be listened on: {error.strerror or error}"
         hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
-        raise SettingsError([fault_in(config, message, code="S130", hint=hint)]) from None
+        raise SettingsError([fault_in(config, message, code="S133", hint=hint)]) from None
     undo.push_async_callback(listener.close, 0.0)
     return listener
 

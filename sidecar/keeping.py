@@ -17,7 +17,7 @@ from sidecar.settings import Settings
 from sidecar.settings.load import Loaded
 from sidecar.settings.nodes import Loc
 
-NOT_WRITABLE = "S123"
+NOT_WRITABLE = "S129"
 
 
 def keeping_faults(loaded: Loaded) -> Iterator[Fault]:

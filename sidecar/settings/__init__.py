@@ -16,8 +16,15 @@ S105       a name that is known, and not supported by this version
 S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
 S113-S115  an upstream's credential, its header, an address taken twice
 S116-S117  a file or folder, a program that is not there
+S118-S119  a credential that is passed through; a signing key
 S120-S121  a secret that is none; a weak one
-S124       what does not fit an agent's address, or an agent
+S122-S123  a peer; SPIFFE IDs
+S124-S126  a listener's certificate files; whose client certificates are; a proxy that tells of them
+S127       what does not fit an agent's address, or an agent
+S128-S129  a store of tasks that is not there; a place that cannot be written
+S130-S131  what is taken out of answers
+S132-S133  a file of variables; an address that cannot be listened on
+S140-S141  shadow mode
 S201-S204  the environment (environment.py)
 """
 

@@ -79,9 +79,9 @@ class A2aUpstream(Section):
         over_grpc = self.url.startswith("grpc")
         if self.binding is not None and (self.binding == "grpc") is not over_grpc:
             hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or leave it out"
-            yield Finding(f"this address does not speak {self.binding}", "S124", hint, ("binding",))
+            yield Finding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
         if over_grpc and urlsplit(self.url).path not in ("", "/"):
-            yield Finding("a gRPC address is a host and a port", "S124", "write grpc://host:port", ("url",))
+            yield Finding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
         for name in self.headers:
             if name.lower() in RESERVED_HEADERS or name.lower().startswith("a2a-"):
                 hint = "remove it"

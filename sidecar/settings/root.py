@@ -163,7 +163,7 @@ class Settings(Section):
         yield from self._certificate_faults()
         if self.tasks.store == "redis" and self.store.is_memory:
             hint = "set store.url to redis://…, or tasks.store to file"
-            yield Finding("there is no Redis to keep tasks in", "S125", hint, ("tasks", "store"))
+            yield Finding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))

@@ -178,4 +178,4 @@ class Upstream(Section):
     def _not_for_agents(self) -> Iterator[Finding]:
         for key in ("pins", "responses"):
             if getattr(self, key) is not None:
-                yield Finding(f"{key} is for MCP servers", "S124", "remove it", (key,), on_key=True)
+                yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)

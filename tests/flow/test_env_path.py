@@ -24,7 +24,7 @@ async def test_what_the_file_says_is_in_the_environment_and_a_reload_reads_it_an
         told = json.loads(text(await Talk(running, "session").call("whoami")))["env"]
         assert told["TOKEN"] == "second"
         secrets.write_text("TOKEN=$OTHER\n")
-        with pytest.raises(SettingsError, match="S118"):
+        with pytest.raises(SettingsError, match="S132"):
             await running.app.reload("test")
         told = json.loads(text(await Talk(running, "session").call("whoami")))["env"]
         assert told["TOKEN"] == "second"

@@ -81,5 +81,5 @@ def test_a_folder_of_somebody_else_is_a_doubt_of_a_check(tmp_path: Path, monkeyp
     else:
         (tmp_path / "data").chmod(0)
     _, doubts = check_files(tmp_path / "sidecar.yaml", {})
-    (doubt,) = (each for each in doubts if each.code == "S123")
+    (doubt,) = (each for each in doubts if each.code == "S129")
     assert doubt.severity == "warning" and "cannot be written by user" in doubt.message

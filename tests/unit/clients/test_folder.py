@@ -204,5 +204,5 @@ def test_a_file_of_variables_is_read_strictly(tmp_path: Path, line: str) -> None
     result = run("config", "show", "-c", tmp_path / "sidecar.yaml")
     assert result.exit_code == 0
     result = run("check", "-c", tmp_path / "sidecar.yaml")
-    assert (result.exit_code, "S118" in result.stderr) == (3, True)
+    assert (result.exit_code, "S132" in result.stderr) == (3, True)
     assert "canary" not in result.output
