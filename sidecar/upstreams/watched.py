@@ -18,19 +18,15 @@ from functools import partial
 from types import TracebackType
 from typing import Final
 
-from sidecar.egress import ENDLESS, Crowded, Deadline, EgressError, NoPlace
+from sidecar.egress import ENDLESS, Deadline, EgressError
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.jsonrpc import Request
-from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.shares import Shares
-from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, OfOneCaller, Outbound, Upstream
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Outbound, Upstream
+from sidecar.upstreams.visits import Visit
 from sidecar.upstreams.wired import WiredUpstream
 
-# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
-FULL_PATIENCE: Final = 0.9
-_FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
-_ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 _UNAUTHORIZED: Final = 401
 WORDS_PART: Final = 8  # of a share, beside it, for what is no call
 
@@ -77,7 +73,7 @@ class Watched:
             raise
 
     async def _exchange(self, outbound: Outbound, leave: Callable[[], None]) -> Answer:
-        visit = Visit(self.account, outbound, self.account.breaker.enter(), self.timeout_s)
+        visit = Exchanged(self.account, outbound, self.timeout_s)
         try:
             answer = await self.inner.exchange(outbound)
         except Refusal as refusal:
@@ -104,64 +100,39 @@ class Watched:
         self.account.closed()
 
 
-class Visit:
-    """One exchange, as the account sees it: told once, by whatever ends it first."""
+class Exchanged(Visit):
+    """One exchange, as the account sees it."""
 
-    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_pass", "_patient", "_waits")
+    __slots__ = ("_waits",)
 
-    def __init__(self, account: Account, outbound: Outbound, given: Pass, timeout_s: float) -> None:
-        self._account = account
-        self._pass = given
+    def __init__(self, account: Account, outbound: Outbound, timeout_s: float) -> None:
         self._waits = isinstance(outbound.message, Request) and not outbound.endless
-        self._patient = outbound.deadline_s >= timeout_s * FULL_PATIENCE
-        self._counts = outbound.caller is not None and self._waits
-        self._began_mono_s = account.clock_mono()
-        self._done = False
-        if self._counts:
-            account.called()
+        counts = outbound.caller is not None and self._waits
+        super().__init__(account, outbound.deadline_s, timeout_s, counts=counts)
 
     def head(self, answer: Answer) -> None:
         """The answer has begun: often that says it all."""
         status = answer.status
         if status >= 500:
-            self._faulted(f"it answered HTTP {status}")
+            self.faulted(f"it answered HTTP {status}")
         elif status >= 300:
-            self._answered(f"it answered HTTP {status}")
+            self.answered(f"it answered HTTP {status}")
             if status == _UNAUTHORIZED:
                 self._account.unwelcome(f"it answered HTTP {status}")
         elif not self._waits:  # a stream without end, or what has no answer
-            self._answered()
+            self.answered()
         elif answer.media_type == EVENT_STREAM:
             self._account.breaker.seen(self._pass)
         elif answer.media_type != JSON:
-            self._faulted("its media type is neither JSON nor an event stream")
+            self.faulted("its media type is neither JSON nor an event stream")
 
     def complete(self) -> None:
         """The whole answer is there, or as much of it as anybody wanted."""
-        if not self._done:
-            self._answered()
+        self.answered()
 
     def empty(self) -> None:
         """The answer ended before it said anything."""
-        if not self._done:
-            self._faulted("its answer was empty")
-
-    def refused(self, refusal: Refusal) -> None:
-        """The exchange, or reading its answer, came to nothing."""
-        if self._done:
-            return
-        ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller) or isinstance(refusal, Unsent)
-        # Who had less patience than a call may have cannot say; and a server that answered others meanwhile is there:
-        # one caller's slow calls must not close it to everybody.
-        alive = self._account.heard_mono_s >= self._began_mono_s
-        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
-        why = refusal.detail or refusal.answer.message
-        if refusal.reason in _FAULTS and not ours and not late:
-            self._faulted(why)
-            return
-        self.given_up()
-        if self._counts and refusal.reason in _ERRORS:
-            self._account.call_failed(why)
+        self.faulted("its answer was empty")
 
     def went_on(self, chunk: bytes) -> None:
         """More of a stream has come: who works on it is there. A comment alone is no sign of that: web frameworks
@@ -169,35 +140,13 @@ class Visit:
         if not chunk.startswith(b":"):
             self._account.spoke()
 
-    def given_up(self) -> None:
-        """Nobody waits for it any more."""
-        if not self._done:
-            self._done = True
-            self._account.breaker.given_up(self._pass)
-
-    def _answered(self, error: str = "") -> None:
-        self._done = True
-        self._account.answered(self._pass)
-        if not self._counts:
-            return
-        if error:
-            self._account.call_failed(error)
-        else:
-            self._account.call_answered(self._account.clock_mono() - self._began_mono_s)
-
-    def _faulted(self, why: str) -> None:
-        self._done = True
-        self._account.faulted(self._pass, why)
-        if self._counts:
-            self._account.call_failed(why)
-
 
 class WatchedAnswer:
     """An answer whose end is told to the account. `leave` is called once, when it is over."""
 
     __slots__ = ("_inner", "_leave", "_visit", "headers", "media_type", "status")
 
-    def __init__(self, inner: Answer, visit: Visit, leave: Callable[[], None]) -> None:
+    def __init__(self, inner: Answer, visit: Exchanged, leave: Callable[[], None]) -> None:
         self.status: int = inner.status
         self.headers: Mapping[str, str] = inner.headers
         self.media_type: str = inner.media_type

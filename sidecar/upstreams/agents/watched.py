@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
 
-from sidecar.egress import Crowded, Deadline, EgressError, NoPlace
+from sidecar.egress import Deadline, EgressError
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
-from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.shares import Shares
-
-FULL_PATIENCE: Final = 0.9
-_FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
+from sidecar.upstreams.visits import Visit
 
 
 class WatchedAgent:
@@ -46,7 +42,7 @@ class WatchedAgent:
             self.shares.give_back(owner)
 
     async def _ask(self, outgoing: Outgoing) -> Result | AgentError:
-        visit = _Visit(self.account, outgoing, self._timeout_s)
+        visit = self._visit(outgoing)
         try:
             answer = await self.inner.ask(outgoing)
         except Refusal as refusal:
@@ -60,7 +56,7 @@ class WatchedAgent:
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`. A stream that has begun is an answer."""
-        visit = _Visit(self.account, outgoing, self._timeout_s)
+        visit = self._visit(outgoing)
         try:
             heard = await self.inner.listen(outgoing)
         except Refusal as refusal:
@@ -74,6 +70,9 @@ class WatchedAgent:
             return heard
         return WatchedStream(heard, visit)
 
+    def _visit(self, outgoing: Outgoing) -> Visit:
+        return Visit(self.account, outgoing.deadline_s, self._timeout_s, counts=outgoing.caller is not None)
+
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
         return self.inner.shows_the_same_as(other.inner if isinstance(other, WatchedAgent) else other)
@@ -84,57 +83,10 @@ class WatchedAgent:
         self.account.closed()
 
 
-class _Visit:
-    """One operation, as the account sees it: told once, by whatever ends it first."""
-
-    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_pass", "_patient")
-
-    def __init__(self, account: Account, outgoing: Outgoing, timeout_s: float) -> None:
-        self._pass: Pass = account.breaker.enter()
-        self._account = account
-        self._patient = outgoing.deadline_s >= timeout_s * FULL_PATIENCE
-        self._counts = outgoing.caller is not None
-        self._began_mono_s = account.clock_mono()
-        self._done = False
-        if self._counts:
-            account.called()
-
-    def answered(self) -> None:
-        """It said something."""
-        if self._done:
-            return
-        self._done = True
-        self._account.answered(self._pass)
-        if self._counts:
-            self._account.call_answered(self._account.clock_mono() - self._began_mono_s)
-
-    def refused(self, refusal: Refusal) -> None:
-        """It came to nothing."""
-        if self._done:
-            return
-        ours = isinstance(refusal.__cause__, Crowded | NoPlace) or isinstance(refusal, Unsent)
-        alive = self._account.heard_mono_s >= self._began_mono_s
-        late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
-        why = refusal.detail or refusal.answer.message
-        if refusal.reason in _FAULTS and not ours and not late:
-            self._done = True
-            self._account.faulted(self._pass, why)
-        else:
-            self.given_up()
-        if self._counts and refusal.reason in _FAULTS | {Reason.RESPONSE_REFUSED}:
-            self._account.call_failed(why)
-
-    def given_up(self) -> None:
-        """Nobody waits for it any more."""
-        if not self._done:
-            self._done = True
-            self._account.breaker.given_up(self._pass)
-
-
 class WatchedStream:
     """A stream whose first event, or whose failure before any, is told to the account."""
 
-    def __init__(self, inner: Heard, visit: _Visit) -> None:
+    def __init__(self, inner: Heard, visit: Visit) -> None:
         self._inner = inner
         self._visit = visit
 
