@@ -1,0 +1,43 @@
+"""What do replicas keep together?
+
+One key of the store of limits (`limits/redis.py`), worked on by one script, each verb in one step. What a single
+sidecar keeps in a file is `sqlite_file.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+SWEPT_AT_ONCE: Final = 1000
+Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
+"""What a script answers that works on one key of all replicas. Raises ConnectionError where it is not heard in time."""
+
+
+class SharedKey:
+    """The key, and the Lua file whose verbs work on it. Where nobody answers, `out` is raised, and `up` is False."""
+
+    def __init__(self, run: Run, key: str, script: Path, out: type[Exception]) -> None:
+        self.up = True
+        self._run = run
+        self._key = key
+        self._script = script.read_text(encoding="utf-8")
+        self._out = out
+
+    async def ask(self, *words: object) -> Any:
+        """What the script answers: a verb and its arguments."""
+        try:
+            answer = await self._run(self._script, self._key, [str(word) for word in words])
+        except ConnectionError as error:
+            self.up = False
+            raise self._out(str(error)) from None
+        self.up = True
+        return answer
+
+    async def sweep(self, now_s: float) -> int:
+        """Take away what is over, some at a time; how many they were."""
+        swept = 0
+        while some := await self.ask("sweep", now_s, SWEPT_AT_ONCE):
+            swept += some
+        return swept
