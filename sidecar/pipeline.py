@@ -5,7 +5,7 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
 
     arrival     at which address     403 404 405        arrival.py
     identity    who                  401                identity/
-    intent      what                 400 404 413 415    fronts.py, intents.py, protocols/
+    intent      what                 400 404 413 415    fronts.py, intents.py, protocols/; a2a/, task_api/
     switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
     custody     whose task is it     404                custody.py, tasks/
@@ -219,11 +219,10 @@ class Pipeline:
 
     async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's card: open to everybody, and more of it to who is known."""
-        caller = STRANGER
-        if not turn.now.identity.is_nobodys(self._present(turn, entrance)):
-            caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+        if turn.now.identity.is_nobodys(self._present(turn, entrance)):
+            caller = turn.record.caller = STRANGER
         else:
-            turn.record.caller = caller
+            caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
         with self._admitted(begins=True):
             return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)
 
