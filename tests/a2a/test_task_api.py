@@ -298,6 +298,9 @@ async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_
     agent.script["SendMessage"] = lambda *_: slow()
     async with agent_world(tmp_path, agent, settings=QUICK) as world:
         task_id = await create(world)
+        async with asyncio.timeout(5):
+            while not world.agent.seen:  # until then it is cancelled without the agent
+                await asyncio.sleep(0.01)
         cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
         await asyncio.sleep(0.1)
         assert not cancelling.done()
