@@ -126,7 +126,7 @@ ENDS: dict[str, Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResp
 async def test_however_a_call_ends_on_whatever_route_its_slot_is_free_at_once(tmp_path: Path, era: Era) -> None:
     """BL-059: one slot, and every call needs it."""
     upstream = Upstream()
-    options: dict[str, Any] = {"rules": EVERYTHING, "files": ONE_AT_A_TIME, "mcp_settings": "timeout_s: 0.4"}
+    options: dict[str, Any] = {"rules": EVERYTHING, "files": ONE_AT_A_TIME, "mcp_settings": "timeout_s: 1.0"}
     async with world(tmp_path, upstream=upstream, **options) as running:
         talk = Talk(running, era)
         await talk.ask("tools/list")
