@@ -20,7 +20,7 @@ import orjson
 from sidecar.audit.record import FIELDS
 from sidecar.errors import ANSWERS, Reason
 from sidecar.metrics import Metrics
-from sidecar.plain.openapi import document
+from sidecar.openapi import document
 from sidecar.protocols import mcp
 from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
@@ -292,7 +292,7 @@ def _crossing(crossing: Crossing) -> str:
 
 
 def openapi() -> str:
-    """The document of plain calls, as `sidecar schema openapi` prints it."""
+    """The document of plain HTTP, as `sidecar schema openapi` prints it."""
     return orjson.dumps(document(), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 

@@ -70,7 +70,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
         return json_schema(BudgetsFile, "budgets.yaml")
     if kind == "openapi":
-        from sidecar.plain.openapi import document
+        from sidecar.openapi import document
 
         return document()
     raise click.UsageError(f"this version reads no YAML file of kind {kind}, and so has no schema for it")

@@ -3,9 +3,8 @@
     GET  /mcp/{server}/tools            → {"tools": [McpTool]}
     POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
 
-front.py     from a path and a body to the very intent that a stateless message would be, and from its answer to theirs
-models.py    what is said at these addresses: the seed's models
-openapi.py   the same as an OpenAPI document, made from the models and the table of refusals
+front.py    from a path and a body to the very intent that a stateless message would be, and from its answer to theirs
+models.py   what is said at these addresses: the seed's models
 
 Nothing is decided here: policy, limits, arguments, evidence and what may pass of an answer are the one pipeline's.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,10 @@ class McpTools:
     tools: Annotated[Sequence[McpTool], "in the server's order"]
 
 
-@dataclass(frozen=True, slots=True)
-class McpCall:
+class McpCall(TypedDict):
     """What a tool is called with."""
 
-    arguments: Annotated[Mapping[str, Any], "as its schema wants them; nothing is as good as {}"]
+    arguments: NotRequired[Annotated[Mapping[str, Any], "as its schema wants them; nothing is as good as {}"]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,24 @@ hears of the end nonetheless.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from sidecar.callbacks import Outbox
 from sidecar.errors import Reason, Refusal
+from sidecar.task_api.models import A2aTask
 from sidecar.task_api.records import Record
 
 HEADERS: Final = (("Content-Type", "application/json"),)
-Announce = Callable[[Record, dict[str, Any]], Awaitable[None]]
+Announce = Callable[[Record, A2aTask], Awaitable[None]]
 """Put down that the owner of a task is to be called back with this; on disk when it returns. Raises Refusal."""
 
 
 def announces(outbox: Outbox) -> Announce:
     """How ends are told by this outbox."""
 
-    async def announce(record: Record, said: dict[str, Any]) -> None:
+    async def announce(record: Record, said: A2aTask) -> None:
         try:
             await outbox.put("task", record.id, record.owner, record.callback_url, HEADERS, orjson.dumps(said))
         except Refusal as refusal:
@@ -34,6 +35,6 @@ def announces(outbox: Outbox) -> Announce:
     return announce
 
 
-def without_result(said: dict[str, Any]) -> dict[str, Any]:
+def without_result(said: A2aTask) -> A2aTask:
     """A task as it is shown where its result is too large: that can be had at its own address."""
     return {**said, "result": None, "result_omitted": True}

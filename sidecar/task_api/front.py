@@ -27,6 +27,7 @@ from sidecar.oversight import end_of
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
 from sidecar.task_api.calling_back import without_result
+from sidecar.task_api.models import A2aTask
 from sidecar.task_api.reading import Order, Wanted, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.running import Runner, unavailable
@@ -271,7 +272,7 @@ class TaskFront:
         return ended
 
 
-def _within(entries: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     """Entries whose results fit into an answer; others say that theirs is left out: each task has its own address."""
     room = most
     for entry in entries:

@@ -23,14 +23,13 @@ from sidecar.protocols.a2a.operations import CANCEL, GET, LIST, RESUBSCRIBE, SEN
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import malformed, refuse_variants, spellings
 from sidecar.snapshot import Snapshot
+from sidecar.task_api.models import MAX_NAME_CHARS, MAX_URL_CHARS
 from sidecar.task_api.records import Record, State
 from sidecar.vocabulary import SKILL, Call, Caller, Question
 
 MAX_LIMIT: Final = 100  # of one page, as the seed says
 DEFAULT_LIMIT: Final = 20
 MAX_OFFSET: Final = 1_000_000
-MAX_NAME_CHARS: Final = 128
-MAX_URL_CHARS: Final = 2_048
 _MEMBERS: Final = ("target_agent_id", "task_type", "input", "callback_url", "source_agent_id")
 _QUERY: Final = frozenset({"state", "target_agent_id", "limit", "offset"})
 _SPELLINGS: Final = spellings(_MEMBERS)
@@ -134,8 +133,8 @@ def _check_source(now: Snapshot, caller: Caller, value: object) -> None:
     if value is None:
         return
     last = caller.last
-    own = {last.name, last.id, id_of(now, last.id)} if last.kind == "nhi" else {last.name}
-    if value not in own:
+    own = (last.name, last.id, id_of(now, last.id)) if last.kind == "nhi" else (last.name,)
+    if value not in own:  # a tuple, because what is no string need not be hashable
         raise malformed("source_agent_id must be who calls")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sidecar.snapshot import Snapshot
+from sidecar.task_api.models import A2aTask, TaskCancelled, TaskCreated
 from sidecar.task_api.reading import id_of
 from sidecar.task_api.records import Record, moment
 
 
-def shown(record: Record, now: Snapshot) -> dict[str, Any]:
+def shown(record: Record, now: Snapshot) -> A2aTask:
     """The seed's task object."""
     source = record.caller.last
     return {
@@ -17,7 +16,7 @@ def shown(record: Record, now: Snapshot) -> dict[str, Any]:
         "source_agent_id": id_of(now, source.id) if source.kind == "nhi" else None,
         "target_agent_id": id_of(now, record.target),
         "task_type": record.task_type,
-        "state": record.state.value,
+        "state": record.state,
         "result": record.result,
         "error_code": record.error_code or None,
         "error_message": record.error_message or None,
@@ -32,11 +31,11 @@ def shown(record: Record, now: Snapshot) -> dict[str, Any]:
     }
 
 
-def created(record: Record) -> dict[str, Any]:
+def created(record: Record) -> TaskCreated:
     """What who created it hears."""
-    return {"task_id": record.id, "status": record.state.value, "created_at": moment(record.created_at)}
+    return {"task_id": record.id, "status": record.state, "created_at": moment(record.created_at)}
 
 
-def cancelled(record: Record) -> dict[str, Any]:
+def cancelled(record: Record) -> TaskCancelled:
     """What who cancelled it hears."""
-    return {"task_id": record.id, "state": record.state.value, "cancelled_at": moment(record.completed_at)}
+    return {"task_id": record.id, "state": record.state, "cancelled_at": moment(record.completed_at)}

@@ -13,6 +13,8 @@ from aiohttp import web
 from sidecar.task_api import running
 from sidecar.task_api.store import StoreOut
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+from tests.flow.described import Operation as Described
+from tests.flow.described import check_described
 from tests.flow.world import listening
 
 ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
@@ -36,7 +38,16 @@ async def call(
     base: str = OURS,
 ) -> tuple[int, Any]:
     async with world.http.request(verb, f"{world.url}{base}{path}", json=body, headers=who) as response:
-        return response.status, await response.json(content_type=None)
+        said = await response.json(content_type=None)
+        check_described(_operation(verb, path), (response.status, said, response.headers))
+        return response.status, said
+
+
+def _operation(verb: str, path: str) -> Described:
+    """Which one of the OpenAPI document that is."""
+    one = path.partition("?")[0]
+    cancels = "/cancel" if one.endswith("/cancel") else ""
+    return Described("/a2a/tasks" + ("/{id}" if one else "") + cancels, verb.lower())
 
 
 async def create(world: AgentWorld, who: Mapping[str, str] = ALICE, **more: Any) -> str:
@@ -229,6 +240,8 @@ async def test_the_task_is_there_over_a2a_too_and_for_its_owner_only(tmp_path: P
         {"input": None},
         {"source_agent_id": "planner"},
         {"source_agent_id": "user:bob"},
+        {"source_agent_id": {}},
+        {"source_agent_id": ["user:alice"]},
         {"callback_url": ""},
         {"Input": {}},
         {"more": 1},

@@ -1,4 +1,4 @@
-"""Is an answer at a plain address one that the OpenAPI document describes?"""
+"""Is an answer of plain HTTP one that the OpenAPI document describes?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from jsonschema import Draft202012Validator
 
-from sidecar.plain.openapi import document
+from sidecar.openapi import document
 from tests.flow.talk import Answer
 
 

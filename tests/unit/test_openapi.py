@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from sidecar.answers import McpError, Shape, tell
-from sidecar.arrival import TOOL, TOOLS, route_of
+from sidecar.answers import Shape, tell
+from sidecar.arrival import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
 from sidecar.cli import main
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.plain.models import McpCall, McpCallResult, McpTool, McpTools
-from sidecar.plain.openapi import CALLING, ELSEWHERE, LISTING, document
+from sidecar.openapi import MODELS, document
+from sidecar.openapi.calls import CALLING, ELSEWHERE, LISTING
+from sidecar.openapi.parts import members_of
+from sidecar.openapi.tasks import ALWAYS, CANCELLING, CREATING, SHOWING
 
 DOCUMENT = document()
 OPERATIONS = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post")]
@@ -25,6 +26,30 @@ SEED = {
     "McpTool": ["name", "description", "input_schema", "status", "deprecated"],
     "McpCallResult": ["call_id", "result", "latency_ms"],
     "McpError": ["error_code", "message", "details"],
+    "TaskOrder": ["target_agent_id", "task_type", "input", "callback_url"],
+    "TaskCreated": ["task_id", "status", "created_at"],
+    "TaskCancelled": ["task_id", "state", "cancelled_at"],
+    "A2aTask": [
+        *("id", "source_agent_id", "target_agent_id", "task_type", "state", "result", "error_code", "error_message"),
+        *("created_at", "started_at", "completed_at"),
+    ],
+}
+
+
+class Answered(NamedTuple):
+    """What an operation is here."""
+
+    kind: str
+    refused: frozenset[Reason]
+
+
+ANSWERED = {
+    ("/mcp/{server}/tools", "get"): Answered(TOOLS, LISTING),
+    ("/mcp/{server}/tools/{tool}", "post"): Answered(TOOL, CALLING),
+    ("/a2a/tasks", "get"): Answered(TASKS, ALWAYS),
+    ("/a2a/tasks", "post"): Answered(TASKS, CREATING),
+    ("/a2a/tasks/{id}", "get"): Answered(TASK, SHOWING),
+    ("/a2a/tasks/{id}/cancel", "post"): Answered(TASK_CANCEL, CANCELLING),
 }
 
 
@@ -47,10 +72,10 @@ def test_every_reference_leads_to_a_schema_that_is_one() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("model", [McpTool, McpTools, McpCall, McpCallResult, McpError])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_schema_has_the_fields_that_its_model_has(model: type) -> None:
     schema = DOCUMENT["components"]["schemas"][model.__name__]
-    assert list(schema["properties"]) == [each.name for each in fields(model)]
+    assert list(schema["properties"]) == [each.name for each in members_of(model)]
     assert all(member["description"] for member in schema["properties"].values())
 
 
@@ -62,14 +87,16 @@ def test_the_fields_of_the_seed_are_there(name: str) -> None:
 
 
 def test_its_paths_are_our_addresses() -> None:
-    kinds = {"get": TOOLS, "post": TOOL}
     for path, verb in OPERATIONS:
-        route = route_of(path.format(server="github", tool="search_code"), verb.upper())
-        assert route.kind == kinds[verb]
+        filled = path.format(server="github", tool="search_code", id="0199-a")
+        assert route_of(filled, verb.upper()).kind == ANSWERED[path, verb].kind
+    assert set(OPERATIONS) == ANSWERED.keys()
+    for _, place in [(path, item["servers"]) for path, item in DOCUMENT["paths"].items() if "servers" in item]:
+        assert [route_of(one["url"].partition("8080")[2] + "/a2a/tasks", "GET").kind for one in place] == [TASKS] * 2
 
 
 def test_a_name_that_the_document_allows_is_one_here() -> None:
-    (tool,) = [each for each in DOCUMENT["paths"][OPERATIONS[1][0]]["parameters"] if each["name"] == "tool"]
+    (tool,) = [each for each in DOCUMENT["paths"]["/mcp/{server}/tools/{tool}"]["parameters"] if each["name"] == "tool"]
     for name in ("a", "-", "_x.y", "A1", "x" * 128):
         assert re.search(tool["schema"]["pattern"], name)
         assert route_of(f"/mcp/github/tools/{name}", "POST").rest == name
@@ -78,7 +105,7 @@ def test_a_name_that_the_document_allows_is_one_here() -> None:
 @pytest.mark.parametrize(("path", "verb"), OPERATIONS)
 def test_every_refusal_that_can_come_is_described_as_it_is_told(path: str, verb: str) -> None:
     responses = DOCUMENT["paths"][path][verb]["responses"]
-    for reason in LISTING if verb == "get" else CALLING:
+    for reason in ANSWERED[path, verb].refused:
         told = tell(Refusal(reason, "a detail"), Shape.PLAIN, decision_id="d")
         (schema,) = [content["schema"] for content in responses[str(told.status)]["content"].values()]
         Draft202012Validator({**DOCUMENT, **schema}).validate(json.loads(told.body))

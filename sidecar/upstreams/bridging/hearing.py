@@ -56,7 +56,8 @@ class Subscription:
     def hear(self, notification: Notification) -> None:
         """Something was said; it goes to the caller, if that is among what was asked for."""
         flag = LIST_FLAGS.get(notification.method)
-        updated = notification.method == UPDATED and notification.params.get("uri") in self.uris
+        uri = notification.params.get("uri")
+        updated = notification.method == UPDATED and isinstance(uri, str) and uri in self.uris
         if not updated and flag not in self.flags:
             return
         if self._acknowledged:

@@ -1,0 +1,45 @@
+"""What would a client generator, or a fuzzer, need to know of the addresses that speak neither MCP nor A2A?
+
+    calls.py   tools by plain HTTP
+    tasks.py   the task API
+    parts.py   what both are described with
+
+One OpenAPI 3.1 document. Schemas are made from the models that answers are built from, and statuses with their reasons
+from the table that refusals are told by, so that nothing is described by hand that the code knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar import __version__
+from sidecar.answers import McpError
+from sidecar.openapi import calls, tasks
+from sidecar.openapi.parts import schema_of
+
+MODELS: Final = (*calls.MODELS, *tasks.MODELS, McpError)
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "sidecar: plain HTTP",
+            "version": __version__,
+            "description": "Tools of MCP servers, and tasks of A2A agents, for scripts: under the policy, limits and "
+            "audit that callers of MCP and A2A are under. Paths are taken as they stand: nothing in them may be "
+            "percent-encoded.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://127.0.0.1:8080", "description": "the data listener"}],
+        "security": [{"bearer": []}, {"apiKey": []}, {}],
+        "paths": {**calls.paths(), **tasks.paths()},
+        "components": {
+            "schemas": {model.__name__: schema_of(model, MODELS) for model in MODELS},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "a token, or an API key of ours"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
+    }

@@ -1,0 +1,27 @@
+"""What does a subscriber hear of what a server says, whatever that is?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sidecar.protocols.jsonrpc import Notification
+from sidecar.upstreams.bridging.hearing import UPDATED, Subscription
+
+ODD = (None, 1, 1.5, True, [], ["file:///a"], {}, {"file:///a": 1}, "file:///b")
+
+
+def heard(subscription: Subscription) -> int:
+    return subscription.pipe._size
+
+
+@pytest.mark.parametrize("uri", ODD)
+def test_an_update_of_no_uri_is_overlooked_and_the_next_one_is_heard(uri: Any) -> None:
+    subscription = Subscription(1, uris=frozenset({"file:///a"}))
+    subscription.acknowledge()
+    before = heard(subscription)
+    subscription.hear(Notification(UPDATED, {"uri": uri}))
+    assert heard(subscription) == before
+    subscription.hear(Notification(UPDATED, {"uri": "file:///a"}))
+    assert heard(subscription) > before
