@@ -24,6 +24,7 @@ S127       what does not fit an agent's address, or an agent
 S128-S129  a store of tasks that is not there; a place that cannot be written
 S130-S131  what is taken out of answers
 S132-S133  a file of variables; an address that cannot be listened on
+S134       an agent whose card nobody finds
 S140-S141  shadow mode
 S201-S204  the environment (environment.py)
 """

@@ -75,6 +75,11 @@ def doubts(loaded: Loaded) -> Iterator[Fault]:
             hint = "use token_exchange or signed, unless these tokens are meant for this server too"
             fault = loaded.document.fault(("upstreams", name, "credential", "passthrough"), message, "S118", hint)
             yield replace(fault, severity="warning")
+        if upstream.a2a is not None and not upstream.a2a.card_address:
+            message = f"nobody finds the card of {name}: a gRPC address has none beside it"
+            hint = "write card_url, or its callers see no card and version: auto is 1.0"
+            fault = loaded.document.fault(("upstreams", name, "a2a", "url"), message, "S134", hint)
+            yield replace(fault, severity="warning")
 
 
 def shown_settings(loaded: Loaded) -> list[Shown]:

@@ -11,7 +11,8 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 
-from tests.a2a.world import ALICE, BOB, CARD_10, PLANNER, SPOKEN, AgentWorld, ScriptedAgent, agent_world, ask
+from sidecar.loading import check_files
+from tests.a2a.world import ALICE, BOB, CARD_10, PLANNER, SPOKEN, AgentWorld, ScriptedAgent, agent_world, ask, write
 
 SKILLS = """\
 p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', allow
@@ -151,3 +152,12 @@ async def test_the_version_that_was_left_open_is_the_cards(tmp_path: Path) -> No
         agent = world.app.live.current.agents["researcher"]
         await agent.cards.prepare()
         assert agent.cards.version() == "0.3"
+
+
+def test_a_check_warns_of_an_agent_whose_card_nobody_finds(tmp_path: Path) -> None:
+    write(tmp_path, "grpc://127.0.0.1:9300")
+    engine, doubts = check_files(tmp_path / "sidecar.yaml", {})
+    assert engine is not None and [(one.code, one.severity) for one in doubts] == [("S134", "warning")]
+    assert "card_url" in doubts[0].hint and "researcher" in doubts[0].source
+    write(tmp_path, "grpc://127.0.0.1:9300", a2a='card_url: "http://127.0.0.1:9200/card"')
+    assert check_files(tmp_path / "sidecar.yaml", {})[1] == ()
