@@ -45,7 +45,7 @@ from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
 from sidecar.loading import first_snapshot, next_snapshot, task_store_from, tasks_from
 from sidecar.metrics import Metrics
-from sidecar.oversight import Oversight
+from sidecar.oversight import Oversight, Standing
 from sidecar.pipeline import Pipeline
 from sidecar.places import Places
 from sidecar.plain import Plain
@@ -184,7 +184,13 @@ class App:
         exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
-        callbacks = callbacks_from(lambda: live.current.settings, lambda: live.current.base_url, metrics)
+        callbacks = callbacks_from(
+            lambda: live.current.settings,
+            lambda: live.current.base_url,
+            metrics,
+            Standing(live, switch).objection,
+            audit.control,
+        )
         means = Means(task_store, tasks, live, switch, audit, announces(callbacks.outbox), partial(_patience, live))
         holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
         runner = Runner(means, metrics, holder, partial(_task_bounds, live))

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Final, NamedTuple
 
+from sidecar.callbacks import Behalf
+from sidecar.callbacks.callback import Kind
 from sidecar.disabled import Disabled, KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
+from sidecar.protocols.a2a.operations import PUSH_SET
 from sidecar.snapshot import Live, Snapshot
 from sidecar.turn import Overseen
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
 SLICE_S: Final = 0.002  # of one look, before others have their turn
@@ -117,6 +120,33 @@ class Oversight:
         elif mono_s - exchange.told_s >= exchange.turn.now.settings.streams.keep_alive_s:
             await outlet.keep_alive()
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """May those who asked to be called back still be? Nothing of theirs is open here: it is asked when an agent pushes,
+    and again each time that something leaves."""
+
+    live: Live
+    switch: KillSwitch
+
+    def objection(self, kind: Kind, behalf: Behalf) -> Reason | None:
+        """Why nothing is sent for them any more; None if it may be. That a task ended may be told to who has lost the
+        permission for it, since that is what they hear; but to nobody who is disabled."""
+        caller, server, skill = behalf
+        now, now_s = self.live.current, self.live.clock()
+        question = Question(f"nhi:{server}", PUSH_SET.action, "", skill)
+        call = Call("a2a", "1.0", server, PUSH_SET.action, (question,))
+        if any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled)):
+            return Reason.PRINCIPAL_DISABLED
+        if kind == "task":
+            return None
+        if server not in now.agents:
+            return Reason.UPSTREAM_UNKNOWN
+        if not now.identity.vouches_for(caller):
+            return Reason.BAD_CREDENTIAL
+        decision = now.engine.reconsider(caller.chain, question, now_s)
+        return None if decision.allowed or now.shadows(now_s) else decision.reason or Reason.NO_MATCHING_RULE
 
 
 def _doubt(exchange: Overseen, now: Snapshot) -> Reason | None:

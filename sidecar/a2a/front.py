@@ -206,8 +206,10 @@ class AgentFront:
         token, authorization = (turn.headers.get(name, ()) for name in ("x-a2a-notification-token", "authorization"))
         if len(token) > 1 or len(authorization) > 1:
             raise malformed("a credential is there more than once")
-        body = await _body(turn)
-        await self.pushes.pushed(route.server, "".join(token), "".join(authorization), body)
+        record = await self.pushes.knocked(route.server, "".join(token), "".join(authorization))
+        turn.goes_to(record.server)
+        turn.record.caller = record.caller
+        await self.pushes.pushed(record, await _body(turn))
         turn.record.outcome(http_status=204, bytes_out=0)
         return Whole(204)
 

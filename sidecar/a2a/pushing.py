@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.a2a.reading import Operate, push_in
-from sidecar.callbacks import PushConfigs
+from sidecar.callbacks import Behalf, PushConfigs
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import PUSH_DELETE, PUSH_GET, PUSH_LIST, PUSH_SET
 from sidecar.vocabulary import Caller
@@ -46,7 +46,8 @@ class Pushing:
 
     async def _registered(self, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
         call = self.intent.call
-        made = await self.pushes.register(self.caller.binding, call.upstream, task, config, self.intent.version)
+        behalf = Behalf(self.caller, call.upstream, call.questions[-1].name)
+        made = await self.pushes.register(behalf, task, config, self.intent.version)
         self.handle = made.handle
         return made.config
 

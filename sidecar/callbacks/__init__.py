@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
 
-from sidecar.callbacks.callback import Callback, Told, Waiting
+from sidecar.callbacks.callback import Behalf, Callback, Told, Waiting
 from sidecar.callbacks.memory import MemoryCallbackStore
-from sidecar.callbacks.outbox import Counts, Outbox
+from sidecar.callbacks.outbox import Counts, Objection, Outbox, Witness
 from sidecar.callbacks.push import PATH, PushConfigs, Rewritten
 from sidecar.callbacks.push_config import PushRecord
 from sidecar.callbacks.signature import CallbackKey, load_or_make_callback_key
@@ -35,6 +35,7 @@ from sidecar.settings import Settings
 
 __all__ = [
     "PATH",
+    "Behalf",
     "Bounds",
     "Callback",
     "CallbackKey",
@@ -92,7 +93,9 @@ def check_callbacks(settings: Settings) -> None:
         load_or_make_callback_key(settings.callback_key_path)
 
 
-def callbacks_from(now: Callable[[], Settings], base_url: Callable[[], str], counts: Counts) -> Callbacks:
+def callbacks_from(
+    now: Callable[[], Settings], base_url: Callable[[], str], counts: Counts, objection: Objection, witness: Witness
+) -> Callbacks:
     """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
     first needed. Raises SettingsError for those that are there and cannot be used."""
     settings = now()
@@ -104,6 +107,8 @@ def callbacks_from(now: Callable[[], Settings], base_url: Callable[[], str], cou
     outbox = Outbox(
         store=store,
         post=guard.post,
+        objection=objection,
+        witness=witness,
         rules=lambda: now().callbacks,
         key=cache(partial(load_or_make_callback_key, settings.callback_key_path)),
         counts=counts,

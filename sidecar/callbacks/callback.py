@@ -5,6 +5,7 @@ waiting     its turn        sending
 sending     2xx             delivered       the end
 sending     410             given_up        the end: the receiver wants no more of it
 sending     refused         refused         the end: the address may not be reached, or no request can be made of it
+sending     withheld        withheld        the end: whom it is sent for is disabled, or may not have it any more
 sending     anything else   waiting         later each time, `failed` is told; after the last attempt: given_up
 sending     we die          waiting         and is sent again: at least once
 waiting     too old         given_up        the end
@@ -17,11 +18,22 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
+from sidecar.vocabulary import Caller
+
 Kind = Literal["push", "task"]
 """Whose callback it is: a push notification that an agent sent, or the end of a task of the task API."""
 
 Headers = tuple[tuple[str, str], ...]
 GONE: Final = 410
+
+
+class Behalf(NamedTuple):
+    """On whose behalf it is, and whose word: the agent `server`, asked for this `skill` ("" for none). Enough to ask
+    later whether it may still be sent."""
+
+    caller: Caller
+    server: str
+    skill: str = ""
 
 
 class Callback(NamedTuple):
@@ -36,6 +48,7 @@ class Callback(NamedTuple):
     created_at: float
     headers: Headers
     body: bytes
+    behalf: Behalf
 
     def __repr__(self) -> str:
         return f"Callback({self.id!r}, {self.kind!r})"
@@ -66,6 +79,7 @@ class State(StrEnum):
     SENDING = "sending"
     DELIVERED = "delivered"
     REFUSED = "refused"
+    WITHHELD = "withheld"
     GIVEN_UP = "given_up"
     FORGOTTEN = "forgotten"
 
@@ -77,6 +91,7 @@ class Happening(StrEnum):
     ACCEPTED = "accepted"
     UNWANTED = "unwanted"
     REFUSED = "refused"
+    WITHHELD = "withheld"
     FAILED = "failed"
     EXHAUSTED = "exhausted"
     POSTPONED = "postponed"
@@ -89,13 +104,14 @@ MOVES: Final[Mapping[tuple[State, Happening], State]] = {
     (State.SENDING, Happening.ACCEPTED): State.DELIVERED,
     (State.SENDING, Happening.UNWANTED): State.GIVEN_UP,
     (State.SENDING, Happening.REFUSED): State.REFUSED,
+    (State.SENDING, Happening.WITHHELD): State.WITHHELD,
     (State.SENDING, Happening.FAILED): State.WAITING,
     (State.SENDING, Happening.EXHAUSTED): State.GIVEN_UP,
     (State.SENDING, Happening.POSTPONED): State.WAITING,
     (State.SENDING, Happening.DROPPED): State.FORGOTTEN,
 }
 
-Result = Literal["delivered", "failed", "refused", "given_up"]
+Result = Literal["delivered", "failed", "refused", "withheld", "given_up"]
 
 
 class Told(NamedTuple):

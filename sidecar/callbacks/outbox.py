@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from sidecar.callbacks.callback import GONE, Callback, Happening, Headers, Kind, Result, State, Told, Waiting
+from sidecar.callbacks.callback import GONE, Behalf, Callback, Happening, Headers, Kind, Result, State, Told, Waiting
 from sidecar.callbacks.schedule import Schedule
 from sidecar.callbacks.signature import CallbackKey
 from sidecar.callbacks.store import Bounds, CallbackStore, CallbackStoreOut
@@ -30,13 +30,22 @@ RESULTS: Final[dict[State, Result]] = {
     State.DELIVERED: "delivered",
     State.WAITING: "failed",
     State.REFUSED: "refused",
+    State.WITHHELD: "withheld",
     State.GIVEN_UP: "given_up",
 }
 
 Post = Callable[[str, Headers, bytes], Awaitable[Accepted]]
 Listener = Callable[[Told], None]
+Objection = Callable[[Kind, Behalf], Reason | None]
+"""Why it may not be sent any more; None if it may."""
 
 log = logging.getLogger("sidecar.callbacks")
+
+
+class Witness(Protocol):
+    """Puts on record what the sidecar did by itself. Raises Refusal if it cannot."""
+
+    def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class Counts(Protocol):
@@ -47,6 +56,10 @@ class Counts(Protocol):
     def callbacks_wait(self, count: int) -> None: ...
 
 
+class _Held(Exception):
+    """It may not be sent, and that cannot be recorded now."""
+
+
 @dataclass(slots=True)
 class Outbox:
     """Callbacks on their way. `key` may make the key when it is first asked; `clock` gives seconds since the epoch,
@@ -54,6 +67,8 @@ class Outbox:
 
     store: CallbackStore
     post: Post
+    objection: Objection
+    witness: Witness
     rules: Callable[[], CallbackSettings]
     key: Callable[[], CallbackKey]
     counts: Counts
@@ -69,13 +84,12 @@ class Outbox:
         """Who is told what becomes of callbacks of this kind, also of those of an earlier run."""
         self._listeners[kind] = told
 
-    async def put(self, kind: Kind, ref: str, owner: str, url: str, headers: Headers, body: bytes) -> str:
-        """Send this, for the chain `owner`; its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT where too many wait,
-        STORE_UNAVAILABLE."""
+    async def put(self, kind: Kind, ref: str, behalf: Behalf, url: str, headers: Headers, body: bytes) -> str:
+        """Send this; its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT where too many wait, STORE_UNAVAILABLE."""
         rules, now_s = self.rules(), self.clock()
         if len(body) > rules.max_body:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
-        callback = Callback(self.new_id(), kind, ref, owner, url, now_s, headers, body)
+        callback = Callback(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
         bounds = Bounds(rules.max_waiting_per_principal, rules.max_waiting, rules.max_waiting_size)
         try:
             has_room = await self.store.put(callback, now_s, bounds)
@@ -144,7 +158,7 @@ class Outbox:
         started_s = self.clock()
         try:
             happening, why, rest_s = await self._sent(waiting)
-        except CallbackStoreOut:  # told by whoever looks at it next
+        except (CallbackStoreOut, _Held):  # told by whoever looks at it next
             if waiting.id in self._schedule:
                 self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
         else:
@@ -160,6 +174,8 @@ class Outbox:
             callback = await self.store.get(waiting.id)
             if callback is None:  # another process had it
                 return Happening.DROPPED, "", None
+            if (reason := self.objection(callback.kind, callback.behalf)) is not None:
+                return self._withheld(callback, reason)
             signed = self.key().sign(parse_strictly(callback.url), callback.id, now_s, callback.body)
             answer = await self.post(callback.url, (*callback.headers, *signed), callback.body)
         except (NotAllowed, InvalidRequest, ValueError) as refused:
@@ -174,6 +190,19 @@ class Outbox:
         if answer.status == GONE:
             return Happening.UNWANTED, why, None
         return self._failed(waiting, rules), why, _seconds(answer.retry_after)
+
+    def _withheld(self, callback: Callback, reason: Reason) -> tuple[Happening, str, float | None]:
+        """Evidence first: what cannot be recorded waits, and is not sent either."""
+        facts = {
+            "kind": callback.kind,
+            "principal": callback.behalf.caller.last.name,
+            "upstream": callback.behalf.server,
+        }
+        try:
+            self.witness("callback-withheld", "sidecar", **facts, callback=callback.id, reason=reason.value)
+        except Refusal:
+            raise _Held from None
+        return Happening.WITHHELD, reason.value, None
 
     @staticmethod
     def _failed(waiting: Waiting, rules: CallbackSettings) -> Happening:

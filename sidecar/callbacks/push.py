@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from sidecar.callbacks.callback import Behalf
 from sidecar.callbacks.outbox import Outbox
 from sidecar.callbacks.push_config import PushRecord
 from sidecar.callbacks.store import CallbackStore, CallbackStoreOut
@@ -68,9 +69,7 @@ class PushConfigs:
     new_secret: Callable[[], str]
     keep_s: Callable[[], float]
 
-    async def register(
-        self, owner: str, server: str, task_id: str, config: Mapping[str, Any], version: Version
-    ) -> Rewritten:
+    async def register(self, behalf: Behalf, task_id: str, config: Mapping[str, Any], version: Version) -> Rewritten:
         """Keep a caller's configuration, canonical and read; what the agent is to be told. `task_id` is "" inside a
         send that begins a task. Raises Refusal: MALFORMED_CALL for an address or a header that is not sent,
         TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
@@ -79,10 +78,10 @@ class PushConfigs:
         credentials = authentication.get("credentials", "")
         _check_headers(token, scheme, credentials)
         await self.check(config.get("url", ""))
-        now_s, rules = self.clock(), self.rules()
+        (caller, server, skill), now_s, rules = behalf, self.clock(), self.rules()
         record = PushRecord(
-            self.new_secret(), owner, server, task_id, config.get("id", ""), version, config["url"], token, scheme,
-            credentials, self.new_secret(), now_s, now_s + self.keep_s(),
+            self.new_secret(), caller.binding, server, task_id, config.get("id", ""), version, config["url"], token,
+            scheme, credentials, self.new_secret(), now_s, now_s + self.keep_s(), skill, caller,
         )  # fmt: skip
         try:
             kept = await self.store.keep_push(record, rules.max_configs_per_principal, rules.max_configs)
@@ -133,16 +132,23 @@ class PushConfigs:
         names = (config_id, "") if config_id == task_id else (config_id,)
         await self._forget([record.handle for record in mine if record.config_id in names])
 
-    async def pushed(self, handle: str, token: str, authorization: str, body: bytes) -> None:
-        """An agent pushes to an address of ours. `token` is its `X-A2A-Notification-Token`, `authorization` its header
-        of that name; one of them must hold our secret. When this returns, no crash loses what it said. Raises Refusal:
-        ROUTE_UNKNOWN, MALFORMED_CALL, and what `Outbox.put` raises."""
+    async def knocked(self, handle: str, token: str, authorization: str) -> PushRecord:
+        """Who an agent that is at an address of ours pushes for, asked before its body is read. `token` is its
+        `X-A2A-Notification-Token`, `authorization` its header of that name; one of them must hold our secret. Raises
+        Refusal: ROUTE_UNKNOWN, and why its owner may not have it any more."""
         record = await self._record(handle) if _HANDLE.fullmatch(handle) else None
         if record is None or not _proves(record.secret, token, authorization):
             raise Refusal(Reason.ROUTE_UNKNOWN)  # whoever guesses learns nothing
+        if (reason := self.outbox.objection("push", record.behalf)) is not None:
+            raise Refusal(reason)
+        return record
+
+    async def pushed(self, record: PushRecord, body: bytes) -> None:
+        """What the agent says. When this returns, no crash loses it. Raises Refusal: MALFORMED_CALL, and what
+        `Outbox.put` raises."""
         event = _event(body)
         task_id = _task_of(event)
-        if not task_id or task_id != (record.task_id or await self._bound(handle, task_id)):
+        if not task_id or task_id != (record.task_id or await self._bound(record.handle, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
         said = _said(event, record.version)
         if said is None:
@@ -152,7 +158,7 @@ class PushConfigs:
             headers.append(("X-A2A-Notification-Token", record.token))
         if record.scheme and record.credentials:
             headers.append(("Authorization", f"{record.scheme} {record.credentials}"))
-        await self.outbox.put("push", handle, record.owner, record.url, tuple(headers), said)
+        await self.outbox.put("push", record.handle, record.behalf, record.url, tuple(headers), said)
 
     async def _bound(self, handle: str, task_id: str) -> str:
         """What came inside a send is for the first task that is pushed there, however many are at once."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sidecar.callbacks.callback import Behalf
 from sidecar.protocols.a2a.operations import Version
+from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
     """Who wants to hear of which task, where, and in which version of A2A; and the address of ours that the agent was
     told instead. `secret` is what the agent proves itself with; `token`, `scheme` and `credentials` are the caller's,
-    for the receiver. So a record is never printed. `task_id` is "" until the agent said which task it made."""
+    for the receiver. So a record is never printed. `task_id` is "" until the agent said which task it made. `caller` is
+    who registered it, beside a send for `skill` ("" for none), to be asked about each time that something is pushed;
+    `owner` its binding."""
 
     handle: str
     owner: str
@@ -25,9 +29,16 @@ class PushRecord(NamedTuple):
     secret: str
     created_at: float
     expires_at: float
+    skill: str
+    caller: Caller
 
     def __repr__(self) -> str:
         return f"PushRecord({self.server!r})"
+
+    @property
+    def behalf(self) -> Behalf:
+        """On whose behalf the agent pushes."""
+        return Behalf(self.caller, self.server, self.skill)
 
     def config(self) -> dict[str, Any]:
         """The caller's own configuration, in its canonical form."""

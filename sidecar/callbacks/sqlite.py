@@ -9,13 +9,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from sidecar.callbacks.callback import Callback, Waiting
+from sidecar.callbacks.callback import Behalf, Callback, Waiting
 from sidecar.callbacks.push_config import PushRecord
 from sidecar.callbacks.store import Bounds, CallbackStoreOut
+from sidecar.kept_callers import caller_from, plain_caller
 from sidecar.sqlite_file import DEADLINE_S, Format, SqliteFile, check_sqlite_file
 
 SWEPT_AT_ONCE: Final = 1000
@@ -25,7 +26,7 @@ CREATE TABLE callbacks (
     id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, ref TEXT NOT NULL,
     owner TEXT NOT NULL CHECK (owner <> ''),
     url TEXT NOT NULL, created_at REAL NOT NULL, attempts INTEGER NOT NULL, due_at REAL NOT NULL,
-    size INTEGER NOT NULL, headers TEXT NOT NULL, body BLOB NOT NULL
+    size INTEGER NOT NULL, headers TEXT NOT NULL, body BLOB NOT NULL, behalf TEXT NOT NULL
 );
 CREATE INDEX callbacks_of_owner ON callbacks (owner, size);
 CREATE TABLE pushes (
@@ -33,23 +34,23 @@ CREATE TABLE pushes (
     owner TEXT NOT NULL CHECK (owner <> ''),
     server TEXT NOT NULL, task_id TEXT NOT NULL, config_id TEXT NOT NULL, version TEXT NOT NULL,
     url TEXT NOT NULL, token TEXT NOT NULL, scheme TEXT NOT NULL, credentials TEXT NOT NULL, secret TEXT NOT NULL,
-    created_at REAL NOT NULL, expires_at REAL NOT NULL
+    created_at REAL NOT NULL, expires_at REAL NOT NULL, skill TEXT NOT NULL, caller TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX pushes_of_task ON pushes (owner, server, task_id, config_id);
 CREATE INDEX pushes_by_end ON pushes (expires_at);
 """
-_COLUMNS: Final = ("position", *Waiting._fields, "size", "headers", "body")
+_COLUMNS: Final = ("position", *Waiting._fields, "size", "headers", "body", "behalf")
 _FORMAT: Final = Format(_SCHEMA, 1, {"callbacks": _COLUMNS, "pushes": PushRecord._fields})
 _STANDING: Final = "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(owner = ?), 0) FROM callbacks"
-_PUT: Final = "INSERT INTO callbacks VALUES (NULL, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)"
+_PUT: Final = "INSERT INTO callbacks VALUES (NULL, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)"
 _WAITING: Final = """
 SELECT id, kind, ref, owner, url, created_at, attempts, due_at FROM callbacks ORDER BY position
 """
-_GET: Final = "SELECT id, kind, ref, owner, url, created_at, headers, body FROM callbacks WHERE id = ?"
+_GET: Final = "SELECT id, kind, ref, owner, url, created_at, headers, body, behalf FROM callbacks WHERE id = ?"
 _AGAIN: Final = "UPDATE callbacks SET attempts = ?, due_at = ? WHERE id = ?"
 _ENDED: Final = "DELETE FROM callbacks WHERE id IN (SELECT value FROM json_each(?))"
 _PUSHES: Final = "SELECT count(*), coalesce(sum(owner = ?), 0) FROM pushes"
-_KEEP_PUSH: Final = "INSERT INTO pushes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP_PUSH: Final = "INSERT INTO pushes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PUSH: Final = "SELECT * FROM pushes WHERE handle = ? AND expires_at > ?"
 _PUSHES_OF: Final = """
 SELECT * FROM pushes WHERE owner = ? AND server = ? AND task_id = ? AND expires_at > ? ORDER BY created_at
@@ -89,10 +90,7 @@ class SqliteCallbackStore:
     async def get(self, id_: str) -> Callback | None:
         """As `CallbackStore.get`."""
         row = await self._file.run(lambda connection: connection.execute(_GET, (id_,)).fetchone())
-        if row is None:
-            return None
-        headers = tuple((name, value) for name, value in orjson.loads(row[6]))
-        return Callback._make((*row[:6], headers, row[7]))
+        return None if row is None else _callback(row)
 
     async def again(self, id_: str, attempts: int, due_at: float) -> None:
         """As `CallbackStore.again`."""
@@ -111,7 +109,7 @@ class SqliteCallbackStore:
         if not self._file.is_there:  # whoever knocks at addresses makes no file
             return None
         row = await self._file.run(lambda connection: connection.execute(_PUSH, (handle, now_s)).fetchone())
-        return row and PushRecord(*row)
+        return None if row is None else _push(row)
 
     async def pushes_of(self, owner: str, server: str, task_id: str, now_s: float) -> Sequence[PushRecord]:
         """As `CallbackStore.pushes_of`."""
@@ -119,7 +117,7 @@ class SqliteCallbackStore:
             return ()
         parameters = (owner, server, task_id, now_s)
         return await self._file.run(
-            lambda connection: [PushRecord(*row) for row in connection.execute(_PUSHES_OF, parameters)]
+            lambda connection: [_push(row) for row in connection.execute(_PUSHES_OF, parameters)]
         )
 
     async def bind_push(self, handle: str, task_id: str) -> str:
@@ -163,7 +161,9 @@ def _put(connection: sqlite3.Connection, callback: Callback, due_at: float, boun
     if standing >= bounds.total or size + callback.size > bounds.total_bytes or mine >= bounds.per_owner:
         return False
     headers = orjson.dumps(callback.headers).decode()
-    connection.execute(_PUT, (*callback[:6], due_at, callback.size, headers, callback.body))
+    caller, server, skill = callback.behalf
+    behalf = orjson.dumps([plain_caller(caller), server, skill]).decode()
+    connection.execute(_PUT, (*callback[:6], due_at, callback.size, headers, callback.body, behalf))
     return True
 
 
@@ -171,7 +171,7 @@ def _keep_push(connection: sqlite3.Connection, record: PushRecord, per_owner: in
     standing, mine = connection.execute(_PUSHES, (record.owner,)).fetchone()
     if standing >= total or mine >= per_owner:
         return False
-    connection.execute(_KEEP_PUSH, record)
+    connection.execute(_KEEP_PUSH, (*record[:-1], orjson.dumps(plain_caller(record.caller)).decode()))
     return True
 
 
@@ -180,6 +180,20 @@ def _name_push(connection: sqlite3.Connection, handle: str, task_id: str, config
     if row is None:
         return []
     return [older for (older,) in connection.execute(_OLDER, (*row, task_id, config_id, handle)).fetchall()]
+
+
+def _callback(row: tuple[Any, ...]) -> Callback:
+    """What a row says. Raises ValueError where it says nothing: one that was damaged is nobody else's trouble."""
+    try:
+        headers = tuple((name, value) for name, value in orjson.loads(row[6]))
+        caller, server, skill = orjson.loads(row[8])
+        return Callback._make((*row[:6], headers, row[7], Behalf(caller_from(caller), server, skill)))
+    except (TypeError, LookupError):
+        raise ValueError("what is kept of it cannot be read") from None
+
+
+def _push(row: tuple[Any, ...]) -> PushRecord:
+    return PushRecord._make((*row[:-1], caller_from(orjson.loads(row[-1]))))
 
 
 def _list(ids: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from sidecar.callbacks import Outbox
+from sidecar.callbacks import Behalf, Outbox
 from sidecar.errors import Reason, Refusal
 from sidecar.task_api.models import A2aTask
 from sidecar.task_api.records import Record
@@ -26,7 +26,9 @@ def announces(outbox: Outbox) -> Announce:
 
     async def announce(record: Record, said: A2aTask) -> None:
         try:
-            await outbox.put("task", record.id, record.owner, record.callback_url, HEADERS, orjson.dumps(said))
+            body = orjson.dumps(said)
+            behalf = Behalf(record.caller, record.target, record.task_type)
+            await outbox.put("task", record.id, behalf, record.callback_url, HEADERS, body)
         except Refusal as refusal:
             if refusal.reason is not Reason.TOO_LARGE or said["result"] is None:
                 raise

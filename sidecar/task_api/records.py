@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sidecar.vocabulary import Caller, Credential, Principal
+from sidecar.kept_callers import caller_from, plain_caller
+from sidecar.vocabulary import Caller
 
 
 class State(StrEnum):
@@ -126,22 +127,15 @@ class Record(NamedTuple):
 
 def encoded(record: Record) -> bytes:
     """A record as a store keeps it."""
-    caller = record.caller
-    chain = [[one.name, one.issuer, sorted(one.roles), sorted(one.scopes)] for one in caller.chain]
     plain = record._asdict()
-    shown = [[one.kind, one.issuer, one.key_id, one.trust] for one in caller.credentials]
-    plain["caller"] = [chain, shown, caller.expires_at]
+    plain["caller"] = plain_caller(record.caller)
     return orjson.dumps(plain)
 
 
 def decoded(raw: bytes | str) -> Record:
     """A record that a store kept."""
     plain = orjson.loads(raw)
-    chain, credentials, expires_at = plain["caller"]
-    principals = tuple(
-        Principal(name, issuer, frozenset(roles), frozenset(scopes)) for name, issuer, roles, scopes in chain
-    )
-    plain["caller"] = Caller(principals, tuple(Credential(*one) for one in credentials), expires_at)
+    plain["caller"] = caller_from(plain["caller"])
     plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
     return Record(**{name: plain[name] for name in Record._fields if name in plain})  # a newer version may have more
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sidecar.callbacks import load_or_make_callback_key
 from sidecar.egress import parse_origin
 from tests.flow.world import World, until, world
-from tests.unit.callbacks.receiving import header, in_turn, verified
+from tests.unit.callbacks.receiving import for_, header, in_turn, verified
 from tests.unit.egress.hostile import Hostile, response, say, serving
 
 TAKEN, BROKEN = response(b"", status="204 No Content", framing=""), response(b"", status="500 No")
@@ -21,14 +21,14 @@ def settings(receiver: Hostile) -> str:
 
 async def counted(running: World, result: str) -> None:
     async with asyncio.timeout(5):
-        while f'sidecar_callbacks_total{{kind="push",result="{result}"}} 1.0' not in await running.metrics():
+        while f'sidecar_callbacks_total{{kind="task",result="{result}"}} 1.0' not in await running.metrics():
             await asyncio.sleep(0.01)
 
 
 async def test_what_waits_when_it_stops_is_sent_by_the_next_run(tmp_path: Path) -> None:
     async with serving(in_turn(BROKEN, TAKEN)) as receiver:
         async with world(tmp_path, settings=settings(receiver)) as running:
-            sent = await running.app.callbacks.outbox.put("push", "ref", "alice", receiver.url, (), b"{}")
+            sent = await running.app.callbacks.outbox.put("task", "ref", for_("alice"), receiver.url, (), b"{}")
             await counted(running, "failed")
         assert len(receiver.requests) == 1
         async with world(tmp_path, settings=settings(receiver)) as running:
@@ -42,7 +42,7 @@ async def test_what_waits_when_it_stops_is_sent_by_the_next_run(tmp_path: Path) 
 
 async def test_a_reload_that_narrows_the_list_holds_for_what_waits_already(tmp_path: Path) -> None:
     async with serving(say(BROKEN)) as receiver, world(tmp_path, settings=settings(receiver)) as running:
-        await running.app.callbacks.outbox.put("push", "ref", "alice", receiver.url, (), b"{}")
+        await running.app.callbacks.outbox.put("task", "ref", for_("alice"), receiver.url, (), b"{}")
         await until(lambda: len(receiver.requests) >= 1)
         file = tmp_path / "sidecar.yaml"
         file.write_text(file.read_text().replace(f'"127.0.0.1:{receiver.port}"', "hooks.acme.example"))

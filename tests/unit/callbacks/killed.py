@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.callbacks import SqliteCallbackStore, Told
-from tests.unit.callbacks.receiving import Seen, outbox
+from tests.unit.callbacks.receiving import Seen, for_, outbox
 
 
 def die(*_: object) -> None:
@@ -25,7 +25,7 @@ class DiesWhenDelivered(SqliteCallbackStore):
 async def main(state: str, path: Path, url: str) -> None:
     store = (DiesWhenDelivered if state == "delivered" else SqliteCallbackStore)(path)
     one = outbox(store, Seen(), state, first_retry_s=0.1)
-    await one.put("push", "ref", "alice", url, (("Content-Type", "application/json"),), b'{"n":1}')
+    await one.put("push", "ref", for_("alice"), url, (("Content-Type", "application/json"),), b'{"n":1}')
     if state == "put":
         die()
     if state == "waiting":

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from sidecar.callbacks import CallbackKey, CallbackStore, MemoryCallbackStore, Outbox, Told
+from sidecar.callbacks import Behalf, CallbackKey, CallbackStore, MemoryCallbackStore, Outbox, Told
+from sidecar.callbacks.callback import Kind
 from sidecar.egress import Guard, parse_origin
+from sidecar.errors import Reason, Refusal
 from sidecar.settings.callbacks import CallbackSettings
+from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.egress.hostile import Conversation, Script
 
 KEY = CallbackKey(b"k" * 32)
@@ -32,6 +35,17 @@ class Seen:
     told: list[Told] = field(default_factory=list)
     attempts: list[tuple[str, str]] = field(default_factory=list)
     waiting: int = 0
+    disabled: set[str] = field(default_factory=set)
+    is_recorded: bool = True
+    witnessed: list[dict[str, object]] = field(default_factory=list)
+
+    def objection(self, kind: Kind, behalf: Behalf) -> Reason | None:
+        return Reason.PRINCIPAL_DISABLED if behalf.caller.last.name in self.disabled else None
+
+    def witness(self, what: str, by: str, **facts: object) -> None:
+        if not self.is_recorded:
+            raise Refusal(Reason.AUDIT_UNAVAILABLE)
+        self.witnessed.append({"what": what, **facts})
 
     def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
         assert duration_s >= 0.0
@@ -50,6 +64,11 @@ class Seen:
                 await asyncio.sleep(0.002)
 
 
+def for_(name: str, server: str = "planner") -> Behalf:
+    """On behalf of a user of this name."""
+    return Behalf(Caller((Principal(f"user:{name}", "local"),), (Credential("local"),)), server)
+
+
 async def nobody(host: str, port: int) -> Sequence[str]:
     raise OSError("no names here")
 
@@ -60,6 +79,8 @@ def outbox(store: CallbackStore, seen: Seen, ids: str = "msg", **rules: Any) -> 
     made = Outbox(
         store=store,
         post=Guard(lambda: settings, nobody).post,
+        objection=seen.objection,
+        witness=seen.witness,
         rules=lambda: settings,
         key=lambda: KEY,
         counts=seen,

@@ -32,11 +32,12 @@ from sidecar.cli import main
 from sidecar.egress import parse_origin
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.pages import blocks_of
-from tests.unit.callbacks.receiving import KEY, Seen, header, in_turn, outbox, running, verified
+from tests.unit.callbacks.receiving import KEY, Seen, for_, header, in_turn, outbox, running, verified
 from tests.unit.egress.hostile import Conversation, Script, response, say, serving
 
 JSON = (("Content-Type", "application/json"),)
 TAKEN = response(b"", status="204 No Content", framing="")
+BROKEN = response(b"", status="500 No")
 ROOT = Path(__file__).parents[3]
 
 
@@ -46,7 +47,9 @@ def status(code: str, *headers: str) -> bytes:
 
 async def test_a_callback_arrives_once_signed_and_is_forgotten() -> None:
     async with serving(say(TAKEN)) as receiver, running() as (box, seen):
-        id_ = await box.put("push", "ref", "alice", receiver.url, (*JSON, ("Authorization", "Bearer x")), b'{"n":1}')
+        id_ = await box.put(
+            "push", "ref", for_("alice"), receiver.url, (*JSON, ("Authorization", "Bearer x")), b'{"n":1}'
+        )
         await seen.until(1)
         [request] = receiver.requests
         assert verified(request, receiver.url) == b'{"n":1}'
@@ -60,7 +63,7 @@ async def test_a_callback_arrives_once_signed_and_is_forgotten() -> None:
 async def test_what_fails_comes_again_under_the_same_id_until_it_is_taken() -> None:
     answers = (status("500 No"), status("404 No"), status("302 Found", "Location: /elsewhere"), TAKEN)
     async with serving(in_turn(*answers)) as receiver, running() as (box, seen):
-        id_ = await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        id_ = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(4)
         assert seen.results(id_) == ["failed", "failed", "failed", "delivered"]
         assert [each.why for each in seen.told] == ["status 500", "status 404", "status 302", "status 204"]
@@ -90,7 +93,7 @@ async def test_there_is_an_end_of_patience(
     answers: tuple[bytes, ...], rules: dict[str, object], results: list[str]
 ) -> None:
     async with serving(say(*answers)) as receiver, running(**{"first_retry_s": 0.04, **rules}) as (box, seen):
-        id_ = await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        id_ = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(len(results))
         assert seen.results(id_) == results
         assert list(await box.store.waiting()) == []
@@ -105,7 +108,7 @@ async def test_there_is_an_end_of_patience(
 async def test_a_receiver_may_ask_for_a_rest(said: str, waits: bool) -> None:
     answers = (status("503 Busy", f"Retry-After: {said}"), TAKEN)
     async with serving(in_turn(*answers)) as receiver, running() as (box, seen):
-        await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(1)
         [waiting] = [*(await box.store.waiting())] or [None]
         assert (waiting is not None and waiting.due_at - time.time() > 0.5) == waits
@@ -131,9 +134,9 @@ async def says_yes_and_never_ends(conversation: Conversation) -> None:
 async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script) -> None:
     async with serving(worst) as bad, serving(say(TAKEN)) as good, running(timeout_s=1.0) as (box, seen):
         for number in range(100):
-            await box.put("push", "bad", "mallory", f"{bad.url}/{number}", JSON, b"{}")
+            await box.put("push", "bad", for_("mallory"), f"{bad.url}/{number}", JSON, b"{}")
         started = time.perf_counter()
-        ids = [await box.put("push", "good", "alice", f"{good.url}/{n}", JSON, b"{}") for n in range(5)]
+        ids = [await box.put("push", "good", for_("alice"), f"{good.url}/{n}", JSON, b"{}") for n in range(5)]
         async with asyncio.timeout(2.0):
             while not all(seen.results(id_) == ["delivered"] for id_ in ids):
                 await asyncio.sleep(0.002)
@@ -144,7 +147,7 @@ async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script
 async def test_a_third_party_is_called_so_often_a_minute_and_not_more() -> None:
     async with serving(say(TAKEN)) as victim, running(per_target_per_minute=60) as (box, seen):
         for number in range(100):
-            await box.put("push", "ref", f"owner {number}", victim.url, JSON, b"{}")
+            await box.put("push", "ref", for_(f"owner {number}"), victim.url, JSON, b"{}")
         await seen.until(11)
         await asyncio.sleep(0.1)
         assert len(victim.requests) == 11
@@ -154,23 +157,23 @@ async def test_too_many_and_too_large_are_refused() -> None:
     async with running(max_waiting=3, max_waiting_per_principal=2, max_body=1024) as (box, _):
         nowhere = "http://127.0.0.1:9/"
         for number in range(2):
-            await box.put("push", "ref", "alice", nowhere, JSON, b"%d" % number)
+            await box.put("push", "ref", for_("alice"), nowhere, JSON, b"%d" % number)
         for owner, body, reason in (
             ("alice", b"", Reason.TOO_MANY_CONCURRENT),
             ("bob", b"x" * 1025, Reason.TOO_LARGE),
         ):
             with pytest.raises(Refusal) as told:
-                await box.put("push", "ref", owner, nowhere, JSON, body)
+                await box.put("push", "ref", for_(owner), nowhere, JSON, body)
             assert told.value.reason is reason
-        await box.put("push", "ref", "bob", nowhere, JSON, b"")
+        await box.put("push", "ref", for_("bob"), nowhere, JSON, b"")
         with pytest.raises(Refusal):
-            await box.put("push", "ref", "carol", nowhere, JSON, b"")
+            await box.put("push", "ref", for_("carol"), nowhere, JSON, b"")
 
 
 async def test_what_is_dropped_is_not_sent() -> None:
     async with serving(say(status("500 No"))) as receiver, running(first_retry_s=0.05) as (box, seen):
-        await box.put("push", "one", "alice", receiver.url, JSON, b"one")
-        await box.put("push", "two", "alice", receiver.url, JSON, b"two")
+        await box.put("push", "one", for_("alice"), receiver.url, JSON, b"one")
+        await box.put("push", "two", for_("alice"), receiver.url, JSON, b"two")
         await seen.until(1)
         await box.drop("push", "one")
         await seen.until(4)
@@ -186,8 +189,8 @@ async def test_a_listener_that_fails_is_nobody_elses_trouble() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["exception"]))
     async with serving(say(TAKEN)) as receiver, running() as (box, seen):
         box.listen("task", fails)
-        await box.put("task", "ref", "alice", receiver.url, JSON, b"{}")
-        await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        await box.put("task", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(1)
         async with asyncio.timeout(2):
             while len(heard) < 1 or len(receiver.requests) < 2:
@@ -227,7 +230,7 @@ async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_t
     store = OutAtTimes()
     async with serving(say(TAKEN)) as receiver, running(store) as (box, seen):
         store.out = True
-        await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await seen.until(1)
         await asyncio.sleep(0.1)
         assert len(await MemoryCallbackStore.waiting(store)) == 1
@@ -244,7 +247,7 @@ async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPa
     store = OutAtTimes()
     async with serving(say(TAKEN)) as receiver, running(store, max_attempts=1) as (box, seen):
         store.mute = True
-        await box.put("push", "ref", "alice", receiver.url, JSON, b"{}")
+        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
         await asyncio.sleep(0.05)
         assert (receiver.connections, seen.told) == (0, [])
         store.mute = False
@@ -256,7 +259,7 @@ async def test_a_put_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     store = SqliteCallbackStore(tmp_path / "none" / "c")
     one = outbox(store, Seen())
     with pytest.raises(Refusal) as told:
-        await one.put("push", "ref", "alice", "http://127.0.0.1:9/", JSON, b"{}")
+        await one.put("push", "ref", for_("alice"), "http://127.0.0.1:9/", JSON, b"{}")
     assert told.value.reason is Reason.STORE_UNAVAILABLE
     await store.close()
 
@@ -330,7 +333,7 @@ async def test_what_the_documentation_tells_receivers_to_do_does_it(tmp_path: Pa
     exec(block.text, names)
     async with serving(say(TAKEN)) as receiver, running() as (box, seen):
         box.key = partial(load_or_make_callback_key, tmp_path / "data" / "keys" / "callbacks.key")
-        await box.put("push", "ref", "alice", f"{receiver.url}/in", JSON, b'{"n":1}')
+        await box.put("push", "ref", for_("alice"), f"{receiver.url}/in", JSON, b'{"n":1}')
         await seen.until(1)
         [request] = receiver.requests
     made = CliRunner().invoke(main, ["token", "callback-secret", receiver.url, "-c", str(tmp_path / "sidecar.yaml")])
@@ -355,3 +358,50 @@ def test_the_key_is_made_once_and_for_us_alone(tmp_path: Path) -> None:
         path.write_bytes(content.encode("utf-8", "surrogateescape"))
         with pytest.raises(SettingsError, match="H101"):
             load_or_make_callback_key(path)
+
+
+# --- who may not be called back any more ------------------------------------------------------------------------------
+
+
+async def test_what_waits_for_who_was_disabled_is_withheld_and_on_record_and_only_that() -> None:
+    async with serving(in_turn(BROKEN, TAKEN)) as receiver, running(first_retry_s=0.2) as (box, seen):
+        hers = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await seen.until(1)
+        seen.disabled.add("user:alice")
+        his = await box.put("push", "ref", for_("bob"), f"{receiver.url}/bob", JSON, b"{}")
+        await seen.until(3)
+        assert seen.results(hers) == ["failed", "withheld"] and seen.results(his) == ["delivered"]
+        assert len(receiver.requests) == 2
+        [record] = seen.witnessed
+        assert record == {
+            "what": "callback-withheld", "kind": "push", "principal": "user:alice", "upstream": "planner",
+            "callback": hers, "reason": "principal-disabled",
+        }  # fmt: skip
+        assert list(await box.store.waiting()) == []
+
+
+async def test_what_cannot_be_recorded_is_neither_sent_nor_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.callbacks.outbox.STORE_REST_S", 0.02)
+    async with serving(say(TAKEN)) as receiver, running() as (box, seen):
+        seen.disabled, seen.is_recorded = {"user:alice"}, False
+        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await asyncio.sleep(0.1)
+        assert len(await box.store.waiting()) == 1 and seen.told == []
+        seen.is_recorded = True
+        await seen.until(1)
+        assert [each.result for each in seen.told] == ["withheld"] and receiver.requests == []
+
+
+@pytest.mark.parametrize("column", ["headers", "behalf"])
+async def test_an_entry_that_was_damaged_is_nobody_elses_trouble(column: str, tmp_path: Path) -> None:
+    path = tmp_path / "callbacks"
+    async with serving(say(TAKEN)) as receiver:
+        store = SqliteCallbackStore(path)
+        box = outbox(store, Seen())
+        for name in ("alice", "bob"):
+            await box.put("push", "ref", for_(name), f"{receiver.url}/{name}", JSON, b"{}")
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(f"UPDATE callbacks SET {column} = '[7, null, 1]' WHERE url LIKE '%alice'")
+        async with running(store) as (_, seen):
+            await seen.until(2)
+            assert sorted(each.result for each in seen.told) == ["delivered", "refused"]

@@ -25,12 +25,13 @@ from sidecar.egress import Guard
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.callbacks import CallbackSettings
 from tests.a2a.agents import NO_OLD, OLD_PYTHON
-from tests.unit.callbacks.receiving import HERE, Seen, header, running, verified
+from tests.unit.callbacks.receiving import HERE, Seen, for_, header, running, verified
 from tests.unit.egress.hostile import Hostile, response, say, serving
 
 TAKEN = response(b"", status="204 No Content", framing="")
 HERS = "alices-own-token"
-OWNER, OTHER = "a" * 64, "b" * 64
+BEHALF, ANOTHER = for_("alice"), for_("bob")
+OWNER, OTHER = BEHALF.caller.binding, ANOTHER.caller.binding
 TASK = {"id": "t-1", "contextId": "c-1", "status": {"state": "TASK_STATE_WORKING"}}
 TASK_03 = {"kind": "task", "id": "t-1", "contextId": "c-1", "status": {"state": "working"}}
 STATUS = {"taskId": "t-1", "contextId": "c-1", "status": {"state": "TASK_STATE_COMPLETED"}}
@@ -52,17 +53,22 @@ class World:
 
     async def registered(self, task_id: str = "t-1", version: Any = "1.0", **more: Any) -> tuple[str, str]:
         """The handle, and our secret."""
-        rewritten = await self.pushes.register(OWNER, "planner", task_id, self.config(**more), version)
+        rewritten = await self.pushes.register(BEHALF, task_id, self.config(**more), version)
         return rewritten.handle, rewritten.config["token"]
 
     async def push(self, handle: str, secret: str, body: Any, *, arrives: bool = True) -> bytes:
         """What the receiver got of it."""
         before = len(self.seen.told)
-        await self.pushes.pushed(handle, secret, "", json.dumps(body).encode())
+        await pushed(self.pushes, handle, secret, "", json.dumps(body).encode())
         if not arrives:
             return b""
         await self.seen.until(before + 1)
         return self.receiver.requests[-1]
+
+
+async def pushed(pushes: PushConfigs, handle: str, token: str, authorization: str, body: bytes) -> None:
+    """As an agent's request is taken."""
+    await pushes.pushed(await pushes.knocked(handle, token, authorization), body)
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -96,7 +102,7 @@ async def refused(awaitable: Any) -> Reason:
 
 async def test_the_agent_is_told_our_address_and_our_secret_and_nothing_of_the_callers(world: World) -> None:
     given = world.config(id="cfg", taskId="t-1", tenant="acme")
-    handle, told = await world.pushes.register(OWNER, "planner", "t-1", given, "1.0")
+    handle, told = await world.pushes.register(BEHALF, "t-1", given, "1.0")
     assert told["url"] == f"https://gw.acme.example{PATH}{handle}"
     assert {name: told[name] for name in ("id", "taskId", "tenant")} == {"id": "cfg", "taskId": "t-1", "tenant": "acme"}
     assert told["authentication"] == {"scheme": "Bearer", "credentials": told["token"]}
@@ -136,8 +142,8 @@ async def test_who_does_not_hold_our_secret_pushes_nothing(world: World) -> None
         (handle, "", f"Basic {secret}"), (handle, "é\udc80", "Bearer "), (handle, "", "Bearer"),
         ("x" * 43, secret, ""), ("", secret, ""), (f"{handle}/", secret, ""), (handle + "\n", secret, ""),
     ):  # fmt: skip
-        assert await refused(world.pushes.pushed(each, token, authorization, body)) is Reason.ROUTE_UNKNOWN
-    await world.pushes.pushed(handle, "", f"bearer {secret}", body)
+        assert await refused(pushed(world.pushes, each, token, authorization, body)) is Reason.ROUTE_UNKNOWN
+    await pushed(world.pushes, handle, "", f"bearer {secret}", body)
     await world.seen.until(1)
 
 
@@ -155,7 +161,7 @@ async def test_who_does_not_hold_our_secret_pushes_nothing(world: World) -> None
 async def test_what_is_no_notification_of_this_task_goes_nowhere(world: World, body: bytes) -> None:
     """Threats N2: a configuration is for one task; no task is not every task."""
     handle, secret = await world.registered()
-    assert await refused(world.pushes.pushed(handle, secret, "", body)) is Reason.MALFORMED_CALL
+    assert await refused(pushed(world.pushes, handle, secret, "", body)) is Reason.MALFORMED_CALL
     assert list(await world.store.waiting()) == []
 
 
@@ -175,9 +181,9 @@ async def test_an_address_that_may_not_be_called_back_is_refused_when_it_is_regi
     for url in ("http://169.254.169.254/", "http://internal.example/", "file:///etc/passwd", "", "http://a@b.example/"):
         for task_id in ("t-1", ""):
             config = {"url": url, "token": HERS}
-            told = await refused(world.pushes.register(OWNER, "planner", task_id, config, "1.0"))
+            told = await refused(world.pushes.register(BEHALF, task_id, config, "1.0"))
             assert told is Reason.MALFORMED_CALL
-    assert await refused(world.pushes.register(OWNER, "planner", "t", {}, "0.3")) is Reason.MALFORMED_CALL
+    assert await refused(world.pushes.register(BEHALF, "t", {}, "0.3")) is Reason.MALFORMED_CALL
 
 
 @pytest.mark.parametrize(
@@ -189,11 +195,11 @@ async def test_an_address_that_may_not_be_called_back_is_refused_when_it_is_regi
 )  # fmt: skip
 async def test_what_no_header_can_carry_is_refused_when_it_is_registered(world: World, wrong: dict[str, Any]) -> None:
     config = world.config(**wrong)
-    assert await refused(world.pushes.register(OWNER, "planner", "t", config, "1.0")) is Reason.MALFORMED_CALL
+    assert await refused(world.pushes.register(BEHALF, "t", config, "1.0")) is Reason.MALFORMED_CALL
 
 
 async def test_a_configuration_is_shown_to_its_owner_only(world: World) -> None:
-    rewritten = await world.pushes.register(OWNER, "planner", "t-1", world.config(), "1.0")
+    rewritten = await world.pushes.register(BEHALF, "t-1", world.config(), "1.0")
     told = {**rewritten.config, "id": "named-by-the-agent", "taskId": "t-1"}
     mine = await world.pushes.original(OWNER, "planner", told)
     assert mine == world.config(id="named-by-the-agent", taskId="t-1")
@@ -236,9 +242,9 @@ async def test_there_are_so_many_configurations_of_one_chain(world: World) -> No
     tight = CallbackSettings.model_validate({**HERE, "max_configs_per_principal": 2})
     pushes = replace(world.pushes, rules=lambda: tight)
     for _ in range(2):
-        await pushes.register(OWNER, "planner", "t", world.config(), "1.0")
-    assert await refused(pushes.register(OWNER, "planner", "t", world.config(), "1.0")) is Reason.TOO_MANY_CONCURRENT
-    await pushes.register(OTHER, "planner", "t", world.config(), "1.0")
+        await pushes.register(BEHALF, "t", world.config(), "1.0")
+    assert await refused(pushes.register(BEHALF, "t", world.config(), "1.0")) is Reason.TOO_MANY_CONCURRENT
+    await pushes.register(ANOTHER, "t", world.config(), "1.0")
 
 
 @asynccontextmanager
@@ -247,7 +253,7 @@ async def at_an_address(pushes: PushConfigs) -> AsyncIterator[str]:
 
     async def take(request: web.Request) -> web.Response:
         token, authorization = (request.headers.get(name, "") for name in ("X-A2A-Notification-Token", "Authorization"))
-        await pushes.pushed(request.match_info["handle"], token, authorization, await request.read())
+        await pushed(pushes, request.match_info["handle"], token, authorization, await request.read())
         return web.Response(status=204)
 
     app = web.Application()
@@ -263,7 +269,7 @@ async def at_an_address(pushes: PushConfigs) -> AsyncIterator[str]:
 
 
 async def test_the_official_agent_of_1_0_pushes_through_us(world: World) -> None:
-    handle, told = await world.pushes.register(OWNER, "planner", "t-1", world.config(taskId="t-1"), "1.0")
+    handle, told = await world.pushes.register(BEHALF, "t-1", world.config(taskId="t-1"), "1.0")
     async with at_an_address(world.pushes) as here, httpx.AsyncClient() as client:
         config = ParseDict({**told, "url": f"{here}{PATH}{handle}"}, a2a_pb2.TaskPushNotificationConfig())
         kept = InMemoryPushNotificationConfigStore()
@@ -296,7 +302,7 @@ asyncio.run(main(*map(json.loads, sys.argv[1:])))
 async def test_the_official_agent_of_0_3_pushes_through_us_to_a_caller_of_1_0(world: World) -> None:
     if isinstance(world.store, MemoryCallbackStore):
         return  # once is enough: it takes its time to start
-    handle, told = await world.pushes.register(OWNER, "planner", "t-1", world.config(), "1.0")
+    handle, told = await world.pushes.register(BEHALF, "t-1", world.config(), "1.0")
     async with at_an_address(world.pushes) as here:
         config = {"url": f"{here}{PATH}{handle}", "token": told["token"]}
         program = (str(OLD_PYTHON), "-c", OLD_AGENT, json.dumps(config), json.dumps(TASK_03))

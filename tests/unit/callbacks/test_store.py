@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.callbacks import (
+    Behalf,
     Bounds,
     Callback,
     CallbackStore,
@@ -24,18 +25,40 @@ from sidecar.callbacks import (
     check_callback_file,
 )
 from sidecar.errors import SettingsError
+from sidecar.vocabulary import Caller, Credential, Principal
 
+BEHALF = Behalf(
+    Caller((Principal("user:a", "local", frozenset("r"), frozenset("s")),), (Credential("api_key", key_id="k"),), 5.0),
+    "planner",
+    "search",
+)
 ROOM = Bounds(per_owner=3, total=5, total_bytes=10_000)
 
 
 def callback(id_: str, owner: str = "alice", **more: Any) -> Callback:
-    made = Callback(id_, "push", "ref", owner, "https://hooks.example/", 1.0, (("X-A", "1"), ("X-B", "2")), b"\x00{}")
+    made = Callback(
+        id_, "push", "ref", owner, "https://hooks.example/", 1.0, (("X-A", "1"), ("X-B", "2")), b"\x00{}", BEHALF
+    )
     return made._replace(**more)
 
 
 def push(handle: str, owner: str = "alice", **more: Any) -> PushRecord:
     made = PushRecord(
-        handle, owner, "planner", "t", "c", "1.0", "https://h.example/", "tok", "Bearer", "x", "s", 0.0, 9.0
+        handle,
+        owner,
+        "planner",
+        "t",
+        "c",
+        "1.0",
+        "https://h.example/",
+        "tok",
+        "Bearer",
+        "x",
+        "s",
+        0.0,
+        9.0,
+        "search",
+        BEHALF.caller,
     )
     return made._replace(**more)
 
