@@ -97,7 +97,8 @@ class Owning:
         if operation is PUSH_LIST:
             return result
         named = list(_named(operation.response, result))
-        if operation.response in _ABOUT_TASKS and not any(task or context for task, context in named):
+        about = any(task or context for task, context in named) or "message" in result  # a message alone is of none
+        if operation.response in _ABOUT_TASKS and not about:
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task and no conversation what it is about")
         for task, context in named:
             await self._admit(task, context)

@@ -189,3 +189,14 @@ async def test_a_push_configuration_inside_a_send_is_asked_for_itself(tmp_path: 
             answered = await ask(world, version, binding, "message/send", sent)
             assert (answered.status, answered.reason) == (403, "no-matching-rule"), (version, binding)
         assert world.agent.seen == []
+
+
+async def test_an_agent_that_only_says_something_is_heard_in_every_way(tmp_path: Path) -> None:
+    """As the official examples do: neither a task nor a conversation is named, so nobody can own either."""
+    said = {"messageId": "a1", "role": "ROLE_AGENT", "parts": [{"text": "Hello World"}]}
+    script = {"SendMessage": lambda *_: {"message": said}, "SendStreamingMessage": lambda *_: [{"message": said}]}
+    async with agent_world(tmp_path, ScriptedAgent(script=script)) as world:
+        for action in ("message/send", "message/stream"):
+            for version, binding in SPOKEN:
+                answered = await ask(world, version, binding, action, {"message": HELLO})
+                assert [one["message"]["parts"] for one in answered.results] == [said["parts"]], answered
