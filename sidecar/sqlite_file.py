@@ -1,41 +1,58 @@
 """How do we keep what a restart must not forget?
 
-One SQLite file in the data folder, in WAL mode and synced with each piece of work, behind one thread of its own: the
-loop never waits for a disk. Everything has a deadline; one that is missed is a store that is out, and the thread's work
-is interrupted. A file of a newer version, or one that is no such file, stops the start.
+One SQLite file in the data folder, in WAL mode and synced, behind one thread of its own: the loop never waits for a
+disk, and what comes while the disk is busy is one transaction (group commit). Everything has a deadline; one that is
+missed is a store that is out, and the thread's work is interrupted. A file of a newer version, or one that is no such
+file, stops the start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sidecar.errors import SettingsError, fault_in
 
 DEADLINE_S: Final = 2.0
 BUSY_MS: Final = 1000  # another process at the same file; less than the deadline, so that the thread comes back
 MAX_WAITING: Final = 1000  # beyond, each would only wait for its own deadline
+MAX_AT_ONCE: Final = 100  # in one transaction
 _STEPS_BETWEEN_LOOKS: Final = 10_000
 _MAGIC, _VERSION_AT = b"SQLite format 3\x00", 60  # sqlite.org/fileformat2.html, 1.3
 
 T = TypeVar("T")
 
+log = logging.getLogger("sidecar.files")
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What stands in a file: the statements that make it, their version, and the columns of each table, in order."""
+    """What stands in a file: the statements that make it, their version, and the columns of each table, in order.
+    `derived` makes what follows from those tables, where it is missing."""
 
     schema: str
     version: int
     tables: Mapping[str, tuple[str, ...]]
+    derived: str = ""
+
+
+class _Job(NamedTuple):
+    """A piece of work, until when somebody waits for it, and where that one waits."""
+
+    work: Callable[[sqlite3.Connection], Any]
+    ends_mono_s: float
+    done: asyncio.Future[Any]
 
 
 class SqliteFile:
@@ -50,7 +67,8 @@ class SqliteFile:
         self._out = out
         self._deadline_s = deadline_s
         self._connection: sqlite3.Connection | None = None
-        self._waiting = 0
+        self._waiting: deque[_Job] = deque()
+        self._is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     @property
@@ -59,22 +77,22 @@ class SqliteFile:
         return self._connection is not None or self._path.exists()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do this in one transaction. When it returns, no crash loses it."""
-        if self._waiting >= MAX_WAITING:
+        """Do this in one transaction, alone or with others'. When it returns, no crash loses it. Must do the same if
+        it is done anew."""
+        if len(self._waiting) >= MAX_WAITING:
             raise self._out("too many wait for it")
-        self._waiting += 1
-        ends_mono_s = time.monotonic() + self._deadline_s
+        job = _Job(work, time.monotonic() + self._deadline_s, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
         try:
             async with asyncio.timeout(self._deadline_s):
-                done = await asyncio.get_running_loop().run_in_executor(self._thread, self._work, work, ends_mono_s)
+                self._begin()
+                done: T = await job.done
         except TimeoutError:
             self.up = False
             raise self._out("it does not answer in time") from None
         except (sqlite3.Error, OSError, RuntimeError) as error:
             self.up = False
             raise self._out(str(error)) from None
-        finally:
-            self._waiting -= 1
         self.up = True
         return done
 
@@ -88,18 +106,63 @@ class SqliteFile:
             pass
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    # --- one batch after the other ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Give the thread all that waits. What comes while it works is the next batch, so that many who wait for the
+        disk wait for it once."""
+        if self._is_busy or not self._waiting:
+            return
+        jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_AT_ONCE))]
+        jobs = [job for job in jobs if not job.done.done()]  # for the others nobody waits any more
+        self._is_busy = True
+        try:
+            at_work = asyncio.get_running_loop().run_in_executor(self._thread, self._work, jobs)
+        except RuntimeError as closed:
+            self._is_busy = False
+            for job in (*jobs, *self._waiting):
+                _tell(job, closed)
+            self._waiting.clear()
+            return
+        at_work.add_done_callback(partial(self._end, jobs))
+
+    def _end(self, jobs: Sequence[_Job], at_work: asyncio.Future[list[Any]]) -> None:
+        self._is_busy = False
+        if at_work.cancelled():  # closed meanwhile
+            ends: list[Any] = [RuntimeError("it is closed")] * len(jobs)
+        else:
+            ends = at_work.result()
+        for job, end in zip(jobs, ends, strict=True):
+            _tell(job, end)
+        self._begin()
+
     # --- in the thread ------------------------------------------------------------------------------------------------
 
-    def _work(self, work: Callable[[sqlite3.Connection], T], ends_mono_s: float) -> T:
-        if time.monotonic() >= ends_mono_s:
-            raise self._out("it does not answer in time")  # nobody waits for it any more
+    def _work(self, jobs: Sequence[_Job]) -> list[Any]:
+        """What each came to: a value, or an exception."""
+        if len(jobs) > 1:
+            try:
+                return self._transact(jobs)
+            except Exception:  # one of them spoilt it for all: each by itself
+                log.debug("a batch is done one by one", exc_info=True)
+        return [self._alone(job) for job in jobs]
+
+    def _alone(self, job: _Job) -> Any:
+        if time.monotonic() >= job.ends_mono_s:
+            return self._out("it does not answer in time")  # nobody waits for it any more
+        try:
+            return self._transact([job])[0]
+        except Exception as error:
+            return error
+
+    def _transact(self, jobs: Sequence[_Job]) -> list[Any]:
         if self._connection is None:
             self._connection = self._connect()
-        connection = self._connection
+        connection, ends_mono_s = self._connection, min(job.ends_mono_s for job in jobs)
         connection.set_progress_handler(lambda: time.monotonic() >= ends_mono_s, _STEPS_BETWEEN_LOOKS)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            done = work(connection)
+            done = [job.work(connection) for job in jobs]
             connection.execute("COMMIT")
         except BaseException:
             self._let_go()  # whatever state it is in: the next one starts anew, and what was begun is rolled back
@@ -125,12 +188,22 @@ class SqliteFile:
             connection.execute("COMMIT")
             if version > self._format.version:
                 raise self._out("its file was written by a newer version")
+            connection.executescript(f"BEGIN IMMEDIATE; {self._format.derived} COMMIT;")
             connection.execute("PRAGMA journal_mode = WAL")  # after the version, which so stands in the file's head
             connection.execute("PRAGMA synchronous = FULL")  # what was promised, not even a power cut forgets
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _tell(job: _Job, end: object) -> None:
+    if job.done.done():  # nobody waits for it any more
+        return
+    if isinstance(end, Exception):
+        job.done.set_exception(end)
+    else:
+        job.done.set_result(end)
 
 
 def check_sqlite_file(path: Path, format_: Format, *, broken: str, newer: str, hint: str, without: str) -> None:

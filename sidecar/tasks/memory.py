@@ -12,12 +12,24 @@ Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
+class _Own:
+    """What one owner has, the oldest first: what ended gives way before what has not."""
+
+    ended: dict[Key, None] = field(default_factory=dict)
+    live: dict[Key, None] = field(default_factory=dict)
+
+    def of(self, record: TaskRecord) -> dict[Key, None]:
+        """Where such a record stands."""
+        return self.ended if record.state else self.live
+
+
+@dataclass(slots=True)
 class MemoryTaskStore:
     """Records in a dictionary. A restart forgets them, and then nobody owns what is still running."""
 
     up: bool = True
     _records: dict[Key, TaskRecord] = field(default_factory=dict)
-    _of_owner: dict[str, dict[Key, None]] = field(default_factory=dict)
+    _of_owner: dict[str, _Own] = field(default_factory=dict)
 
     async def claim(self, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
         """As `TaskStore.claim`."""
@@ -29,12 +41,12 @@ class MemoryTaskStore:
             self._forget(key)
         if not await self.has_room(bounds):
             return None
+        mine = self._of_owner.setdefault(record.owner, _Own())
+        if len(mine.ended) + len(mine.live) >= bounds.per_owner:
+            self._forget(next(iter(mine.ended or mine.live)))
+            mine = self._of_owner.setdefault(record.owner, mine)
         self._records[key] = record
-        mine = self._of_owner.setdefault(record.owner, {})
-        mine[key] = None
-        if len(mine) > bounds.per_owner:
-            others = (self._records[each] for each in mine if each != key)
-            self._forget(_key(min(others, key=lambda other: (not other.state, other.created_at))))
+        mine.of(record)[key] = None
         return record
 
     async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[TaskRecord]:
@@ -46,8 +58,11 @@ class MemoryTaskStore:
         """As `TaskStore.amend`."""
         standing = self._records.get(_key(record))
         if standing is not None and standing.owner == record.owner:
-            state = standing.state or record.state
-            self._records[_key(record)] = standing._replace(state=state, expires_at=record.expires_at)
+            amended = standing._replace(state=standing.state or record.state, expires_at=record.expires_at)
+            self._records[_key(record)] = amended
+            mine = self._of_owner[record.owner]
+            del mine.of(standing)[_key(record)]
+            mine.of(amended)[_key(record)] = None
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""
@@ -64,11 +79,11 @@ class MemoryTaskStore:
         """As `TaskStore.close`."""
 
     def _forget(self, key: Key) -> None:
-        owner = self._records.pop(key).owner
-        mine = self._of_owner[owner]
-        del mine[key]
-        if not mine:
-            del self._of_owner[owner]
+        record = self._records.pop(key)
+        mine = self._of_owner[record.owner]
+        del mine.of(record)[key]
+        if not mine.ended and not mine.live:
+            del self._of_owner[record.owner]
 
 
 def _key(record: TaskRecord) -> Key:

@@ -28,8 +28,24 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_of_owner ON tasks (owner, created_at);
 CREATE INDEX tasks_by_end ON tasks (expires_at);
 """
+# How many records there are, of each owner and (under '') in all: to count them with each one would take ever longer.
+# What keeps it true stands in the file, so that whoever writes there keeps it.
+_DERIVED: Final = """
+CREATE INDEX IF NOT EXISTS tasks_to_give_way ON tasks (owner, state = '', created_at);
+CREATE TABLE IF NOT EXISTS held (owner TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+INSERT OR IGNORE INTO held SELECT owner, count(*) FROM tasks GROUP BY owner;
+INSERT OR IGNORE INTO held SELECT '', count(*) FROM tasks;
+CREATE TRIGGER IF NOT EXISTS held_more AFTER INSERT ON tasks BEGIN
+    UPDATE held SET count = count + 1 WHERE owner = '';
+    INSERT INTO held VALUES (NEW.owner, 1) ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+CREATE TRIGGER IF NOT EXISTS held_less AFTER DELETE ON tasks BEGIN
+    UPDATE held SET count = count - 1 WHERE owner IN ('', OLD.owner);
+    DELETE FROM held WHERE owner = OLD.owner AND count = 0;
+END;
+"""
 # Columns stand in the order of TaskRecord's fields.
-_FORMAT: Final = Format(_SCHEMA, 1, {"tasks": TaskRecord._fields})
+_FORMAT: Final = Format(_SCHEMA, 1, {"tasks": TaskRecord._fields}, _DERIVED)
 _FIND: Final = """
 SELECT * FROM tasks
 WHERE namespace = ? AND server = ? AND task_id IN (SELECT value FROM json_each(?)) AND expires_at > ?
@@ -37,7 +53,7 @@ WHERE namespace = ? AND server = ? AND task_id IN (SELECT value FROM json_each(?
 _STANDING: Final = "SELECT * FROM tasks WHERE namespace = ? AND server = ? AND task_id = ?"
 _CLEAR: Final = "DELETE FROM tasks WHERE namespace = ? AND server = ? AND task_id = ? AND expires_at <= ?"
 _KEEP: Final = "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_OF_OWNER: Final = "SELECT count(*) FROM tasks WHERE owner = ?"
+_HELD: Final = "SELECT count FROM held WHERE owner = ?"
 _MAKE_ROOM: Final = """
 DELETE FROM tasks WHERE (namespace, server, task_id) IN (
     SELECT namespace, server, task_id FROM tasks
@@ -61,6 +77,7 @@ class SqliteTaskStore:
 
     def __init__(self, path: Path, *, deadline_s: float = DEADLINE_S) -> None:
         self._file = SqliteFile(path, _FORMAT, TaskStoreOut, name="tasks", deadline_s=deadline_s)
+        self._held: int | None = None  # in all, when it was looked at last
 
     @property
     def up(self) -> bool:
@@ -69,7 +86,7 @@ class SqliteTaskStore:
 
     async def claim(self, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
         """As `TaskStore.claim`."""
-        return await self._file.run(lambda connection: _claim(connection, record, bounds))
+        return await self._file.run(lambda connection: self._claim(connection, record, bounds))
 
     async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[TaskRecord]:
         """As `TaskStore.find`."""
@@ -85,7 +102,9 @@ class SqliteTaskStore:
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""
-        return await self._file.run(lambda connection: _count(connection) < bounds.total)
+        if not self.up or self._held is None or self._held >= bounds.total:
+            self._held = await self._file.run(lambda connection: _held(connection, ""))
+        return self._held < bounds.total  # a claim asks the file itself
 
     async def sweep(self, now_s: float) -> int:
         """As `TaskStore.sweep`; a thousand in one step, so that nobody waits behind it for long."""
@@ -102,6 +121,22 @@ class SqliteTaskStore:
         """As `TaskStore.close`."""
         await self._file.close()
 
+    def _claim(self, connection: sqlite3.Connection, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
+        key = record[:3]
+        connection.execute(_CLEAR, (*key, record.created_at))
+        row = connection.execute(_STANDING, key).fetchone()
+        if row is not None:
+            return TaskRecord(*row)
+        self._held = _held(connection, "")
+        if self._held >= bounds.total:
+            return None
+        connection.execute(_KEEP, record)
+        self._held += 1
+        mine = _held(connection, record.owner)
+        if mine > bounds.per_owner:
+            connection.execute(_MAKE_ROOM, (record.owner, *key, mine - bounds.per_owner))
+        return record
+
 
 def check_task_file(path: Path) -> None:
     """Whether a start could use this file; none is fine. Reads only. Raises SettingsError."""
@@ -110,21 +145,6 @@ def check_task_file(path: Path) -> None:
     check_sqlite_file(path, _FORMAT, broken="T101", newer="T102", hint=hint, without=without)
 
 
-def _claim(connection: sqlite3.Connection, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
-    key = record[:3]
-    connection.execute(_CLEAR, (*key, record.created_at))
-    row = connection.execute(_STANDING, key).fetchone()
-    if row is not None:
-        return TaskRecord(*row)
-    if _count(connection) >= bounds.total:
-        return None
-    connection.execute(_KEEP, record)
-    (mine,) = connection.execute(_OF_OWNER, (record.owner,)).fetchone()
-    if mine > bounds.per_owner:
-        connection.execute(_MAKE_ROOM, (record.owner, *key, mine - bounds.per_owner))
-    return record
-
-
-def _count(connection: sqlite3.Connection) -> int:
-    (count,) = connection.execute("SELECT count(*) FROM tasks").fetchone()
-    return int(count)
+def _held(connection: sqlite3.Connection, owner: str) -> int:
+    row = connection.execute(_HELD, (owner,)).fetchone()
+    return row[0] if row else 0
