@@ -18,6 +18,7 @@ from aiohttp import HttpVersion11, web
 from grpc import aio
 
 from sidecar.a2a.dialects import details_of, grpc_status, info_of, sentence_for, word_for
+from sidecar.a2a.reading import Called
 from sidecar.answers import Manner, Told, facts_of
 from sidecar.errors import Reason, Refusal
 from sidecar.outlets import Outlet
@@ -89,7 +90,7 @@ class GrpcDialect:
 
 
 @dataclass(slots=True)
-class GrpcRequest:
+class GrpcRequest(Called):
     """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself."""
 
     agent: str

@@ -11,8 +11,9 @@ was said, but for the `Dialect` that answers.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple
 
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.arrival import Headers
@@ -47,19 +48,18 @@ _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and comm
 _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 
 
-@runtime_checkable
-class Called(Protocol):
+class Called(ABC):
     """A request that came as a call of one operation already, and not as HTTP: what it reads and how it is answered."""
 
-    @property
-    def operation(self) -> Operation: ...
-    @property
-    def dialect(self) -> Dialect: ...
-    @property
-    def body(self) -> bytes: ...
+    operation: Operation
+    dialect: Dialect
+    body: bytes
+
+    @abstractmethod
     def params(self) -> dict[str, Any]:
         """The canonical parameters. Raises Refusal."""
 
+    @abstractmethod
     def outlet(self) -> Outlet:
         """Where the events of its answer go."""
 
