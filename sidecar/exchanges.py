@@ -269,7 +269,7 @@ class Exchanges:
 
     def drain(self) -> None:
         """End the streams that would never end by themselves; calls in flight go on to their answers."""
-        for exchange in list(self.streams):
+        for exchange in {*self.streams, *self.oversight.calls}:  # some wait for their first event still
             if exchange.endless and not self._awaited(exchange):
                 exchange.cut_off(Reason.DRAINING)
 

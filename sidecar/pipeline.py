@@ -204,8 +204,7 @@ class Pipeline:
             await owning.check()
             agent.account.breaker.check()
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
-                lease.forwarded = True
-                return await self.agents.carry_out(turn, agent, decision, intent, owning, timeout_s)
+                return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)
 
     async def _task(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """The task API: the same questions, asked of the operation that each of its requests is."""

@@ -26,6 +26,7 @@ from sidecar.arrival import Route
 from sidecar.callbacks import PushConfigs
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges
+from sidecar.limits import Lease
 from sidecar.oversight import end_of
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
@@ -118,9 +119,17 @@ class AgentFront:
         return Owning(self.exchanges.tasks, caller, intent)
 
     async def carry_out(
-        self, turn: Turn, agent: Agent, decision: Decision, intent: Operate, owning: Owning, timeout_s: float | None
+        self,
+        turn: Turn,
+        agent: Agent,
+        decision: Decision,
+        intent: Operate,
+        owning: Owning,
+        lease: Lease,
+        timeout_s: float | None,
     ) -> web.StreamResponse:
-        """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete."""
+        """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete. What is
+        refused before the agent was written to costs nothing."""
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
         until = end_of(owning.caller, decision, turn.now)
         overseen = Overseen(turn, owning.caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)
@@ -133,18 +142,21 @@ class AgentFront:
             arrival.trace_headers(turn.headers),
         )
         if intent.operation.streams:
-            await agent.cards.prepare()
             with self.exchanges.places.place(owning.caller, turn.now.settings.streams):
-                return await self._stream(overseen, agent, outgoing, owning, timeout_s)
-        await agent.cards.prepare()
-        if intent.operation is CARD:
-            return await self._extended(overseen, agent, outgoing)
+                return await self._stream(overseen, agent, outgoing, owning, lease, timeout_s)
         async with overseen.under_way(self.exchanges.oversight.calls):
+            await agent.cards.prepare()
+            if intent.operation is CARD:
+                lease.forwarded = True
+                return await self._extended(overseen, agent, outgoing)
             if not await owning.can_find():
+                lease.forwarded = True
                 return _whole(turn, _dialect(turn).result(intent.operation, empty_page(intent.params)))
             pushing = Pushing(self.pushes, owning.caller, intent)
             try:
-                answer = await agent.wire.ask(outgoing._replace(params=await pushing.rewritten()))
+                params = await pushing.rewritten()
+                lease.forwarded = True
+                answer = await agent.wire.ask(outgoing._replace(params=params))
                 if isinstance(answer, AgentError):
                     return _whole(turn, _dialect(turn).error(answer))
                 admitted = await owning.admit(answer)
@@ -156,30 +168,39 @@ class AgentFront:
     async def _extended(self, overseen: Overseen, agent: Agent, outgoing: Outgoing) -> web.StreamResponse:
         """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
         turn, now = overseen.turn, overseen.turn.now
-        async with overseen.under_way(self.exchanges.oversight.calls):
-            card: dict[str, Any] | AgentError = await agent.cards.card()
-            if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
-                card = await agent.wire.ask(outgoing)
-            if isinstance(card, AgentError):
-                return _whole(turn, _dialect(turn).error(card))
-            try:
-                documents.check(card)
-            except UnreadableError as error:
-                raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
-            base = turn.base or now.base_url
-            shown = cards.ours(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
-            return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
+        card: dict[str, Any] | AgentError = await agent.cards.card()
+        if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
+            card = await agent.wire.ask(outgoing)
+        if isinstance(card, AgentError):
+            return _whole(turn, _dialect(turn).error(card))
+        try:
+            documents.check(card)
+        except UnreadableError as error:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
+        base = turn.base or now.base_url
+        shown = cards.ours(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
+        return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
     async def _stream(
-        self, overseen: Overseen, agent: Agent, outgoing: Outgoing, owning: Owning, timeout_s: float | None
+        self,
+        overseen: Overseen,
+        agent: Agent,
+        outgoing: Outgoing,
+        owning: Owning,
+        lease: Lease,
+        timeout_s: float | None,
     ) -> web.StreamResponse:
-        """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no."""
-        turn, dialect = overseen.turn, _dialect(overseen.turn)
+        """Event by event, up to the agent's end. Until the first one is there, the answer can still be a plain no, and
+        who waits for it is watched over as one who waits for an answer."""
+        turn, dialect, calls = overseen.turn, _dialect(overseen.turn), self.exchanges.oversight.calls
         overseen.endless, overseen.timeout_s = True, timeout_s  # it lasts as long as the task; a budget may say less
         pushing = Pushing(self.pushes, owning.caller, owning.intent)
-        outgoing = outgoing._replace(params=await pushing.rewritten())
         try:
-            heard = await agent.wire.listen(outgoing)
+            async with overseen.under_way(calls):
+                await agent.cards.prepare()
+                outgoing = outgoing._replace(params=await pushing.rewritten())
+                lease.forwarded = True
+                heard = await agent.wire.listen(outgoing)
         except BaseException:
             await pushing.undo()
             raise
@@ -188,13 +209,14 @@ class AgentFront:
             return _whole(turn, dialect.error(heard))
         try:
             async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
-                first = await anext(events, None)
-                if first is None:
-                    raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
-                if isinstance(first, AgentError):
-                    return _whole(turn, dialect.error(first))
-                first = await owning.admit(first)
-                await pushing.settle(first)
+                async with overseen.under_way(calls):
+                    first = await anext(events, None)
+                    if first is None:
+                        raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
+                    if isinstance(first, AgentError):
+                        return _whole(turn, dialect.error(first))
+                    first = await owning.admit(first)
+                    await pushing.settle(first)
                 return await self._passed_on(overseen, heard, events, first, owning)
         finally:
             heard.close()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 import sidecar.exchanges
-from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, No, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, SPOKEN, No, ScriptedAgent, agent_world, ask, task
 
 SEND = {"message": HELLO}
 QUIET = "probe: {enabled: false}"
@@ -89,6 +89,49 @@ async def test_a_stream_ends_when_its_permission_does(
         assert answered.reason == "principal-disabled"
         assert world.ends()[-1]["reason"] == "principal-disabled"
         assert not world.app.pipeline.exchanges.streams
+
+
+@pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "grpc")])
+async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    go_on = asyncio.Event()
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [go_on, {"task": task()}]})
+    async with agent_world(tmp_path, agent) as world:
+        streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
+        async with asyncio.timeout(5):
+            while not agent.seen:
+                await asyncio.sleep(0.02)
+        await world.app.disable("user:alice", reason="", until=None, by="test")
+        answered = await asyncio.wait_for(streaming, 5)
+        go_on.set()
+        assert (answered.status, answered.reason, answered.results) == (403, "principal-disabled", ())
+        assert world.ends()[-1]["reason"] == "principal-disabled"
+        assert world.app.pipeline.exchanges.oversight.calls == set()
+
+
+async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> None:
+    """A receiver that nobody may call, and a stream that finds no place."""
+    never = asyncio.Event()
+    events = [{"task": task(state="TASK_STATE_WORKING")}, never]
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    rules = {"user_to_nhi": f"p, user:alice, nhi:researcher, {EVERYTHING}, -, 3, -, allow\n"}
+    places = "streams: {max_per_principal: 1}\n"
+    async with agent_world(tmp_path, agent, rules=rules, settings=places) as world:
+        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND))
+        async with asyncio.timeout(5):
+            while not world.app.pipeline.exchanges.streams:
+                await asyncio.sleep(0.02)
+        for _ in range(3):
+            assert (await ask(world, "1.0", "grpc", "message/stream", SEND)).reason == "too-many-concurrent"
+            inside = SEND | {"configuration": {"taskPushNotificationConfig": {"url": "http://10.0.0.1/"}}}
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", inside)).reason == "malformed-call"
+        assert len(agent.seen) == 1
+        agent.made = 1
+        for reason in ("", "", "rate-limited"):
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == reason
+        streaming.cancel()
 
 
 async def test_a_lying_agent_hands_out_nobody_elses_task(tmp_path: Path) -> None:
