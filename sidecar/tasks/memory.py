@@ -60,9 +60,10 @@ class MemoryTaskStore:
         if standing is not None and standing.owner == record.owner:
             amended = standing._replace(state=standing.state or record.state, expires_at=record.expires_at)
             self._records[_key(record)] = amended
-            mine = self._of_owner[record.owner]
-            del mine.of(standing)[_key(record)]
-            mine.of(amended)[_key(record)] = None
+            if amended.state != standing.state:
+                mine = self._of_owner[record.owner]
+                del mine.live[_key(record)]
+                mine.ended[_key(record)] = None
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""

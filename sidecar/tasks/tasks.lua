@@ -1,31 +1,31 @@
 -- Who owns which task, one verb at a time. KEYS[1] names all of them; what is derived from it has its hash tag.
 --
 --   <key>:task:<name>   the fields of one record; a name is namespace, server and id, with a zero byte between them
---   <key>:of:<owner>    names, by when they were created
+--   <key>:of:<owner>    names of what has not ended, by when they were created
+--   <key>:ended:<owner> names of what has, likewise
 --   <key>:all           names, by when they are over
 local key, verb = KEYS[1], ARGV[1]
 local all = key .. ':all'
 local FIELDS = {'namespace', 'server', 'task_id', 'owner', 'object', 'action', 'method', 'created_at', 'expires_at', 'state'}
 local function task(name) return key .. ':task:' .. name end
-local function of(owner) return key .. ':of:' .. owner end
+local function of(owner, state) return key .. (state == '' and ':of:' or ':ended:') .. owner end
 local function read(name) return redis.call('HMGET', task(name), unpack(FIELDS)) end
 
 local function forget(name)
-  local owner = redis.call('HGET', task(name), 'owner')
+  local known = redis.call('HMGET', task(name), 'owner', 'state')
   redis.call('ZREM', all, name)
   redis.call('DEL', task(name))
-  if owner then redis.call('ZREM', of(owner), name) end
+  if known[1] then redis.call('ZREM', of(known[1], known[2]), name) end
 end
 
-local function make_room(owner, name)
-  local names, oldest = redis.call('ZRANGE', of(owner), 0, -1), nil
-  for _, other in ipairs(names) do
-    if other ~= name then
-      oldest = oldest or other
-      if redis.call('HGET', task(other), 'state') ~= '' then return forget(other) end
+-- The oldest gives way; of what ended before what has not.
+local function make_room(owner, most)
+  for _, state in ipairs({'ended', ''}) do
+    local held = redis.call('ZCARD', of(owner, '')) + redis.call('ZCARD', of(owner, 'ended'))
+    if held >= most then
+      for _, oldest in ipairs(redis.call('ZRANGE', of(owner, state), 0, held - most)) do forget(oldest) end
     end
   end
-  if oldest then forget(oldest) end
 end
 
 if verb == 'claim' then
@@ -35,10 +35,10 @@ if verb == 'claim' then
   if standing[9] and tonumber(standing[9]) > tonumber(record[8]) then return standing end
   if standing[9] then forget(name) end
   if redis.call('ZCARD', all) >= tonumber(ARGV[13]) then return false end
+  make_room(record[4], tonumber(ARGV[12]))
   for place, field in ipairs(FIELDS) do redis.call('HSET', task(name), field, record[place]) end
   redis.call('ZADD', all, record[9], name)
-  redis.call('ZADD', of(record[4]), record[8], name)
-  if redis.call('ZCARD', of(record[4])) > tonumber(ARGV[12]) then make_room(record[4], name) end
+  redis.call('ZADD', of(record[4], record[10]), record[8], name)
   return record
 end
 
@@ -57,7 +57,11 @@ if verb == 'amend' then
   if known[1] ~= ARGV[5] then return 0 end
   redis.call('HSET', task(name), 'expires_at', ARGV[6])
   redis.call('ZADD', all, ARGV[6], name)
-  if known[2] == '' then redis.call('HSET', task(name), 'state', ARGV[7]) end
+  if known[2] == '' and ARGV[7] ~= '' then
+    redis.call('HSET', task(name), 'state', ARGV[7])
+    redis.call('ZREM', of(known[1], ''), name)
+    redis.call('ZADD', of(known[1], 'ended'), redis.call('HGET', task(name), 'created_at'), name)
+  end
   return 1
 end
 

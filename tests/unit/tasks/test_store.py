@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ ROOM = Bounds(per_owner=3, total=5)
 def record(task_id: str, owner: str = "alice", *, at: float = 0.0, until: float = 100.0, **more: Any) -> TaskRecord:
     made = TaskRecord("mcp", "github", task_id, owner, "tool:github/x", "tools/call", "tools/call", at, until)
     return made._replace(**more)
+
+
+def by_age(one: TaskRecord) -> float:
+    return one.created_at
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,24 @@ async def test_the_oldest_of_an_owner_gives_way_and_first_one_that_ended(store: 
     assert sorted(found.task_id for found in await store.find("mcp", "github", list("abcde"), 6.0)) == ["c", "d", "e"]
 
 
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_one_gives_way_at_a_time_and_none_that_goes_on_before_one_that_ended(
+    store: TaskStore, seed: int
+) -> None:
+    dice, there = Random(seed), dict[str, TaskRecord]()
+    for at in range(120):
+        task_id = str(at)
+        await store.claim(record(task_id, at=at, until=1_000.0, state=dice.choice(["", "", "failed"])), ROOM)
+        found = {one.task_id: one for one in await store.find("mcp", "github", [*there, task_id], at)}
+        gone = [there[each] for each in there.keys() - found.keys()]
+        assert task_id in found and len(found) == min(ROOM.per_owner, len(there) + 1) and len(gone) <= 1
+        ended = [one for one in there.values() if one.state]
+        assert all(one.state or (not ended and one == min(there.values(), key=by_age)) for one in gone)
+        ends = dice.choice(list(found))
+        await store.amend(found[ends]._replace(state=dice.choice(["", "completed"])))
+        there = {one.task_id: one for one in await store.find("mcp", "github", list(found), at)}
+
+
 async def test_beyond_the_bound_of_all_nothing_new_is_kept(store: TaskStore) -> None:
     for number in range(ROOM.total):
         assert await store.has_room(ROOM)
@@ -151,6 +174,7 @@ async def test_the_file_is_made_with_the_first_question_and_for_us_alone(tmp_pat
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from random import Random
 from tests.valkey import Valkey, running_valkey
 from sidecar.tasks import RedisTaskStore
 from sidecar.tasks import Bounds, SqliteTaskStore
