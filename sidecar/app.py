@@ -24,6 +24,8 @@ from aiohttp import web
 
 from sidecar import __version__
 from sidecar.a2a.front import AgentFront
+from sidecar.a2a.owning import TASKS as OF_AGENTS
+from sidecar.a2a.pages import Pages
 from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
@@ -190,6 +192,7 @@ class App:
             metrics,
             Standing(live, switch).objection,
             audit.control,
+            partial(tasks.is_anothers, namespace=OF_AGENTS),
         )
         means = Means(task_store, tasks, live, switch, audit, announces(callbacks.outbox), partial(_patience, live))
         holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
@@ -202,7 +205,7 @@ class App:
             metrics=metrics,
             exchanges=exchanges,
             fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
-            agents=AgentFront(exchanges, callbacks.pushes),
+            agents=AgentFront(exchanges, callbacks.pushes, Pages(audit.key.secret)),
             task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
             switch=switch,
             tasks=tasks,

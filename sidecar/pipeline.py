@@ -222,6 +222,7 @@ class Pipeline:
             caller = turn.record.caller = STRANGER
         else:
             caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+        self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
         with self._admitted(begins=True):
             return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)
 
@@ -299,9 +300,7 @@ class Pipeline:
 
     def _decide(self, turn: Turn, caller: Caller, call: Call) -> Decision:
         now_s = self.clock()
-        for disabled in (self.switch.disabled, turn.now.disabled):
-            if disabled.entries:
-                disabled.refuse(caller.chain, call, now_s)
+        self._refuse_disabled(turn, caller, call)
         decision = turn.now.decide(caller.chain, call, now_s)
         turn.record.decision = decision
         turn.record.mark("policy")
@@ -310,6 +309,11 @@ class Pipeline:
         if call.session:
             self._charge_session_call(turn, caller, call)
         return decision
+
+    def _refuse_disabled(self, turn: Turn, caller: Caller, call: Call) -> None:
+        for disabled in (self.switch.disabled, turn.now.disabled):
+            if disabled.entries:
+                disabled.refuse(caller.chain, call, self.clock())
 
     async def _ask_again(self, turn: Turn, caller: Caller, call: Call, decision: Decision) -> Decision:
         """A task is its owner's alone, and who may not do any more what created it has lost it. Of one whose tool is

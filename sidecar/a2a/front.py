@@ -19,7 +19,8 @@ from aiohttp import web
 from sidecar import arrival
 from sidecar.a2a import cards
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
-from sidecar.a2a.owning import Owning, empty_page
+from sidecar.a2a.owning import Owning
+from sidecar.a2a.pages import Pages
 from sidecar.a2a.pushing import Pushing
 from sidecar.a2a.reading import Called, Operate, extensions_of, read_call, read_http, read_rpc, version_of, version_said
 from sidecar.arrival import Route
@@ -32,13 +33,13 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, CARD, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.turn import Overseen, Turn
 from sidecar.upstreams.agents import Agent, Heard, Outgoing
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import Call, Caller, Decision, Question
 from sidecar.whole import Whole
 
 
@@ -48,6 +49,7 @@ class AgentFront:
 
     exchanges: Exchanges
     pushes: PushConfigs
+    pages: Pages
     written: cards.Written = field(default_factory=cards.Written)
 
     def enter(self, turn: Turn, route: Route) -> None:
@@ -98,11 +100,16 @@ class AgentFront:
         extensions = extensions_of(turn.headers)
         return _understood(turn, read_http(route.server, dialect, address, query, body, extensions))
 
-    async def card(self, turn: Turn, route: Route, caller: Caller, base: str) -> web.StreamResponse:
-        """An agent's card, as this caller may see it. Raises Refusal."""
+    def card_call(self, turn: Turn, route: Route) -> Call:
+        """What reading a card is, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
         agent = cards.named(turn.now, route.server)
         turn.goes_to(agent.name)
         turn.asks("card")
+        return Call("a2a", "1.0", agent.name, "card", (Question(f"nhi:{agent.name}", CARD.action, ""),))
+
+    async def card(self, turn: Turn, route: Route, caller: Caller, base: str) -> web.StreamResponse:
+        """An agent's card, as this caller may see it. Raises Refusal."""
+        agent = cards.named(turn.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
         canonical = await cards.card_for(turn.now, agent, chain, base, self.exchanges.live.clock())
         signer = cards.signer_of(turn.now)
@@ -149,9 +156,8 @@ class AgentFront:
             if intent.operation is CARD:
                 lease.forwarded = True
                 return await self._extended(overseen, agent, outgoing)
-            if not await owning.can_find():
-                lease.forwarded = True
-                return _whole(turn, _dialect(turn).result(intent.operation, empty_page(intent.params)))
+            if intent.operation is LIST:
+                return await self._listed(overseen, agent, outgoing, owning, lease)
             pushing = Pushing(self.pushes, owning.caller, intent)
             try:
                 params = await pushing.rewritten()
@@ -164,6 +170,18 @@ class AgentFront:
                 return _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
             finally:
                 await pushing.undo()
+
+    async def _listed(
+        self, overseen: Overseen, agent: Agent, outgoing: Outgoing, owning: Owning, lease: Lease
+    ) -> web.StreamResponse:
+        async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
+            lease.forwarded = True
+            return await agent.wire.ask(outgoing._replace(params=params, deadline_s=overseen.left_s or 0.001))
+
+        page, dialect = await self.pages.page(owning, ask), _dialect(overseen.turn)
+        lease.forwarded = True
+        told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
+        return _whole(overseen.turn, told)
 
     async def _extended(self, overseen: Overseen, agent: Agent, outgoing: Outgoing) -> web.StreamResponse:
         """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""

@@ -7,14 +7,14 @@ must be theirs, and one that is new is on record. Another's and none look alike 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidecar.a2a.reading import Operate
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
-from sidecar.tasks import MAX_ID_CHARS, Namespace, Tasks
+from sidecar.tasks import MAX_ID_CHARS, Namespace, TaskRecord, Tasks
 from sidecar.vocabulary import Caller
 
 TASKS: Final[Namespace] = "a2a"
@@ -26,13 +26,15 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_REJECTED": "rejected",
 }
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
-MAX_LISTED: Final = 100  # A2A 1.0: of one page
-DEFAULT_LISTED: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Owning:
-    """The tasks of one caller at one agent, for one operation. `known` is what was found to be theirs already."""
+    """The tasks of one caller at one agent, for one operation. `known` is what was found to be theirs already, or has
+    become theirs by this operation.
+
+    An id is one owner's at the agent, whatever tenant it was named below; and it is of no use below another, because
+    an agent may count for each tenant of its own, and the same id would be another's task there."""
 
     tasks: Tasks
     caller: Caller
@@ -42,11 +44,17 @@ class Owning:
     async def check(self) -> None:
         """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
         STORE_UNAVAILABLE."""
-        operation, agent = self.intent.operation, self.intent.call.upstream
+        operation = self.intent.operation
         if operation in (SEND, STREAM):
             await self.tasks.may_create(self.caller)
-        if self.intent.tasks:
-            await self.tasks.all_owned(self.caller, agent, self.intent.tasks, namespace=TASKS)
+        if len(self._tenant) > MAX_ID_CHARS:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        mine = await self._mine(self.intent.tasks, TASKS)
+        if any(task not in mine for task in self.intent.tasks):
+            raise Refusal(Reason.TASK_UNKNOWN)
+        if operation in (SEND, STREAM):
+            for record in mine.values():
+                await self.tasks.used(record)
         if self.intent.context and operation is not LIST:
             await self._check_context(begins=operation in (SEND, STREAM))
 
@@ -56,18 +64,35 @@ class Owning:
         context = self.intent.context
         if self.intent.operation is not LIST or not context:
             return True
-        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, (context,), namespace=CONTEXTS)
-        return context in mine
+        return context in await self._mine((context,), CONTEXTS)
+
+    async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Of what an agent lists, the caller's own. Raises Refusal(STORE_UNAVAILABLE)."""
+        mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
+        return [entry for entry in entries if entry.get("id") in mine]
+
+    @property
+    def _tenant(self) -> str:
+        return str(self.intent.params.get("tenant", ""))
+
+    @property
+    def _method(self) -> str:
+        """What is on record as having made it: below which tenant, too."""
+        return f"{SEND.action} {self._tenant}" if self._tenant else SEND.action
+
+    async def _mine(self, names: Collection[str], namespace: Namespace) -> Mapping[str, TaskRecord]:
+        found = await self.tasks.mine(self.caller, self.intent.call.upstream, names, namespace=namespace)
+        return {name: record for name, record in found.items() if record.method == self._method}
 
     async def _check_context(self, *, begins: bool) -> None:
         """A conversation that nobody has is begun with its first message; the race for it has one winner."""
-        context, agent = self.intent.context, self.intent.call.upstream
+        context = self.intent.context
         if len(context) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
         if begins:
             await self._claim(CONTEXTS, context, Reason.TASK_UNKNOWN)
-        else:
-            await self.tasks.all_owned(self.caller, agent, (context,), namespace=CONTEXTS)
+        elif context not in await self._mine((context,), CONTEXTS):
+            raise Refusal(Reason.TASK_UNKNOWN)
 
     async def _claim(self, namespace: Namespace, name: str, otherwise: Reason) -> None:
         if (namespace, name) in self.known:
@@ -79,7 +104,7 @@ class Owning:
                 call.upstream,
                 name,
                 by=call.question.without_arguments._replace(action=SEND.action, name=""),
-                method=SEND.action,
+                method=self._method,
                 ttl_s=None,
                 namespace=namespace,
             )
@@ -90,10 +115,9 @@ class Owning:
         self.known.add((namespace, name))
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What of a result, or of one event, is its caller's; what is new in it is on record. Raises Refusal."""
+        """A result, or one event, that is about what is its caller's; what is new in it is on record. Lists are read
+        by `pages.py`. Raises Refusal."""
         operation = self.intent.operation
-        if operation is LIST:
-            return await self._listed(result)
         if operation is PUSH_LIST:
             return result
         named = list(_named(operation.response, result))
@@ -110,27 +134,25 @@ class Owning:
         if task and task not in self.intent.tasks:
             if self.intent.operation not in (SEND, STREAM):
                 raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
-            await self._claim(TASKS, task, Reason.RESPONSE_REFUSED)
+            await self._begin(TASKS, task)
         if context and context != self.intent.context and self.intent.operation in (SEND, STREAM):
-            await self._claim(CONTEXTS, context, Reason.RESPONSE_REFUSED)
+            await self._begin(CONTEXTS, context)
+
+    async def _begin(self, namespace: Namespace, name: str) -> None:
+        """One message begins one task, in one conversation (A2A 1.0, 3.1.2): an agent that tells of ever more would
+        have its caller lose the oldest of theirs, wherever that is."""
+        if (namespace, name) not in self.known and any(known == namespace for known, _ in self.known - self._named):
+            raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
+        await self._claim(namespace, name, Reason.RESPONSE_REFUSED)
+
+    @property
+    def _named(self) -> set[tuple[Namespace, str]]:
+        return {(CONTEXTS, self.intent.context)}
 
     async def _saw(self, task: str, state: str) -> None:
-        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, (task,), namespace=TASKS)
+        mine = await self._mine((task,), TASKS)
         if task in mine:
             await self.tasks.saw(mine[task], state, None)
-
-    async def _listed(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Of a page, the caller's own. How many others there are is nobody's to know."""
-        entries = result.get("tasks", [])[:MAX_LISTED]
-        ids = [entry["id"] for entry in entries if entry.get("id")]
-        mine = await self.tasks.mine(self.caller, self.intent.call.upstream, ids, namespace=TASKS)
-        shown = [entry for entry in entries if entry.get("id") in mine]
-        return {**result, "tasks": shown, "totalSize": len(shown)}
-
-
-def empty_page(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A list with nothing in it, as it was asked for."""
-    return {"tasks": [], "nextPageToken": "", "pageSize": params.get("pageSize", DEFAULT_LISTED), "totalSize": 0}
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -57,7 +57,8 @@ class Pushing:
             return
         task = _task_in(result)
         if task:
-            await self.pushes.accepted(self.handle, task, str(result.get("id", "")) if self._is_set else "")
+            named = result if self._is_set else push_in(self.intent.params)
+            await self.pushes.accepted(self.handle, task, str(named.get("id", "")))
             self.handle = ""
 
     @property

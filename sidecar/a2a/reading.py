@@ -195,6 +195,9 @@ def _malformed(error: UnreadableError) -> Refusal:
 def _operate(
     agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
 ) -> Operate:
+    for name in ("tenant", "id", "taskId"):
+        if params.get(name) in (".", ".."):  # in an address of the agent's it would be a way to another
+            raise malformed(f"params.{name} is no name", INVALID_PARAMS)
     first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
     questions = [first._replace(name=first.tool)]  # so that the record of it says which skill was asked for
     if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)

@@ -25,7 +25,7 @@ from typing import Final
 from sidecar.callbacks.callback import Behalf, Callback, Told, Waiting
 from sidecar.callbacks.memory import MemoryCallbackStore
 from sidecar.callbacks.outbox import Counts, Objection, Outbox, Witness
-from sidecar.callbacks.push import PATH, PushConfigs, Rewritten
+from sidecar.callbacks.push import PATH, IsAnothers, PushConfigs, Rewritten
 from sidecar.callbacks.push_config import PushRecord
 from sidecar.callbacks.signature import CallbackKey, load_or_make_callback_key
 from sidecar.callbacks.sqlite import SqliteCallbackStore, check_callback_file
@@ -94,7 +94,12 @@ def check_callbacks(settings: Settings) -> None:
 
 
 def callbacks_from(
-    now: Callable[[], Settings], base_url: Callable[[], str], counts: Counts, objection: Objection, witness: Witness
+    now: Callable[[], Settings],
+    base_url: Callable[[], str],
+    counts: Counts,
+    objection: Objection,
+    witness: Witness,
+    is_anothers: IsAnothers,
 ) -> Callbacks:
     """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
     first needed. Raises SettingsError for those that are there and cannot be used."""
@@ -120,6 +125,7 @@ def callbacks_from(
         store=store,
         outbox=outbox,
         check=guard.check,
+        is_anothers=is_anothers,
         base_url=base_url,
         rules=lambda: now().callbacks,
         clock=time.time,

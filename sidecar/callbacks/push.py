@@ -48,6 +48,10 @@ _CONTENT_TYPES: Final[Mapping[Version, str]] = {"0.3": "application/json", "1.0"
 log = logging.getLogger("sidecar.callbacks")
 
 
+IsAnothers = Callable[[str, str, str], Awaitable[bool]]
+"""Whether a task at an agent is somebody's who is not this owner. Raises Refusal."""
+
+
 class Rewritten(NamedTuple):
     """What the agent is told instead of the caller's configuration, in its canonical form; `handle` is ours for it."""
 
@@ -57,12 +61,14 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PushConfigs:
-    """Every push configuration that passed here. `check` is the guard's; `new_secret` gives 43 characters of base64url
-    that nobody can guess; nothing is kept longer than `keep_s` seconds."""
+    """Every push configuration that passed here. `check` is the guard's; `is_anothers` knows whose tasks are;
+    `new_secret` gives 43 characters of base64url that nobody can guess; nothing is kept longer than `keep_s`
+    seconds."""
 
     store: CallbackStore
     outbox: Outbox
     check: Callable[[str], Awaitable[None]]
+    is_anothers: IsAnothers
     base_url: Callable[[], str]
     rules: Callable[[], CallbackSettings]
     clock: Callable[[], float]
@@ -148,7 +154,7 @@ class PushConfigs:
         `Outbox.put` raises."""
         event = _event(body)
         task_id = _task_of(event)
-        if not task_id or task_id != (record.task_id or await self._bound(record.handle, task_id)):
+        if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
         said = _said(event, record.version)
         if said is None:
@@ -160,10 +166,13 @@ class PushConfigs:
             headers.append(("Authorization", f"{record.scheme} {record.credentials}"))
         await self.outbox.put("push", record.handle, record.behalf, record.url, tuple(headers), said)
 
-    async def _bound(self, handle: str, task_id: str) -> str:
-        """What came inside a send is for the first task that is pushed there, however many are at once."""
+    async def _bound(self, record: PushRecord, task_id: str) -> str:
+        """What came inside a send is for the first task that is pushed there, however many are at once; never for
+        another's."""
+        if await self.is_anothers(record.owner, record.server, task_id):
+            return ""
         try:
-            return await self.store.bind_push(handle, task_id)
+            return await self.store.bind_push(record.handle, task_id)
         except CallbackStoreOut as out:
             raise _unavailable(out) from None
 

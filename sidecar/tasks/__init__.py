@@ -130,7 +130,24 @@ class Tasks:
             raise _full()
         if not standing.is_same_as(record):
             raise Refusal(Reason.RESPONSE_REFUSED, "its task id is taken")
+        if ttl_s is None:
+            await self.used(standing)
         return standing
+
+    async def used(self, record: TaskRecord) -> None:
+        """Its owner goes on with it: it is kept from now on, else what is in use would one day be whoever's names it.
+        Raises Refusal(STORE_UNAVAILABLE)."""
+        expires_at = self._expiry(self.clock(), None)
+        if record.expires_at < expires_at - self.keep_s / 2:  # not at each word of a conversation
+            await self._amend(record._replace(expires_at=expires_at))
+
+    async def is_anothers(self, owner: str, server: str, task_id: str, *, namespace: Namespace) -> bool:
+        """Whether a task is on record that is not this owner's. Raises Refusal(STORE_UNAVAILABLE)."""
+        try:
+            found = await self.store.find(namespace, server, (task_id,), self.clock())
+        except TaskStoreOut as out:
+            raise _unavailable(out) from None
+        return any(record.owner != owner for record in found)
 
     async def saw(self, record: TaskRecord, state: str, ttl_s: float | None) -> None:
         """The upstream said how a task stands. Written where it ended, or lasts longer or shorter than was known.
@@ -139,8 +156,11 @@ class Tasks:
         ended = state if state in TERMINAL and not record.state else record.state
         if ended == record.state and abs(expires_at - record.expires_at) < 1.0:
             return
+        await self._amend(record._replace(state=ended, expires_at=expires_at))
+
+    async def _amend(self, record: TaskRecord) -> None:
         try:
-            await self.store.amend(record._replace(state=ended, expires_at=expires_at))
+            await self.store.amend(record)
         except TaskStoreOut as out:
             raise _unavailable(out) from None
 

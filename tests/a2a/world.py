@@ -308,6 +308,7 @@ async def agent_world(
     a2a: str = "",
     upstream: str = "",
     identity: str = SETTINGS,
+    spoken: str = "1.0",
 ) -> AsyncIterator[AgentWorld]:
     """A sidecar whose callers have API keys. `a2a` is added to the agent's section, `upstream` to what is around it."""
     scripted = agent or ScriptedAgent()
@@ -321,6 +322,7 @@ async def agent_world(
             a2a=a2a,
             upstream=upstream,
             identity=identity,
+            spoken=spoken,
         )
         app = await App.start(folder / "sidecar.yaml", {})
         try:
@@ -341,6 +343,7 @@ def write(
     upstream: str = "",
     name: str = "researcher",
     identity: str = SETTINGS,
+    spoken: str = "1.0",
 ) -> None:
     """Everything that such a sidecar reads."""
     (folder / "policies").mkdir(parents=True, exist_ok=True)
@@ -355,7 +358,7 @@ def write(
         + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0"}\n')
         + 'admin: {listen: "127.0.0.1:0"}\n'
         + identity
-        + f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "1.0"{more}}}{around}}}\n'
+        + f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "{spoken}"{more}}}{around}}}\n'
         + (CALLED_BACK if "callbacks:" not in settings else "")
         + settings
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from sidecar.egress import EgressError
@@ -19,6 +20,7 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.upstreams.registry import Account
 
 KEPT_S: Final = 60.0
+FAILED_S: Final = 5.0  # anybody may ask for a card: one that cannot be had is not fetched anew for each
 MAX_BYTES: Final = 1024 * 1024
 DEADLINE_S: Final = 5.0
 Card = dict[str, Any]
@@ -46,6 +48,7 @@ class CardKeeper:
         self._clock = clock
         self._card: Card | None = None
         self._fetched_s = float("-inf")
+        self._failed: tuple[float, Refusal] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
@@ -53,22 +56,35 @@ class CardKeeper:
         return self._spoken or _version_in(self._card, self._binding)
 
     async def prepare(self) -> None:
-        """Find out what the agent speaks, where nobody said; one whose card cannot be had is taken for one of 1.0."""
-        if self._spoken is None and self._card is None:
-            try:
-                await self.card()
-            except Refusal:
-                return
+        """Find out what the agent speaks, where nobody said; one whose card cannot be had is taken for what it was,
+        else for one of 1.0, and for a while no call waits for that again."""
+        if self._spoken is not None or self._is_new or self._failed_within(KEPT_S):
+            return
+        with suppress(Refusal):
+            await self.card()
 
     async def card(self) -> Card:
         """The card in the canonical form, a minute old at most. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
         if self._get is None:
             raise Refusal(Reason.UPSTREAM_FAILED, "nobody said where its card is (a2a.card_url)")
         async with self._one_at_a_time:
-            if self._card is None or self._clock() - self._fetched_s >= KEPT_S:
-                self._card = await self._fetched(self._get)
-                self._fetched_s = self._clock()
+            if self._card is None or not self._is_new:
+                if self._failed is not None and self._failed_within(FAILED_S):
+                    raise Refusal(self._failed[1].reason, self._failed[1].detail)
+                try:
+                    self._card = await self._fetched(self._get)
+                except Refusal as refusal:
+                    self._failed = self._clock(), refusal
+                    raise
+                self._fetched_s, self._failed = self._clock(), None
             return self._card
+
+    @property
+    def _is_new(self) -> bool:
+        return self._clock() - self._fetched_s < KEPT_S
+
+    def _failed_within(self, within_s: float) -> bool:
+        return self._failed is not None and self._clock() - self._failed[0] < within_s
 
     async def _fetched(self, get: Get) -> Card:
         try:

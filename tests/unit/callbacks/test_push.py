@@ -66,6 +66,10 @@ class World:
         return self.receiver.requests[-1]
 
 
+async def nobodys(owner: str, server: str, task_id: str) -> bool:
+    return False
+
+
 async def pushed(pushes: PushConfigs, handle: str, token: str, authorization: str, body: bytes) -> None:
     """As an agent's request is taken."""
     await pushes.pushed(await pushes.knocked(handle, token, authorization), body)
@@ -84,6 +88,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             store=store,
             outbox=box,
             check=Guard(lambda: settings, nobody).check,
+            is_anothers=nobodys,
             base_url=lambda: "https://gw.acme.example",
             rules=lambda: settings,
             clock=time.time,

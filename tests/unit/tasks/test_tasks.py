@@ -177,3 +177,30 @@ async def test_when_there_is_no_room_the_call_is_refused_before_it_goes() -> Non
         with pytest.raises(Refusal) as caught:
             await asked
         assert caught.value.reason is Reason.TOO_MANY_CONCURRENT
+
+
+async def test_what_its_owner_goes_on_with_is_kept_from_then_on() -> None:
+    """Else a conversation that is in use would one day be whoever's names it first."""
+    kept = Kept()
+    record = await kept.create()
+    for _ in range(5):
+        kept.clock.now_s += 900.0
+        await kept.create()
+        assert (await kept.tasks.owned(ALICE, "github", "t")).created_at == record.created_at
+    with pytest.raises(Refusal):
+        await kept.create(BOB)
+    record = await kept.tasks.owned(ALICE, "github", "t")
+    kept.clock.now_s += 100.0
+    await kept.tasks.used(record)
+    assert (await kept.tasks.owned(ALICE, "github", "t")).expires_at == record.expires_at, "not at each word"
+
+
+async def test_a_task_is_anothers_only_where_that_is_on_record() -> None:
+    kept = Kept()
+    await kept.create(BOB)
+    asked = [(ALICE, "t"), (BOB, "t"), (ALICE, "none")]
+    assert [await kept.tasks.is_anothers(who.binding, "github", name, namespace="mcp") for who, name in asked] == [
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,167 @@
+"""What would have made a task or a conversation somebody else's, or told them of it?"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.a2a.test_pushing import DONE, SENT, push, receiving
+from tests.a2a.world import ALICE, BOB, HELLO, HOOK, ScriptedAgent, agent_world, ask, task
+from tests.flow.world import listening
+
+RPC: Any = ("1.0", "jsonrpc")
+
+
+async def test_the_same_id_below_another_tenant_is_another_task(tmp_path: Path) -> None:
+    """The agent counts its tasks for each tenant of its own."""
+    agent = ScriptedAgent()
+    agent.script["SendMessage"] = lambda _, params: {"task": task("t1", f"c-{params.get('tenant')}")}
+    async with agent_world(tmp_path, agent) as world:
+        assert (await ask(world, *RPC, "message/send", {**SENT, "tenant": "one"})).error is None
+        assert (await ask(world, *RPC, "message/send", {**SENT, "tenant": "two"}, BOB)).reason == "response-refused"
+        assert (await ask(world, *RPC, "tasks/get", {"id": "t1", "tenant": "one"})).error is None
+        reached = len(world.agent.seen)
+        for tenant in ({"tenant": "two"}, {}):
+            for action, params in (
+                ("tasks/get", {"id": "t1"}),
+                ("tasks/cancel", {"id": "t1"}),
+                ("message/send", {"message": {**HELLO, "taskId": "t1"}}),
+                ("message/send", {"message": {**HELLO, "contextId": "c-one"}}),
+                ("push/set", {"taskId": "t1", "url": HOOK}),
+            ):
+                answered = await ask(world, *RPC, action, {**params, **tenant})
+                assert answered.error is not None and answered.error["code"] == -32001, (action, answered)
+        assert len(world.agent.seen) == reached
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_no_name_leads_out_of_the_agents_address(name: str, tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a="binding: http_json") as world:
+        for params in ({**SENT, "tenant": name},):
+            answered = await ask(world, *RPC, "message/send", params)
+            assert answered.error is not None and answered.error["code"] == -32602
+        answered = await ask(world, *RPC, "tasks/get", {"id": name})
+        assert answered.error is not None and answered.error["code"] == -32602
+        assert world.agent.seen == []
+
+
+async def test_an_agent_cannot_push_out_what_its_caller_has_elsewhere(tmp_path: Path) -> None:
+    """One that tells of ever more tasks would make its caller lose the oldest, at every agent and server."""
+    agent = ScriptedAgent()
+    agent.script["SendStreamingMessage"] = lambda *_: [{"task": task(f"x{n}", "c1")} for n in range(30)]
+    async with agent_world(tmp_path, agent, settings="tasks: {max_per_principal: 20}\n") as world:
+        await ask(world, *RPC, "message/send", SENT)
+        streamed = await ask(world, *RPC, "message/stream", SENT)
+        assert streamed.reason == "response-refused" and len(streamed.results) == 1
+        assert (await ask(world, *RPC, "tasks/get", {"id": "t1"})).error is None
+
+
+async def test_a_page_tells_nothing_of_the_tasks_of_others(tmp_path: Path) -> None:
+    """The official SDK's page tokens are the id of the next task, and how many pages there are is how many tasks."""
+    agent = ScriptedAgent()
+
+    def listed(_: str, params: dict[str, Any]) -> dict[str, Any]:
+        size, start = params.get("pageSize", 50), int(base64.b64decode(params.get("pageToken", "")).decode()[1:] or 1)
+        more = base64.b64encode(f"t{start + size}".encode()).decode() if start + size <= agent.made else ""
+        names = range(start, min(agent.made + 1, start + size))
+        tasks = [task(f"t{n}", f"c{n}") for n in names]
+        return {"tasks": tasks, "nextPageToken": more, "pageSize": size, "totalSize": agent.made}
+
+    agent.script["ListTasks"] = listed
+    async with agent_world(tmp_path, agent) as world:
+        for who in (ALICE, BOB, BOB, BOB, ALICE, BOB):
+            assert (await ask(world, *RPC, "message/send", SENT, who)).error is None
+        pages, token = [], ""
+        while True:
+            (page,) = (await ask(world, *RPC, "tasks/list", {"pageSize": 1, "pageToken": token})).results
+            pages.append([one["id"] for one in page["tasks"]])
+            token = page["nextPageToken"]
+            if not token:
+                break
+            assert b"t2" not in base64.urlsafe_b64decode(token)
+            stolen = await ask(world, *RPC, "tasks/list", {"pageSize": 1, "pageToken": token}, BOB)
+            assert stolen.error is not None and stolen.error["code"] == -32602
+        assert pages in ([["t1"], ["t5"]], [["t1"], ["t5"], []])
+        forged = await ask(world, *RPC, "tasks/list", {"pageToken": base64.b64encode(b"t2").decode()})
+        assert forged.error is not None and forged.error["code"] == -32602
+
+
+async def test_two_configurations_of_one_task_that_came_inside_sends_live_beside_each_other(tmp_path: Path) -> None:
+    async with receiving() as receiver, agent_world(tmp_path) as world:
+        told = []
+        for name, more in (("a", {}), ("b", {"taskId": "t1"})):
+            config = {"id": name, "url": f"{receiver.url}/{name}"}
+            sent = {"message": {**HELLO, **more}, "configuration": {"taskPushNotificationConfig": config}}
+            assert (await ask(world, *RPC, "message/send", sent)).error is None
+            told.append(world.agent.seen[-1][1]["params"]["configuration"]["taskPushNotificationConfig"])
+        assert [await push(world, one, DONE) for one in told] == [204, 204]
+        await receiver.hears(2)
+        assert (await ask(world, *RPC, "push/delete", {"taskId": "t1", "id": "a"})).error is None
+        assert [await push(world, one, DONE) for one in told] == [404, 204]
+
+
+async def test_an_address_that_is_bound_to_no_task_yet_is_never_bound_to_anothers(tmp_path: Path) -> None:
+    """An agent that mixes its callers up tells nobody's receiver of another's task."""
+    agent, asked = ScriptedAgent(), asyncio.Event()
+    pushed: list[int] = []
+
+    async def answer(_: str, params: dict[str, Any]) -> Any:
+        config = params.get("configuration", {}).get("taskPushNotificationConfig")
+        if config is None:
+            return {"task": task("t1", "c1")}
+        pushed.append(await push(world, config, DONE))
+        pushed.append(await push(world, config, {"task": task("t2", "c2")}))
+        asked.set()
+        return {"task": task("t2", "c2")}
+
+    agent.script["SendMessage"] = answer
+    async with receiving() as receiver, agent_world(tmp_path, agent) as world:
+        assert (await ask(world, *RPC, "message/send", SENT, BOB)).error is None
+        sent = {**SENT, "configuration": {"taskPushNotificationConfig": {"url": receiver.url}}}
+        assert (await ask(world, *RPC, "message/send", sent)).error is None
+        await receiver.hears()
+        assert pushed == [400, 204] and receiver.heard[0][1]["task"]["id"] == "t2"
+
+
+async def test_who_is_disabled_reads_no_card(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        url = f"{world.url}/agents/researcher/.well-known/agent-card.json"
+        async with world.http.get(url, headers=ALICE) as response:
+            assert response.status == 200 and (await response.json())["skills"]
+        await world.app.switch.disable("user:alice", reason="", until=None, by="test")
+        async with world.http.get(url, headers=ALICE) as response:
+            assert response.status == 403
+        async with world.http.get(url) as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize("what", ["cards", "calls"])
+async def test_a_card_that_cannot_be_had_holds_nobody_up_twice(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers may ask for it: each must not be one more time-out that every call of the agent waits for."""
+    monkeypatch.setattr("sidecar.upstreams.agents.card.DEADLINE_S", 0.2)
+
+    async def hangs(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        raise AssertionError
+
+    async with (
+        listening(hangs) as elsewhere,
+        agent_world(tmp_path, a2a=f'card_url: "{elsewhere}/card"', spoken="auto") as world,
+    ):
+        card = f"{world.url}/agents/researcher/.well-known/agent-card.json"
+
+        async def one() -> int:
+            if what == "calls":
+                return (await ask(world, *RPC, "message/send", SENT)).status
+            async with world.http.get(card) as response:
+                return response.status
+
+        async with asyncio.timeout(1.5):
+            assert set(await asyncio.gather(*(one() for _ in range(20)))) == {502 if what == "cards" else 200}
