@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sidecar.task_api.records import Record, Step
-from sidecar.task_api.store import Bounds, Page
+from sidecar.task_api.store import Bounds, Page, Share
 
 
 @dataclass(slots=True)
@@ -53,13 +53,19 @@ class MemoryStore:
         self._records[record.id] = record
         return True
 
-    async def take(self, holder: str, now_s: float, until_s: float, limit: int) -> list[Record]:
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """As `Store.take`."""
         free = [one for one, (by, until) in self._held.items() if by == holder or until <= now_s]
         found = [self._records[one] for one in free if self._records[one].step is not Step.OVER]
         found.sort(key=lambda one: (self._held[one.id][0] != holder, one.created_at))
-        self._held |= {one.id: (holder, until_s) for one in found[:limit]}
-        return found[:limit]
+        taken: list[Record] = []
+        of = Counter[str]()
+        for one in found:
+            of[one.owner] += 1
+            if len(taken) < share.total and of[one.owner] <= share.per_owner:
+                taken.append(one)
+        self._held |= {one.id: (holder, until_s) for one in taken}
+        return taken
 
     async def let_go(self, holder: str) -> None:
         """As `Store.let_go`."""

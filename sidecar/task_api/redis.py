@@ -12,7 +12,7 @@ from typing import Final
 
 from sidecar.shared_key import Run, SharedKey
 from sidecar.task_api.records import Record, Step, decoded, encoded
-from sidecar.task_api.store import Bounds, Page, StoreOut
+from sidecar.task_api.store import Bounds, Page, Share, StoreOut
 
 KEY: Final = "a2a-tasks"
 SCRIPT: Final = Path(__file__).with_name("tasks.lua")
@@ -51,9 +51,9 @@ class RedisStore:
         about = (record.id, record.state, over, record.expires_at, record.revision)
         return bool(await self._shared.ask("replace", *about, encoded(record).decode()))
 
-    async def take(self, holder: str, now_s: float, until_s: float, limit: int) -> list[Record]:
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """As `Store.take`."""
-        return [decoded(body) for body in await self._shared.ask("take", holder, now_s, until_s, limit)]
+        return [decoded(body) for body in await self._shared.ask("take", holder, now_s, until_s, *share)]
 
     async def let_go(self, holder: str) -> None:
         """As `Store.let_go`."""

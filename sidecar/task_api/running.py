@@ -19,14 +19,15 @@ from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
 from sidecar.task_api.following import Course, Means
 from sidecar.task_api.records import Record, State
-from sidecar.task_api.store import Bounds, StoreOut
+from sidecar.task_api.store import Bounds, Share, StoreOut
 from sidecar.vocabulary import Caller
 
 FILE: Final = "file"  # who holds what is in a file: nobody else is there to take it up
 HELD_S: Final = 15.0
 LOOK_EVERY_S: Final = 3.0
 SWEEP_EVERY_S: Final = 60.0
-MAX_AT_ONCE: Final = 1_000
+SHARE: Final = Share()
+MAX_UNTAKEN: Final = 1_000
 
 log = logging.getLogger("sidecar.task_api")
 
@@ -50,15 +51,17 @@ class Runner:
             has_room = await self.means.store.add(record, self.holder, until_s, self.bounds())
         except StoreOut as out:
             self._untaken[record.id] = None  # it may be there all the same, and its caller hears that it is not
-            while len(self._untaken) > MAX_AT_ONCE:
+            while len(self._untaken) > MAX_UNTAKEN:
                 self._untaken.popitem(last=False)
             raise unavailable(out) from None
         if not has_room:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
 
     def begin(self, record: Record, caller: Caller) -> None:
-        """Carry a task out that is ours; one too many waits for the next look."""
-        if self._closing or record.id in self._courses or len(self._courses) >= MAX_AT_ONCE:
+        """Carry a task out that is ours; one too many, of all or of its owner, waits for the next look."""
+        if self._closing or record.id in self._courses or len(self._courses) >= SHARE.total:
+            return
+        if sum(other.record.owner == record.owner for other, _ in self._courses.values()) >= SHARE.per_owner:
             return
         course = Course(self.means, record, caller)
         task = asyncio.create_task(self._see_to(course), name=f"task {record.id}")
@@ -78,7 +81,7 @@ class Runner:
         while True:
             with suppress(StoreOut):  # `up` says so, and the next look is soon
                 now_s = self.means.live.clock()
-                for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, MAX_AT_ONCE):
+                for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
                     if record.id in self._untaken:
                         await self._take_back(record, now_s)
                     else:

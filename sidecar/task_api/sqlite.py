@@ -14,7 +14,7 @@ import orjson
 
 from sidecar.sqlite_file import DEADLINE_S, Format, SqliteFile, check_sqlite_file
 from sidecar.task_api.records import Record, Step, decoded, encoded
-from sidecar.task_api.store import Bounds, Page, StoreOut
+from sidecar.task_api.store import Bounds, Page, Share, StoreOut
 
 SWEPT_AT_ONCE: Final = 1000
 _SCHEMA: Final = """
@@ -45,7 +45,12 @@ FROM a2a_tasks WHERE owner = ? AND target IN (SELECT value FROM json_each(?)) AN
 """
 _REPLACE: Final = "UPDATE a2a_tasks SET state = ?, over = ?, revision = ?, body = ? WHERE id = ? AND revision = ?"
 _FREE: Final = """
-SELECT id, body FROM a2a_tasks WHERE over = 0 AND (holder = ?1 OR held_until <= ?2)
+SELECT id, body FROM a2a_tasks WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER (PARTITION BY owner ORDER BY holder <> ?1, created_at, rowid) AS place
+        FROM a2a_tasks WHERE over = 0 AND (holder = ?1 OR held_until <= ?2)
+    ) WHERE place <= ?4
+)
 ORDER BY holder <> ?1, created_at LIMIT ?3
 """
 _TAKE: Final = "UPDATE a2a_tasks SET holder = ?, held_until = ? WHERE id IN (SELECT value FROM json_each(?))"
@@ -93,13 +98,13 @@ class SqliteStore:
         parameters = (*changed, record.id, record.revision - 1)
         return await self._file.run(lambda connection: connection.execute(_REPLACE, parameters).rowcount == 1)
 
-    async def take(self, holder: str, now_s: float, until_s: float, limit: int) -> list[Record]:
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """As `Store.take`."""
         if not self._file.is_there:
             return []
 
         def work(connection: sqlite3.Connection) -> list[Record]:
-            rows = connection.execute(_FREE, (holder, now_s, limit)).fetchall()
+            rows = connection.execute(_FREE, (holder, now_s, *share)).fetchall()
             connection.execute(_TAKE, (holder, until_s, _json([row[0] for row in rows])))
             return [decoded(body) for _, body in rows]
 

@@ -24,6 +24,14 @@ class Bounds(NamedTuple):
     total: int = 100_000
 
 
+class Share(NamedTuple):
+    """How many tasks are seen to at once: in all, and of one owner, so that whose never end keep nobody else's
+    waiting."""
+
+    total: int = 1_000
+    per_owner: int = 250
+
+
 class Page(NamedTuple):
     """Which tasks of an owner are wanted, newest first."""
 
@@ -51,8 +59,9 @@ class Store(Protocol):
     async def replace(self, record: Record) -> bool:
         """Keep this in place of the revision before. False where that is not what is there."""
 
-    async def take(self, holder: str, now_s: float, until_s: float, limit: int) -> list[Record]:
-        """What is not over and is this holder's, or nobody's any more: it is theirs until then."""
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
+        """What is not over and is this holder's, or nobody's any more, as much as they have room for: it is theirs
+        until then. What is theirs already comes first, then the oldest."""
 
     async def let_go(self, holder: str) -> None:
         """Nothing is this holder's any more."""

@@ -77,8 +77,8 @@ if verb == 'replace' then
 end
 
 if verb == 'take' then
-  local holder, now, held, limit = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-  local mine, free, found = {}, {}, {}
+  local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+  local mine, free, found, has = {}, {}, {}, {}
   for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
     if redis.call('HGET', holders, id) == holder then
       mine[#mine + 1] = id
@@ -88,7 +88,9 @@ if verb == 'take' then
   end
   for _, ids in ipairs({mine, free}) do
     for _, id in ipairs(ids) do
-      if #found < limit then
+      local owner = redis.call('HGET', task(id), 'owner')
+      has[owner] = (has[owner] or 0) + 1
+      if #found < limit and has[owner] <= of_owner then
         redis.call('ZADD', open, held, id)
         redis.call('HSET', holders, id, holder)
         found[#found + 1] = redis.call('HGET', task(id), 'body')

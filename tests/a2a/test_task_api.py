@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.task_api import running
-from sidecar.task_api.store import StoreOut
+from sidecar.task_api.store import Share, StoreOut
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.described import Operation as Described
 from tests.flow.described import check_described
@@ -367,6 +367,19 @@ async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Pa
         await world.app.enable("user:alice", by="test")
         found = await ended(world, task_id)
         assert (found["state"], found["error_code"]) == ("failed", "Unauthorized")
+
+
+async def test_whose_tasks_never_end_keep_nobody_elses_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SHARE", Share(total=4, per_owner=2))
+    agent = busy(WORKING)
+    agent.script["SendMessage"] = lambda *_: {"task": task(f"t{agent.methods().count('SendMessage')}", "c1", WORKING)}
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
+        endless = [await create(world) for _ in range(6)]
+        for task_id in endless[:2]:
+            await ended(world, task_id, until="running")
+        agent.script["SendMessage"] = lambda *_: {"task": task("b1", "b1")}
+        assert (await ended(world, await create(world, BOB), BOB))["state"] == "completed"
+        assert agent.methods().count("SendMessage") == 3
 
 
 async def test_an_agent_that_tells_of_another_task_is_not_believed(tmp_path: Path) -> None:

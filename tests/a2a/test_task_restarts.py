@@ -15,7 +15,7 @@ import aiohttp
 from sidecar.task_api.following import UNKNOWN_WHETHER_SENT
 from sidecar.task_api.records import Record, State, Step
 from sidecar.task_api.sqlite import SqliteStore
-from sidecar.task_api.store import Bounds
+from sidecar.task_api.store import Bounds, Share
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
@@ -68,7 +68,7 @@ class Restarted:
 
     async def _any(self) -> str:
         async with self._store() as store:
-            return (await store.take("file", 0.0, 0.0, 1))[0].id
+            return (await store.take("file", 0.0, 0.0, Share()))[0].id
 
     async def _record(self, task_id: str) -> Record:
         async with self._store() as store:

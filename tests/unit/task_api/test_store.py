@@ -19,11 +19,11 @@ from sidecar.task_api.memory import MemoryStore
 from sidecar.task_api.records import Record, State, Step
 from sidecar.task_api.redis import RedisStore
 from sidecar.task_api.sqlite import SqliteStore, check_file
-from sidecar.task_api.store import Bounds, Page, Store, StoreOut
+from sidecar.task_api.store import Bounds, Page, Share, Store, StoreOut
 from tests.unit.task_api.test_records import record
 from tests.valkey import Valkey, running_valkey
 
-ROOM = Bounds(per_owner=3, total=5)
+ROOM, SHARE = Bounds(per_owner=3, total=5), Share()
 ALL = Page(("researcher",))
 
 
@@ -68,7 +68,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_what_is_kept_is_found(store: Store) -> None:
-    assert await store.take("me", 0.0, 1.0, 10) == []
+    assert await store.take("me", 0.0, 1.0, SHARE) == []
     assert await store.get("1") is None
     assert await store.add(made("1"), "me", 10.0, ROOM)
     assert await store.get("1") == made("1")
@@ -114,14 +114,25 @@ async def test_what_nobody_holds_any_more_is_taken_by_one(store: Store) -> None:
     for task_id in "abc":
         await store.add(made(task_id), "one", 10.0, ROOM)
     await store.replace(over(made("b")))
-    assert await store.take("two", 5.0, 20.0, 10) == []
-    assert {one.id for one in await store.take("one", 5.0, 12.0, 10)} == {"a", "c"}, "what is mine is mine again"
-    assert await store.take("two", 11.0, 20.0, 10) == []
-    taken = await asyncio.gather(*(store.take(f"n{n}", 13.0, 20.0, 1) for n in range(5)))
+    assert await store.take("two", 5.0, 20.0, SHARE) == []
+    assert {one.id for one in await store.take("one", 5.0, 12.0, SHARE)} == {"a", "c"}, "what is mine is mine again"
+    assert await store.take("two", 11.0, 20.0, SHARE) == []
+    taken = await asyncio.gather(*(store.take(f"n{n}", 13.0, 20.0, Share(1, 1)) for n in range(5)))
     assert sorted(one.id for some in taken for one in some) == ["a", "c"]
     await store.let_go("n0")
     await store.let_go("n1")
-    assert {one.id for one in await store.take("two", 13.0, 20.0, 10)} == {"a", "c"}
+    assert {one.id for one in await store.take("two", 13.0, 20.0, SHARE)} == {"a", "c"}
+
+
+async def test_nobody_takes_more_of_one_owner_than_their_share(store: Store) -> None:
+    room = Bounds(10, 20)
+    for n in range(6):
+        await store.add(made(f"a{n}", at=float(n)), "me" if n > 3 else "", 0.0, room)
+    await store.add(made("b0", "bob", at=9.0), "", 0.0, room)
+    taken = await store.take("me", 5.0, 12.0, Share(total=4, per_owner=3))
+    assert [one.id for one in taken] == ["a4", "a5", "a0", "b0"], "what is mine first, then the oldest"
+    assert [one.id for one in await store.take("me", 5.0, 12.0, Share(total=2, per_owner=3))] == ["a0", "a4"]
+    assert {one.id for one in await store.take("two", 5.0, 12.0, SHARE)} == {"a1", "a2", "a3"}
 
 
 async def test_what_is_over_is_forgotten_in_its_time_and_what_is_not_never(store: Store) -> None:
