@@ -438,7 +438,7 @@ class App:
             try:
                 server, found = await serve(
                     place,
-                    Calls(handle, name, lone),
+                    Calls(handle, name, lone, settings.server.body_timeout_s),
                     max_bytes=settings.server.max_body_bytes,
                     at_once=settings.server.max_connections,
                     credentials=credentials,

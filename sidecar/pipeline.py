@@ -117,6 +117,7 @@ class Pipeline:
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
         """Where, who, what."""
+        self.agents.greet(turn)
         arrival.check_framing(turn.request.version, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)

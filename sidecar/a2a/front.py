@@ -52,6 +52,11 @@ class AgentFront:
     pages: Pages
     written: cards.Written = field(default_factory=cards.Written)
 
+    def greet(self, turn: Turn) -> None:
+        """Who did not come by HTTP hears every no in their own words, whatever it is about."""
+        if (called := _called(turn)) is not None:
+            turn.dialect = called.dialect
+
     def enter(self, turn: Turn, route: Route) -> None:
         """From here on refusals are told in the caller's dialect, as far as the address says it."""
         called = _called(turn)

@@ -4,11 +4,17 @@ A listener of its own, with one handler for every method of both versions, unary
 call becomes a request like any other, and goes the one way (`pipeline.py`). What differs is the dialect: bytes of
 Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says its tenant (1.0), or the port that
 it came to; where there is one agent only, it is that.
+
+grpc itself waits for ever, for a message that does not come and for a reader who does not read; so messages are read
+and written here, each within its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -34,6 +40,10 @@ from sidecar.whole import Whole
 
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+NOWHERE: Final = "/agents/-"  # no agent can be called so
+READING_S: Final = 30.0  # as long as a reader over HTTP has (listeners.py), who is seen to read
+READ_BYTES_PER_S: Final = 64 * 1024
+_NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _STATUS = {code.name: code for code in grpc.StatusCode}
 
 
@@ -91,21 +101,24 @@ class GrpcDialect:
 
 @dataclass(slots=True)
 class GrpcRequest(Called):
-    """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself."""
+    """A call, as the request's way sees it: what it reads of an HTTP request, and the call itself. `broken` is why its
+    message is none, "" for one that came whole."""
 
     agent: str
     operation: Operation
     body: bytes
+    broken: str
     context: Any
     raw_headers: Sequence[tuple[bytes, bytes]]
     dialect: GrpcDialect
+    sent: GrpcOutlet
     method: str = "POST"
     version: Any = HttpVersion11
     transport: None = None
 
     @property
     def raw_path(self) -> str:
-        return f"/agents/{self.agent}/"
+        return f"/agents/{self.agent}/" if self.agent else NOWHERE
 
     @property
     def remote(self) -> str:
@@ -114,6 +127,8 @@ class GrpcRequest(Called):
 
     def params(self) -> dict[str, Any]:
         """The canonical parameters. Raises Refusal."""
+        if self.broken:
+            raise malformed(self.broken)
         name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
         try:
             given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH)
@@ -126,16 +141,17 @@ class GrpcRequest(Called):
 
     def outlet(self) -> Outlet:
         """Where the messages of its answer go."""
-        return GrpcOutlet(self.context)
+        return self.sent
 
 
 @dataclass(slots=True)
 class GrpcOutlet:
-    """The messages of a streaming answer."""
+    """The messages of an answer. `is_stuck`: nobody reads them."""
 
     context: Any
     response: web.StreamResponse = field(default_factory=web.StreamResponse)
     bytes_out: int = 0
+    is_stuck: bool = False
     resumable: bool = False
     shared: bool = False
 
@@ -144,8 +160,16 @@ class GrpcOutlet:
         if not data or data.startswith(b":"):
             return
         self.bytes_out += len(data)
+        await self.send(data)
+
+    async def send(self, message: bytes) -> None:
+        """One message. Raises Refusal(CALLER_GONE) for a reader who left, or does not read."""
         try:
-            await self.context.write(data)
+            async with asyncio.timeout(READING_S + len(message) / READ_BYTES_PER_S):
+                await self.context.write(message)
+        except TimeoutError:
+            self.is_stuck = True
+            raise Refusal(Reason.CALLER_GONE) from None
         except (aio.UsageError, grpc.RpcError, RuntimeError):
             raise Refusal(Reason.CALLER_GONE) from None
 
@@ -157,12 +181,14 @@ class GrpcOutlet:
 
 
 class Calls(grpc.GenericRpcHandler):
-    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is."""
+    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is, and
+    `patience_s` how long a message may take to come."""
 
-    def __init__(self, handle: Handle, agent: str, lone: Callable[[], str]) -> None:
+    def __init__(self, handle: Handle, agent: str, lone: Callable[[], str], patience_s: float) -> None:
         self._handle = handle
         self._agent = agent
         self._lone = lone
+        self._patience_s = patience_s
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """As grpc asks for it."""
@@ -171,28 +197,41 @@ class Calls(grpc.GenericRpcHandler):
         operation = BY_GRPC[version].get(method) if version is not None else None
         if version is None or operation is None:
             return None
-        if operation.streams:
 
-            async def streamed(body: bytes, context: Any) -> None:
-                await self._answer(operation, version, body, context)
+        async def called(messages: AsyncIterator[bytes], context: Any) -> None:
+            await self._answer(operation, version, messages, context)
 
-            return grpc.unary_stream_rpc_method_handler(streamed)
+        return grpc.stream_stream_rpc_method_handler(called)  # on the wire, all four kinds are this one
 
-        async def asked(body: bytes, context: Any) -> bytes:
-            return await self._answer(operation, version, body, context)
-
-        return grpc.unary_unary_rpc_method_handler(asked)
-
-    async def _answer(self, operation: Operation, version: Version, body: bytes, context: Any) -> bytes:
-        dialect = GrpcDialect(version)
+    async def _answer(
+        self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
+    ) -> None:
+        body, broken = await self._message(messages)
         agent = self._agent or _tenant(operation, version, body) or self._lone()
-        request = GrpcRequest(agent or "none", operation, body, context, _headers(context, version), dialect)
+        dialect, sent = GrpcDialect(version), GrpcOutlet(context)
+        name = agent if _NAME.fullmatch(agent) else ""
+        request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
         response = await self._handle(request)  # type: ignore[arg-type]
+        if dialect.failure is None and isinstance(response, Whole):
+            with suppress(Refusal):
+                await sent.send(response.body or b"")
+        if sent.is_stuck:
+            dialect.failure = "CANCELLED", "nobody reads the answer", b""
         if dialect.failure is not None:
             status, message, details = dialect.failure
-            context.set_trailing_metadata(((DETAILS, details),))
+            if details:
+                context.set_trailing_metadata(((DETAILS, details),))
             await context.abort(_STATUS[status], message)
-        return response.body if isinstance(response, Whole) else b""
+
+    async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
+        """The one message of a call, or why there is none."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await anext(aiter(messages)), ""  # a call has one; what follows it is not read
+        except TimeoutError:
+            return b"", "the message did not arrive in time"
+        except StopAsyncIteration:
+            return b"", "there is no message"
 
 
 def _tenant(operation: Operation, version: Version, body: bytes) -> str:

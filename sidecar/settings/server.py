@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.fields import (
     Bytes,
     Count,
@@ -93,15 +94,18 @@ class ServerSettings(Section):
         if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
             hint = "leave grpc out, or let client_certificate be optional"
             yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
-        if self.listen.is_loopback:
-            return
-        # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.
-        if self.public_url is None:
-            hint = "write public_url: https://<the name callers use>"
-            yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=("listen",))
-        if self.tls is None:
-            hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
-            yield Finding("a listener beyond loopback needs tls", "S102", hint, at=("listen",))
+        if isinstance(self.grpc, UnixAddress):
+            yield Finding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
+        for name, address in (("listen", self.listen), ("grpc", self.grpc)):
+            if address is None or address.is_loopback:
+                continue
+            # Without these, tokens would cross the network in the clear and audiences would be guessed from Host.
+            if self.public_url is None:
+                hint = "write public_url: https://<the name callers use>"
+                yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
+            if self.tls is None:
+                hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
+                yield Finding("a listener beyond loopback needs tls", "S102", hint, at=(name,))
 
 
 class LocalListener(Section):

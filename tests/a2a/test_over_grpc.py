@@ -1,0 +1,95 @@
+"""What of HTTP's care has a caller over gRPC: who is refused hears so, and who is slow has an end?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+import sidecar.a2a.grpc
+from sidecar.protocols.a2a.operations import BY_ACTION
+from sidecar.protocols.a2a.wire import WIRES
+from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, ScriptedAgent, agent_world, ask, task
+
+KEY = ("authorization", ALICE["Authorization"])
+SEND = {"message": HELLO}
+
+
+def written(action: str, params: dict[str, Any]) -> tuple[str, bytes]:
+    """The method, and the message, of 1.0."""
+    operation = BY_ACTION[action]
+    path = f"/lf.a2a.v1.A2AService/{operation.grpc('1.0')}"
+    return path, WIRES["1.0"].encode(operation.request, params)
+
+
+def channel(world: AgentWorld) -> aio.Channel:
+    return aio.insecure_channel(f"127.0.0.1:{world.app.grpc_ports['']}")
+
+
+@pytest.mark.parametrize(
+    ("action", "params"),
+    [("message/send", SEND), ("message/stream", SEND), ("push/delete", {"taskId": "t", "id": "p"})],
+)
+async def test_a_no_before_anything_is_known_is_none_the_less_a_no(
+    action: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    """What has no answer but "done" would else say that it was done."""
+    async with agent_world(tmp_path) as world, channel(world) as line:
+        for said, tenant, code, reason in (
+            (("origin", "https://evil.example"), "researcher", "PERMISSION_DENIED", "origin-refused"),
+            (("transfer-encoding", "gzip"), "researcher", "INVALID_ARGUMENT", "malformed-call"),
+            (("x-run-id", "1"), "../researcher", "NOT_FOUND", "route-unknown"),
+            (("x-run-id", "1"), "researcher/v1", "NOT_FOUND", "route-unknown"),
+        ):
+            path, message = written(action, {**params, "tenant": tenant})
+            call: Any = line.unary_stream(path)(message, metadata=(KEY, said))
+            with pytest.raises(aio.AioRpcError) as told:
+                _ = [one async for one in call]
+            assert told.value.code().name == code, (said, tenant)
+            assert world.ends()[-1]["reason"] == reason
+        assert world.agent.seen == []
+
+
+async def test_who_sends_no_message_keeps_nobody_out(tmp_path: Path) -> None:
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.sleep(30)
+        yield b""
+
+    server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", max_connections: 4, body_timeout_s: 0.2}\n'
+    async with agent_world(tmp_path, settings=server) as world, channel(world) as line:
+        path, _ = written("message/send", SEND)
+        halves: list[Any] = [line.stream_unary(path)(never(), metadata=(KEY,)) for _ in range(4)]
+        for half in halves:
+            with pytest.raises(aio.AioRpcError, match="did not arrive in time"):
+                await half
+        assert [record["reason"] for record in world.ends()] == ["malformed-call"] * 4
+        assert (await ask(world, "1.0", "grpc", "message/send", SEND)).error is None
+
+
+async def test_who_does_not_read_a_stream_holds_nothing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.a2a.grpc, "READING_S", 0.2)
+    monkeypatch.setattr(sidecar.a2a.grpc, "READ_BYTES_PER_S", 10**9)
+    large = {"task": {**task(state="TASK_STATE_WORKING"), "metadata": {"x": "y" * 100_000}}}
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [large] * 200 + [asyncio.Event()]})
+    budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
+    async with agent_world(tmp_path, agent, files=budgets) as world, channel(world) as line:
+        path, message = written("message/stream", SEND)
+        call: Any = line.unary_stream(path)(message, metadata=(KEY,))
+        await call.read()
+        assert (await ask(world, "1.0", "grpc", "message/send", SEND, BOB)).reason == "too-many-concurrent"
+        async with asyncio.timeout(10):
+            while world.app.pipeline.inside:
+                await asyncio.sleep(0.02)
+        assert not world.app.pipeline.exchanges.streams
+        assert world.ends()[-1]["event"] == "outcome" or world.ends()[-1]["reason"] == "caller-gone"
+        agent.made = 1
+        assert (await ask(world, "1.0", "grpc", "message/send", SEND, BOB)).error is None
+        with pytest.raises(aio.AioRpcError, match="nobody reads"):
+            while await call.read() is not aio.EOF:
+                pass
