@@ -19,6 +19,7 @@ from sidecar.intents import EVENT_STREAM
 from sidecar.protocols.a2a.errors import BY_REASON, DOMAIN, ERROR_INFO, KINDS, OF_03, AgentError, Kind
 from sidecar.protocols.a2a.forms import Form, form_of
 from sidecar.protocols.a2a.operations import Binding, Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import Id
 
 A2A_JSON: Final = "application/a2a+json"
@@ -62,6 +63,20 @@ def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
     if refusal.reason is Reason.TASK_UNKNOWN:
         return BY_REASON["TASK_NOT_FOUND"].message
     return message_of(refusal, facts)
+
+
+def written(form: Form, operation: Operation, result: dict[str, Any]) -> Any:
+    """An agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED) for what that has no
+    words for: it is the agent's doing, and the caller's choice."""
+    try:
+        return form.write_result(operation, result)
+    except UnreadableError as error:
+        raise unsayable(error) from None
+
+
+def unsayable(error: UnreadableError) -> Refusal:
+    """The refusal of a result that the caller's form has no words for."""
+    return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be said here: {error}")
 
 
 def grpc_status(refusal: Refusal) -> str:
@@ -118,12 +133,12 @@ class RpcDialect:
 
     def result(self, operation: Operation, result: dict[str, Any]) -> Told:
         """The whole answer."""
-        said = self.form.write_result(operation, result) if operation.response else None
+        said = written(self.form, operation, result) if operation.response else None
         return Told(200, self._response({"result": said}), JSON)
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         """One event of a stream."""
-        return _event(self._response({"result": self.form.write_result(operation, event)}))
+        return _event(self._response({"result": written(self.form, operation, event)}))
 
     def error(self, error: AgentError) -> Told:
         """An agent's no as the whole answer."""
@@ -195,12 +210,12 @@ class HttpDialect:
 
     def result(self, operation: Operation, result: dict[str, Any]) -> Told:
         """The whole answer."""
-        said = self.form.write_result(operation, result) if operation.response else {}
+        said = written(self.form, operation, result) if operation.response else {}
         return Told(200, orjson.dumps(said), self.media_type)
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         """One event of a stream."""
-        return _event(orjson.dumps(self.form.write_result(operation, event)))
+        return _event(orjson.dumps(written(self.form, operation, event)))
 
     def error(self, error: AgentError) -> Told:
         """An agent's no as the whole answer."""

@@ -59,8 +59,7 @@ class AgentFront:
 
     def enter(self, turn: Turn, route: Route) -> None:
         """From here on refusals are told in the caller's dialect, as far as the address says it."""
-        called = _called(turn)
-        turn.dialect = called.dialect if called is not None else _dialect_at(route, version_said(turn.headers))
+        turn.dialect = turn.dialect or _dialect_at(route, version_said(turn.headers))
 
     async def understand(self, turn: Turn, route: Route) -> Operate:
         """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
@@ -89,13 +88,13 @@ class AgentFront:
         assert isinstance(dialect, HttpDialect)
         version = dialect.version
         said = version_of(turn.headers, query)
-        if said != version and not (said == "1.0" and http.address_of(turn.verb, route.rest, "1.0") is not None):
-            raise Refusal(Reason.VERSION_UNSUPPORTED, f"this address speaks A2A {version}")
-        dialect.version = said
         try:
             address = http.address_of(turn.verb, route.rest, said)
         except UnreadableError as error:
             raise malformed(str(error), INVALID_PARAMS) from None
+        if said != version and not (said == "1.0" and address is not None):
+            raise Refusal(Reason.VERSION_UNSUPPORTED, f"this address speaks A2A {version}")
+        dialect.version = said
         if address is None:
             raise Refusal(Reason.ROUTE_UNKNOWN)
         if address.operation is None or address.route is None:

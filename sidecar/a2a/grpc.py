@@ -23,7 +23,7 @@ import grpc
 from aiohttp import HttpVersion11, web
 from grpc import aio
 
-from sidecar.a2a.dialects import details_of, grpc_status, info_of, sentence_for, word_for
+from sidecar.a2a.dialects import details_of, grpc_status, info_of, sentence_for, unsayable, word_for, written
 from sidecar.a2a.reading import Called
 from sidecar.answers import Manner, Told, facts_of
 from sidecar.errors import Reason, Refusal
@@ -41,6 +41,8 @@ from sidecar.whole import Whole
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 NOWHERE: Final = "/agents/-"  # no agent can be called so
+# A client takes 8 KiB of trailers; a sentence is in them twice, and once with three characters for a byte.
+MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
 READING_S: Final = 30.0  # as long as a reader over HTTP has (listeners.py), who is seen to read
 READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -68,7 +70,11 @@ class GrpcDialect:
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         """One message of an answer."""
         name = operation.response if self.version == "1.0" else response_name(operation, streamed=operation.streams)
-        return WIRES[self.version].encode(name, self.form.write_result(operation, event) if name else {})
+        said = written(self.form, operation, event) if name else {}
+        try:
+            return WIRES[self.version].encode(name, said)
+        except UnreadableError as error:
+            raise unsayable(error) from None
 
     def error(self, error: AgentError) -> Told:
         """An agent's no as the whole answer."""
@@ -96,7 +102,11 @@ class GrpcDialect:
 
     def _fail(self, status: str, word: Kind | None, message: str, infos: Sequence[dict[str, Any]]) -> None:
         said = f"{word.name}: {message}" if word is not None and self.version == "0.3" else message
-        self.failure = status, said, encode_status(status, said, list(infos))
+        said = said.encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
+        details = encode_status(status, said, list(infos))
+        if len(details) > MAX_DETAILS_BYTES:  # clients cut off a call whose trailers are longer than they like
+            details = encode_status(status, said, [{**info, "metadata": {}} for info in infos[:1]])
+        self.failure = status, said, details
 
 
 @dataclass(slots=True)
@@ -170,7 +180,7 @@ class GrpcOutlet:
         except TimeoutError:
             self.is_stuck = True
             raise Refusal(Reason.CALLER_GONE) from None
-        except (aio.UsageError, grpc.RpcError, RuntimeError):
+        except (aio.BaseError, grpc.RpcError, RuntimeError):  # it left, before this message or in the midst of it
             raise Refusal(Reason.CALLER_GONE) from None
 
     async def keep_alive(self) -> None:
@@ -221,7 +231,8 @@ class Calls(grpc.GenericRpcHandler):
             status, message, details = dialect.failure
             if details:
                 context.set_trailing_metadata(((DETAILS, details),))
-            await context.abort(_STATUS[status], message)
+            with suppress(aio.InternalError):  # who left is told nothing
+                await context.abort(_STATUS[status], message)
 
     async def _message(self, messages: AsyncIterator[bytes]) -> tuple[bytes, str]:
         """The one message of a call, or why there is none."""
@@ -237,10 +248,7 @@ class Calls(grpc.GenericRpcHandler):
 def _tenant(operation: Operation, version: Version, body: bytes) -> str:
     if version != "1.0":
         return ""
-    try:
-        return str(WIRES["1.0"].decode(operation.request, body, MAX_DEPTH).get("tenant", ""))
-    except UnreadableError:
-        return ""  # whoever reads it for its parameters says what is wrong
+    return WIRES["1.0"].text_in(operation.request, body, "tenant")
 
 
 def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:

@@ -23,6 +23,7 @@ from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Version
 from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import Field, Message, Schema, UnreadableError
+from sidecar.protocols.jsonrpc import MAX_VALUES
 
 _GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
 # An object within an object is three messages on the wire and two calls of the writer; readers stop at 100 messages.
@@ -62,14 +63,17 @@ class Wire:
             raise UnreadableError("", "cannot be said in Protocol Buffers") from None
         return message.SerializeToString()
 
-    def decode(self, name: str, data: bytes, max_depth: int) -> dict[str, Any]:
-        """The canonical form of a message. Raises UnreadableError for bytes that are none, and for a message whose JSON
-        is nested deeper than `max_depth`. How long it may be is for whoever read the bytes."""
+    def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
+        """The canonical form of a message. Raises UnreadableError for bytes that are none, and for a message that holds
+        more than `max_values` values, or whose JSON is nested deeper than `max_depth`. How long it may be is for
+        whoever read the bytes: two of them are enough for a value, and JSON of it takes a hundred."""
         if not name:
             return {}
         message = self._classes[name]()
         try:
             message.ParseFromString(data)
+            if _holds_more(message, max_values):
+                raise UnreadableError("", f"has more than {max_values} values")
             given = MessageToDict(message)
         except (DecodeError, NotJsonError, ValueError, RecursionError):
             # No such bytes; or what JSON cannot say: an infinite number, a moment in no year.
@@ -77,6 +81,37 @@ class Wire:
         if _is_deeper(given, max_depth):
             raise UnreadableError("", "is nested too deep")
         return self._schema.read(name, given)
+
+    def text_in(self, name: str, data: bytes, field: str) -> str:
+        """One text of a message, "" for none and for bytes that are none: for who asks before it is known who sent
+        them, so nothing is made of the rest."""
+        message = self._classes[name]()
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            return ""
+        return str(getattr(message, field))
+
+
+def _holds_more(message: Any, most: int) -> bool:
+    """Whether more than so many values are in a message. They are counted before anything is made of them."""
+    waiting, found = [message], 0
+    while waiting:
+        for field, value in waiting.pop().ListFields():
+            held = _held(field, value)
+            found += len(held)
+            if found > most:
+                return True
+            if field.message_type is not None:
+                waiting.extend(one for one in held if hasattr(one, "ListFields"))
+    return False
+
+
+def _held(field: Any, value: Any) -> Any:
+    """What a field holds: the values of a map, the entries of a list, else the one."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return value.values()
+    return value if field.is_repeated else (value,)
 
 
 def _is_deeper(message: dict[str, Any], depth: int) -> bool:

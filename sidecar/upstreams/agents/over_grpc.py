@@ -23,8 +23,8 @@ from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH
-from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
+from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
+from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
@@ -91,7 +91,7 @@ class GrpcWire:
         try:
             body = WIRES[version].encode(name, form_of(version, "grpc").write_params(operation, outgoing.params))
         except UnreadableError as error:
-            raise Refusal(Reason.MALFORMED_CALL, str(error)) from None
+            raise unsaid(error) from None
         metadata = [("a2a-version", version), *self._headers, *outgoing.extra]
         if outgoing.extensions:
             metadata.append(
@@ -164,7 +164,8 @@ def _read(operation: Operation, version: Version, raw: bytes) -> Result:
     if not name:
         return {}
     try:
-        return form_of(version, "grpc").read_result(operation, WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH))
+        given = WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES)
+        return form_of(version, "grpc").read_result(operation, given)
     except UnreadableError as error:
         raise Refusal(
             Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}"

@@ -11,11 +11,19 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sidecar.egress import Deadline
+from sidecar.errors import Reason, Unsent
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.jsonrpc import INVALID_PARAMS
 from sidecar.vocabulary import Caller
 
 Result = dict[str, Any]
+
+
+def unsaid(error: UnreadableError) -> Unsent:
+    """The refusal of parameters that cannot be said to this agent: nothing went out."""
+    return Unsent(Reason.MALFORMED_CALL, f"this agent cannot be told: {error}", code=INVALID_PARAMS)
 
 
 class Outgoing(NamedTuple):

@@ -116,6 +116,26 @@ def test_nesting_counts_as_in_json() -> None:
         WIRES["1.0"].decode("SendMessageRequest", struct(5).SerializeToString(), 6)
 
 
+def test_every_value_counts_wherever_it_stands() -> None:
+    wire = WIRES["1.0"]
+    data = wire.encode("SendMessageRequest", {"tenant": "t", "message": {"parts": [{"text": "a"}, {}], "taskId": "x"}})
+    assert wire.decode("SendMessageRequest", data, 16, 6)  # the tenant, the message, its parts, a text, the id
+    with pytest.raises(UnreadableError, match="more than 5 values"):
+        wire.decode("SendMessageRequest", data, 16, 5)
+    values = wire.encode("SendMessageRequest", {"metadata": {str(number): [None] for number in range(50)}})
+    with pytest.raises(UnreadableError, match="more than 100 values"):
+        wire.decode("SendMessageRequest", values, 16, 100)
+
+
+def test_one_text_is_had_without_the_rest() -> None:
+    wire = WIRES["1.0"]
+    data = wire.encode("SendMessageRequest", {"tenant": "t", "message": {"parts": [{"text": "a"}]}})
+    assert wire.text_in("SendMessageRequest", data, "tenant") == "t"
+    assert (
+        wire.text_in("SendMessageRequest", data[:-1], "tenant") == wire.text_in("GetTaskRequest", b"", "tenant") == ""
+    )
+
+
 def test_what_protobuf_itself_finds_too_deep_is_unreadable() -> None:
     level = b""
     for _ in range(300):  # a list in a list, by hand: the library would not write it
