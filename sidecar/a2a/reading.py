@@ -41,7 +41,7 @@ from sidecar.protocols.a2a.operations import (
 from sidecar.protocols.a2a.proto03 import PROTO03, request_name
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
-from sidecar.vocabulary import Call, Question
+from sidecar.vocabulary import SKILL, Call, Question
 
 MAX_EXTENSIONS: Final = 16
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
@@ -198,6 +198,7 @@ def _operate(
     for name in ("tenant", "id", "taskId"):
         if params.get(name) in (".", ".."):  # in an address of the agent's it would be a way to another
             raise malformed(f"params.{name} is no name", INVALID_PARAMS)
+    _check_skill(params)
     first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
     questions = [first._replace(name=first.tool)]  # so that the record of it says which skill was asked for
     if pushes(params):  # what is smuggled inside a send is asked like the call of its own (CONTRACT 1.4)
@@ -208,11 +209,20 @@ def _operate(
     )
 
 
+def _check_skill(params: Mapping[str, Any]) -> None:
+    """Raises Refusal where a message asks for one skill outside and for another inside: rules would read the one, and
+    its agent perhaps the other."""
+    outside, inside = meta_of(params), meta_of(params.get("message", {}))
+    if SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
+        raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
+
+
 def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
     """The tasks that an operation names. Raises Refusal where it must name one and does not."""
     if operation in (SEND, STREAM):
         message = params.get("message", {})
-        return tuple(dict.fromkeys(filter(None, (message.get("taskId", ""), *message.get("referenceTaskIds", ())))))
+        named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
+        return tuple(dict.fromkeys(filter(None, named)))
     if operation in (LIST, CARD):
         return ()
     name = "taskId" if operation in _OF_TASK else "id"

@@ -21,6 +21,8 @@ MAX_ID_CHARS: Final = 1024
 _SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@\-]|%[0-9A-Fa-f]{2})+\Z")
 _VERBS: Final = frozenset({"send", "stream", "cancel", "subscribe"})
 _PLACES: Final[Mapping[str, str]] = {"{task}": "task", "{config}": "config"}
+_SLASH = re.compile(r"[/\\]")
+_WORD_NUMBER = re.compile(r"[0-9]{1,4}\Z")
 _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z")
 
 
@@ -123,7 +125,7 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
             if text not in ("true", "false"):
                 raise UnreadableError(f"/{name}", "must be true or false")
             values[name] = text == "true"
-        elif one.type in schema.enums and text.isdigit():
+        elif one.type in schema.enums and _WORD_NUMBER.match(text):
             values[name] = int(text)
         else:
             values[name] = text
@@ -131,12 +133,19 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
 
 
 def path_to(route: Route, ids: Mapping[str, str], tenant: str = "") -> str:
-    """The path of an operation, each id encoded so that it is one segment."""
+    """The path of an operation, each id encoded so that it is one segment. Raises UnreadableError for one that leads
+    elsewhere all the same: servers take `..` for a way up, and many decode a slash before they do."""
     path = route.path
     for place, name in _PLACES.items():
         if place in path:
-            path = path.replace(place, quote(ids[name], safe=""))
-    return (f"/{quote(tenant, safe='')}" if tenant else "") + path
+            path = path.replace(place, _segment(ids[name]))
+    return (f"/{_segment(tenant)}" if tenant else "") + path
+
+
+def _segment(name: str) -> str:
+    if not {".", ".."}.isdisjoint(_SLASH.split(name)):
+        raise UnreadableError("", "has a name that cannot stand in a path")
+    return quote(name, safe="")
 
 
 def query_from(values: Iterable[tuple[str, Any]]) -> str:

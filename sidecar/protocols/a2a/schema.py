@@ -229,7 +229,7 @@ def _timestamp(given: object, at: str) -> str:
         raise UnreadableError(at, "must be a time as RFC 3339 writes it") from None
     fraction = (digits or "").rstrip("0")
     fraction += "0" * (-len(fraction) % 3)
-    return utc.strftime("%Y-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
+    return utc.strftime(f"{utc.year:04}-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
 
 
 def _struct(given: object, at: str) -> dict[str, Any]:

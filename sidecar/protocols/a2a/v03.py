@@ -106,8 +106,9 @@ _WORDS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
-    """A value as the object that 0.3 wants, and the metadata that say so."""
-    if isinstance(value, dict):
+    """A value as the object that 0.3 wants, and the metadata that say so. An object that bears the mark already is
+    packed as well: else its reader would unpack what nobody packed, and have another value than was judged."""
+    if isinstance(value, dict) and not (metadata or {}).get(_PACKED):
         return value, metadata
     return {"value": value}, {**(metadata or {}), _PACKED: True}
 

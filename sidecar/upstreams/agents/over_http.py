@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentEr
 from sidecar.protocols.a2a.forms import Form, form_of
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
-from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
+from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
 from sidecar.upstreams.transport import EVENT_STREAM, JSON
@@ -114,34 +115,36 @@ class RpcWire:
 
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """As `AgentWire.ask`."""
-        version = self._version()
-        with await self._sent(outgoing, version) as response:
-            return await self._whole(response, outgoing.operation, version)
+        version, number = self._version(), next(self._numbers)
+        with await self._sent(outgoing, version, number) as response:
+            return await self._whole(response, outgoing.operation, version, number)
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`."""
-        version = self._version()
-        response = await self._sent(outgoing, version)
+        version, number = self._version(), next(self._numbers)
+        response = await self._sent(outgoing, version, number)
         if response.status == 200 and media_type_of(response) == EVENT_STREAM:
-            read = _reader(form_of(version, "jsonrpc"), outgoing.operation, _rpc_event)
+            read = _reader(form_of(version, "jsonrpc"), outgoing.operation, partial(_rpc_event, number))
             return HttpStream(response, read, self._line.max_response_bytes)
         with response:
-            answer = await self._whole(response, outgoing.operation, version)
+            answer = await self._whole(response, outgoing.operation, version, number)
         if isinstance(answer, AgentError):
             return answer
         raise _refused("it answers whole where a stream was asked for")
 
-    async def _sent(self, outgoing: Outgoing, version: Version) -> Response:
+    async def _sent(self, outgoing: Outgoing, version: Version, number: int) -> Response:
         operation = outgoing.operation
-        params = form_of(version, "jsonrpc").write_params(operation, outgoing.params)
-        message = {"jsonrpc": "2.0", "id": next(self._numbers), "method": operation.rpc(version), "params": params}
+        params = _written(form_of(version, "jsonrpc"), outgoing)
+        message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
         return await self._line.send("POST", self._line.path, orjson.dumps(message), outgoing, version, JSON)
 
-    async def _whole(self, response: Response, operation: Operation, version: Version) -> Result | AgentError:
+    async def _whole(
+        self, response: Response, operation: Operation, version: Version, number: int
+    ) -> Result | AgentError:
         if response.status >= 500 or media_type_of(response) != JSON:
             raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
         raw = await self._line.read(response, self._line.max_response_bytes)
-        return _reader(form_of(version, "jsonrpc"), operation, _rpc_event)(raw)
+        return _reader(form_of(version, "jsonrpc"), operation, partial(_rpc_event, number))(raw)
 
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
@@ -187,12 +190,15 @@ class HttpJsonWire:
         route = operation.http(version)[0]
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
         ids, rest = _apart(operation, params)
-        path = self._line.base + http.path_to(route, ids, tenant)
+        try:
+            path = self._line.base + http.path_to(route, ids, tenant)
+        except UnreadableError as error:
+            raise unsaid(error) from None
         if not route.has_body:
             return await self._line.send(
                 route.verb, path + http.query_from(rest.items()), None, outgoing, version, _media_type(version)
             )
-        body = orjson.dumps(form_of(version, "http_json").write_params(operation, outgoing.params))
+        body = orjson.dumps(_written(form_of(version, "http_json"), outgoing))
         return await self._line.send(route.verb, path, body, outgoing, version, _media_type(version))
 
     async def _error(self, response: Response) -> AgentError:
@@ -291,13 +297,16 @@ def _parsed(raw: bytes) -> Any:
         raise _refused(refusal.detail) from None
 
 
-def _rpc_event(said: Any) -> Any | AgentError:
+def _rpc_event(number: int, said: Any) -> Any | AgentError:
+    """What it says to our request of this number. One that it could not read it answers without."""
     if not isinstance(said, dict) or ("result" in said and "error" in said):
         raise _refused("its answer is no JSON-RPC response")
+    if said.get("id") is not None and str(said["id"]) != str(number):
+        raise _refused("its answer is to another request")
     if "error" not in said:
         return said.get("result")  # the official 0.3 SDK leaves out a result that is null
     error = said["error"]
-    if not isinstance(error, dict) or not isinstance(error.get("code"), int):
+    if not isinstance(error, dict) or type(error.get("code")) is not int:  # a bool is one to isinstance
         raise _refused("its error is no JSON-RPC error")
     return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
 
@@ -314,7 +323,7 @@ def _error_in(said: Any, status: int) -> AgentError | None:
     error = said.get("error")
     if isinstance(error, dict):
         details = tuple(_details(error.get("details")))
-        reasons = [str(one.get("reason")) for one in details if one.get("@type") == ERROR_INFO]
+        reasons = [one.get("reason", "") for one in details if one.get("@type") == ERROR_INFO]
         kind = next((BY_REASON[reason] for reason in reasons if reason in BY_REASON), None)
         code = error.get("code")
         known = _CODE_OF_STATUS.get(code, -32603) if isinstance(code, int) else -32603
@@ -329,7 +338,16 @@ def _error_in(said: Any, status: int) -> AgentError | None:
 
 def _details(data: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(data, list):
-        yield from (one for one in data[:16] if isinstance(one, dict) and isinstance(one.get("@type"), str))
+        yield from (one for one in data[:16] if isinstance(one, dict) and _is_detail(one))
+
+
+def _is_detail(one: Mapping[str, Any]) -> bool:
+    """Whether it is an object that says what it is, and an `ErrorInfo` if it says so: texts, and a map of texts."""
+    if one.get("@type") != ERROR_INFO:
+        return isinstance(one.get("@type"), str)
+    metadata = one.get("metadata", {})
+    texts = [one.get("reason", ""), one.get("domain", "")]
+    return isinstance(metadata, dict) and all(isinstance(text, str) for text in (*texts, *metadata.values()))
 
 
 def _text(said: Any) -> str:
@@ -351,6 +369,14 @@ def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, s
 
 def _media_type(version: Version) -> str:
     return A2A_JSON if version == "1.0" else JSON
+
+
+def _written(form: Form, outgoing: Outgoing) -> Result:
+    """The parameters in the agent's form. Raises Unsent for what that has no words for."""
+    try:
+        return form.write_params(outgoing.operation, outgoing.params)
+    except UnreadableError as error:
+        raise unsaid(error) from None
 
 
 def _refused(detail: str) -> Refusal:

@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.messages import V10
-from sidecar.protocols.a2a.operations import OPERATIONS, VERSIONS, Operation, Route, Version
+from sidecar.protocols.a2a.operations import GET, OPERATIONS, PUSH_GET, VERSIONS, Operation, Route, Version
 from sidecar.protocols.a2a.schema import UnreadableError
 
 ROUTES = [(version, one, route) for version in VERSIONS for one in OPERATIONS for route in one.http(version)]
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
-    lambda text: text.isprintable() and text not in (".", "..") and text.rpartition(":")[2] not in http._VERBS
+    lambda text: (
+        text.isprintable()
+        and {".", ".."}.isdisjoint(http._SLASH.split(text))
+        and text.rpartition(":")[2] not in http._VERBS
+    )
 )
 
 
@@ -108,3 +112,13 @@ def test_a_query_that_two_readers_read_differently_is_refused(query: str) -> Non
 def test_values_become_a_query() -> None:
     assert http.query_from([("a", True), ("b", "x&y"), ("c", 5)]) == "?a=true&b=x%26y&c=5"
     assert http.query_from([]) == ""
+
+
+@pytest.mark.parametrize("name", [".", "..", "../x", "a/..", "a/./b", "..\\x"])
+def test_a_name_that_leads_elsewhere_stands_in_no_path(name: str) -> None:
+    get, config = GET.http("1.0")[0], PUSH_GET.http("1.0")[0]
+    for route, ids, tenant in ((get, {"task": name}, ""), (get, {"task": "t"}, name)):
+        with pytest.raises(UnreadableError):
+            http.path_to(route, ids, tenant)
+    with pytest.raises(UnreadableError):
+        http.path_to(config, {"task": "t", "config": name})

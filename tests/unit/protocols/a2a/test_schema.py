@@ -157,6 +157,12 @@ def test_a_time_is_of_rfc_3339(moment: Any) -> None:
         V10.read("ListTasksRequest", {"statusTimestampAfter": moment})
 
 
+def test_a_time_of_the_first_years_is_written_as_it_is_read() -> None:
+    """The zero time of Go, which agents written in it send where they know none."""
+    status = {"timestamp": "0001-01-01T00:00:00Z"}
+    assert V10.read("TaskStatus", status) == status
+
+
 def test_what_is_empty_stays_where_it_is_wanted() -> None:
     given_ = {"tasks": [], "nextPageToken": "", "pageSize": 0}
     assert V10.read("ListTasksResponse", given_, defaults=True) == given_

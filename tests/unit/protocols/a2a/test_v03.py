@@ -375,3 +375,9 @@ def test_what_an_agent_of_1_0_left_empty_is_not_said_in_0_3() -> None:
     assert v03.result_to_03(GET, empty, streamed=False) == v03.result_to_03(
         GET, {"id": "t", "status": {}}, streamed=False
     )
+
+
+def test_what_looks_packed_is_not_unpacked_by_who_reads_it() -> None:
+    """Else the official compatibility layer would hand an agent the value inside, where rules saw the object."""
+    data, metadata = v03.packed({"value": "inside"}, {"data_part_compat": True, "own": 1})
+    assert v03.unpacked(data, metadata, "") == ({"value": "inside"}, {"own": 1})

@@ -1,0 +1,234 @@
+"""Does a hostile caller or a lying agent find a way in at the wires: bytes, forms, paths, streams that stand still?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import web
+from grpc import aio
+from yarl import URL
+
+from sidecar.protocols.a2a.operations import Binding, Version
+from sidecar.protocols.a2a.wire import WIRES
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+
+SEND = {"message": HELLO}
+METADATA = tuple((name.lower(), value) for name, value in ALICE.items())
+METHOD = "/lf.a2a.v1.A2AService/"
+WORKING = {"task": task(state="TASK_STATE_WORKING")}
+TYPE = "type.googleapis.com/google.rpc.ErrorInfo"
+
+
+def channel(world: AgentWorld) -> aio.Channel:
+    """To the port that is for every agent."""
+    return aio.insecure_channel(f"127.0.0.1:{world.app.grpc_ports['']}")
+
+
+async def told(world: AgentWorld, body: bytes, metadata: Any = METADATA) -> tuple[str, str]:
+    """The status of a call, and its sentence."""
+    async with channel(world) as to:
+        method: Any = to.unary_unary(METHOD + "SendMessage")
+        try:
+            await method(body, metadata=metadata)
+        except aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+def sized(key: bytes, data: bytes) -> bytes:
+    """A field of Protocol Buffers that holds these bytes, of which there are many."""
+    size = len(data)
+    return key + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + data
+
+
+MANY_PARTS = sized(b"\x12", b"\x2a\x00" * 130_000)  # small as bytes, and large as everything else
+
+
+async def test_what_is_much_in_few_bytes_is_counted_and_not_read(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        assert (await told(world, MANY_PARTS, ()))[0] == "UNAUTHENTICATED"
+        assert await told(world, MANY_PARTS) == (
+            "INVALID_ARGUMENT",
+            "The call is malformed: / has more than 100000 values",
+        )
+
+
+async def test_an_agent_that_says_much_in_few_bytes_is_refused(tmp_path: Path) -> None:
+    long_history = sized(b"\x0a", b"\x0a\x01t" + b"\x2a\x00" * 210_000)
+    server = aio.server()
+
+    async def answer(_: bytes, __: Any) -> bytes:
+        return long_history
+
+    server.add_generic_rpc_handlers((_Everything(grpc.unary_unary_rpc_method_handler(answer)),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with agent_world(tmp_path) as world:
+            text = (tmp_path / "sidecar.yaml").read_text()
+            url = next(line for line in text.splitlines() if "researcher:" in line)
+            (tmp_path / "sidecar.yaml").write_text(
+                text.replace(url, f'  researcher: {{a2a: {{url: "grpc://127.0.0.1:{port}", version: "1.0"}}}}')
+            )
+            await world.app.reload("the test")
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+            assert (answered.status, answered.reason) == (502, "response-refused")
+    finally:
+        await server.stop(0)
+
+
+class _Everything(grpc.GenericRpcHandler):
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
+
+    def service(self, _: Any) -> Any:
+        return self.handler
+
+
+async def test_what_the_form_of_the_caller_cannot_say_is_the_agents_doing_and_no_bug(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(80):
+        deep = {"a": deep}
+    empty = {"artifactId": "a", "parts": [{}]}
+    agent = ScriptedAgent()
+    async with agent_world(tmp_path, agent) as world:
+        cases: list[tuple[dict[str, Any], list[tuple[Version, Binding]]]] = [
+            ({"artifacts": [empty]}, [("0.3", "jsonrpc"), ("0.3", "http_json"), ("0.3", "grpc")]),
+            ({"metadata": deep}, [("1.0", "grpc"), ("0.3", "grpc")]),
+        ]
+        for more, spoken in cases:
+            for version, binding in spoken:
+                agent.script["SendMessage"] = lambda *_, more=more: {"task": {**task(), **more}}
+                answered = await ask(world, version, binding, "message/send", SEND)
+                assert answered.error is not None and answered.reason == "response-refused"
+                agent.script["SendStreamingMessage"] = lambda *_, more=more: [WORKING, {"task": {**task(), **more}}]
+                answered = await ask(world, version, binding, "message/stream", SEND)
+                assert answered.error is not None and answered.reason == "response-refused"
+        assert {end.get("reason") for end in world.ends()} == {"response-refused"}
+
+
+@pytest.mark.parametrize(
+    ("version", "path"),
+    [
+        ("1.0", "/tasks?status=%C2%B2"),
+        ("1.0", "/tasks?status=" + "9" * 5000),
+        ("", "/v1/tasks/%ff?A2A-Version=1.0"),
+        ("", "/v1/tasks/%00?A2A-Version=1.0"),
+    ],
+)
+async def test_an_odd_address_is_the_callers_fault(version: str, path: str, tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        headers = {**ALICE, **({"A2A-Version": version} if version else {})}
+        url = URL(f"{world.url}/agents/researcher{path}", encoded=True)
+        async with world.http.get(url, headers=headers) as response:
+            assert response.status == 400
+
+
+async def test_an_agents_no_of_an_odd_make_is_told_as_its_no(tmp_path: Path) -> None:
+    agent = ScriptedAgent()
+    infos = [
+        {"@type": TYPE, "reason": "TASK_NOT_FOUND", "domain": "a2a-protocol.org", "metadata": ["no map"]},
+        {"@type": TYPE, "reason": "TASK_NOT_FOUND", "domain": "a2a-protocol.org", "metadata": {"x": "y" * 30_000}},
+        {"@type": TYPE, "reason": ["no text"]},
+    ]
+    async with agent_world(tmp_path, agent) as world:
+        for info in infos:
+            agent.script["SendMessage"] = lambda *_, info=info: No(
+                {"code": -32001, "message": "é" * 2000, "data": [info]}
+            )
+            for version, binding in SPOKEN:
+                answered = await ask(world, version, binding, "message/send", SEND)
+                assert answered.error is not None
+                assert answered.error["code"] in (-32001, 404, "NOT_FOUND")
+        agent.script["SendMessage"] = lambda *_: No({"code": True, "message": "x"})
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == "response-refused"
+
+
+async def test_a_name_that_leads_elsewhere_does_not_reach_an_agent_that_is_addressed_by_path(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a="binding: http_json") as world:
+        for tenant in ("..", "../other", "a/../..", "..\\other", "."):
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", {"tenant": tenant, **SEND})
+            assert answered.error is not None and answered.error["code"] == -32602
+        assert {end["reason"] for end in world.ends()} == {"malformed-call"}
+
+
+async def test_an_answer_to_another_request_is_nobodys(tmp_path: Path) -> None:
+    async def answer(number: Any) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": number, "result": WORKING})
+
+    agent = ScriptedAgent()
+    async with agent_world(tmp_path, agent) as world:
+        agent.script["SendMessage"] = lambda *_: answer(99)
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == "response-refused"
+        agent.script["SendMessage"] = lambda *_: answer(None)
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).error is None
+
+
+async def test_one_message_asks_for_one_skill(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, message/send, -, -, call.tool == 'search', allow\n"}
+    both = {"message": {**HELLO, "metadata": {"task_type": "write"}}, "metadata": {"task_type": "search"}}
+    async with agent_world(tmp_path, rules=rules) as world:
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, "message/send", both)
+            assert answered.error is not None and answered.reason == "malformed-call"
+        assert world.agent.seen == []
+        both["message"]["metadata"]["task_type"] = "search"
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", both)).error is None
+
+
+async def test_a_push_configuration_inside_a_send_names_no_task_of_anothers(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        await ask(world, "1.0", "jsonrpc", "message/send", SEND, BOB)
+        push = {"taskId": "t1", "url": "http://127.0.0.1:9/hook"}
+        smuggled = {**SEND, "configuration": {"taskPushNotificationConfig": push}}
+        for action in ("message/send", "message/stream"):
+            answered = await ask(world, "1.0", "jsonrpc", action, smuggled)
+            assert answered.error is not None and answered.error["code"] == -32001
+        assert len(world.agent.seen) == 1
+
+
+def stream_of(*pieces: bytes, again: bool) -> Any:
+    """A script for an agent that writes these, and then the last of them for ever or nothing more."""
+
+    async def answer(method: str, params: Mapping[str, Any]) -> web.StreamResponse:
+        return _Written(pieces, again)
+
+    return answer
+
+
+class _Written(web.StreamResponse):
+    def __init__(self, pieces: tuple[bytes, ...], again: bool) -> None:
+        super().__init__(headers={"Content-Type": "text/event-stream"})
+        self.pieces, self.again = pieces, again
+
+    async def prepare(self, request: web.BaseRequest) -> Any:
+        writer = await super().prepare(request)
+        for piece in self.pieces:
+            await self.write(piece)
+        while self.again:
+            await self.write(self.pieces[-1])
+            await asyncio.sleep(0)
+        return writer
+
+
+async def test_a_reader_of_grpc_who_leaves_in_the_midst_of_a_message_is_no_bug(tmp_path: Path) -> None:
+    event = json.dumps({"jsonrpc": "2.0", "result": {"task": {**task(), "metadata": {"x": "y" * 50_000}}}})
+    agent = ScriptedAgent({"SendStreamingMessage": stream_of(b"data: " + event.encode() + b"\n\n", again=True)})
+    body = WIRES["1.0"].encode("SendMessageRequest", SEND)
+    async with agent_world(tmp_path, agent) as world:
+        async with channel(world) as to:
+            method: Any = to.unary_stream(METHOD + "SendStreamingMessage")
+            for left in range(1, 6):
+                call = method(body, metadata=METADATA)
+                await call.read()
+                call.cancel()
+                while len(world.ends()) < left:
+                    await asyncio.sleep(0.01)
+        # Whoever leaves is seen in the midst of a message or between two of them.
+        assert {end.get("reason") for end in world.ends()} <= {"caller-gone", None}
