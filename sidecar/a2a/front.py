@@ -165,6 +165,7 @@ class AgentFront:
             pushing = Pushing(self.pushes, owning.caller, intent)
             try:
                 params = await pushing.rewritten()
+                await owning.begin()
                 lease.forwarded = True
                 answer = await agent.wire.ask(outgoing._replace(params=params))
                 if isinstance(answer, AgentError):
@@ -221,6 +222,7 @@ class AgentFront:
             async with overseen.under_way(calls):
                 await agent.cards.prepare()
                 outgoing = outgoing._replace(params=await pushing.rewritten())
+                await owning.begin()
                 lease.forwarded = True
                 heard = await agent.wire.listen(outgoing)
         except BaseException:

@@ -85,14 +85,21 @@ class Owning:
         return {name: record for name, record in found.items() if record.method == self._method}
 
     async def _check_context(self, *, begins: bool) -> None:
-        """A conversation that nobody has is begun with its first message; the race for it has one winner."""
-        context = self.intent.context
+        context, agent = self.intent.context, self.intent.call.upstream
         if len(context) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
-        if begins:
-            await self._claim(CONTEXTS, context, Reason.TASK_UNKNOWN)
-        elif context not in await self._mine((context,), CONTEXTS):
+        mine = await self.tasks.mine(self.caller, agent, (context,), namespace=CONTEXTS)
+        if context in mine:
+            if mine[context].method != self._method:
+                raise Refusal(Reason.TASK_UNKNOWN)
+        elif not begins or await self.tasks.is_anothers(self.caller.binding, agent, context, namespace=CONTEXTS):
             raise Refusal(Reason.TASK_UNKNOWN)
+
+    async def begin(self) -> None:
+        """Nothing is left to refuse it: a conversation that nobody has is begun with its first message, and the race
+        for it has one winner. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        if self.intent.context and self.intent.operation in (SEND, STREAM):
+            await self._claim(CONTEXTS, self.intent.context, Reason.TASK_UNKNOWN)
 
     async def _claim(self, namespace: Namespace, name: str, otherwise: Reason) -> None:
         if (namespace, name) in self.known:

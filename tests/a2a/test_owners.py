@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.a2a.owning import CONTEXTS
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
-from tests.a2a.world import ALICE, BOB, HELLO, HOOK, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
 
 RPC: Any = ("1.0", "jsonrpc")
@@ -48,6 +49,26 @@ async def test_no_name_leads_out_of_the_agents_address(name: str, tmp_path: Path
         answered = await ask(world, *RPC, "tasks/get", {"id": name})
         assert answered.error is not None and answered.error["code"] == -32602
         assert world.agent.seen == []
+
+
+async def test_who_was_refused_has_begun_nothing(tmp_path: Path) -> None:
+    """A send beyond a limit writes nothing down, and takes no conversation from who may send."""
+    rules = {**RULES, "user_to_nhi": RULES["user_to_nhi"].replace("-, -, -, allow", "-, 1, -, allow", 1)}
+    async with agent_world(tmp_path, rules=rules) as world:
+        assert (await ask(world, *RPC, "message/send", SENT)).error is None
+        sent = {"message": {**HELLO, "contextId": "common"}}
+        assert (await ask(world, *RPC, "message/send", sent)).status == 429
+        assert (await ask(world, *RPC, "message/send", sent, BOB)).error is None
+        assert await world.app.pipeline.tasks.is_anothers("nobody", "researcher", "common", namespace=CONTEXTS)
+
+
+async def test_of_many_who_begin_a_conversation_at_once_one_has_it(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        sent = {"message": {**HELLO, "contextId": "common"}}
+        told = await asyncio.gather(*(ask(world, *RPC, "message/send", sent, who) for who in [ALICE, BOB] * 5))
+        won = [who for who in (0, 1) if all(one.error is None for one in told[who::2])]
+        assert len(won) == 1 and {one.error["code"] for one in told[1 - won[0] :: 2] if one.error} == {-32001}
+        assert all(one.error for one in told[1 - won[0] :: 2])
 
 
 async def test_an_agent_cannot_push_out_what_its_caller_has_elsewhere(tmp_path: Path) -> None:

@@ -205,15 +205,18 @@ def _naming(hosts: set[str], places: set[_Place]) -> re.Pattern[str]:
     """What names one of them: an address there; a name with a dot in it also alone. One that is a plain word, as in a
     cluster, only with a scheme or a port, because the word may well mean something else. Every repetition is bounded,
     since the text is a stranger's."""
-    scheme = r"[a-z][a-z0-9+.-]{0,15}://(?:[^\s/@]{0,100}@)?"
-    path = r"(?:[/?#][^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # what ends a sentence is not of the address
-    before, after = r"(?<![a-z0-9_.-])", r"(?!\.?[a-z0-9_-])"
-    port = r"(?::\d{1,5})?"
+    colon = r"(?::|%3a)"  # it may stand in the query of another address
+    scheme = rf"[a-z][a-z0-9+.-]{{0,15}}{colon}(?://|%2f%2f)(?:[^\s/@]{{0,100}}@)?"
+    path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # what ends a sentence is not of the address
+    before, after = r"(?:(?<![a-z0-9_.-])|(?<=%2f)|(?<=%40))", r"(?!\.?[a-z0-9_-])"
+    port = rf"{colon}\d{{1,5}}"
     full = _any_of(host for host in hosts if "." in host or ":" in host)
     words = _any_of(host for host in hosts if "." not in host and ":" not in host)
-    exact = "|".join(rf"\[?{re.escape(place.host)}\.?\]?:{place.port}(?!\d)" for place in sorted(places)) or "(?!)"
+    ours_too = (rf"\[?{re.escape(place.host)}\.?\]?{colon}{place.port}(?!\d)" for place in sorted(places))
+    exact = "|".join(ours_too) or "(?!)"
     found = (
-        rf"(?:{scheme})?{before}(?:{full}{after}{port}|{words}:\d{{1,5}}|{exact})|{scheme}{before}{words}{after}{port}"
+        rf"(?:{scheme})?{before}(?:{full}{after}(?:{port})?|{words}{port}|{exact})"
+        rf"|{scheme}{before}{words}{after}(?:{port})?"
     )
     return re.compile(rf"(?:{found}){path}", re.IGNORECASE)
 

@@ -313,6 +313,9 @@ def test_what_is_no_card_is_refused(given: Any) -> None:
         ("HTTP://PLANNER:80", True),
         ("xplanner:9000", False),
         ("http://evil.example/?u=http://planner/", True),
+        ("https://docs.example/?agent=http%3A%2F%2Fplanner%2Fx", True),
+        ("https://docs.example/?agent=planner%3a9000", True),
+        ("https://docs.example/?agent=http%3A%2F%2Fplanner.example%2Fx", False),
     ],
 )
 def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, names: bool) -> None:
@@ -326,6 +329,7 @@ def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, name
         ("http://127.0.0.1:9000/docs", True),
         ("ask 127.0.0.1:9000.", True),
         ("http://127.0.0.1:900/", False),
+        ("https://docs.example/?agent=http%3A%2F%2F127.0.0.1%3A9000%2Fdocs", True),
         ("http://127.0.0.1:8080/agents/planner/", False),
         ("127.0.0.1", False),
     ],
@@ -343,6 +347,7 @@ def test_a_text_that_is_made_to_take_long_does_not() -> None:
         "a" * 300_000,
         "a.-+" * 70_000,
         "a://" * 70_000,
+        "a%3a%2f%2f" * 30_000,
         "x://" + "a:" * 100_000,
         f"http://{HOST}/" + "a" * 200_000,
     ]
