@@ -7,7 +7,6 @@ a JWKS as `jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that w
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -26,6 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from sidecar.protocols import base64url
 
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
 _THUMBPRINT = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}  # RFC 7638 3.2
@@ -156,4 +157,4 @@ def _needed(jwk: str) -> Mapping[str, str]:
 
 def _digest(needed: Mapping[str, str]) -> str:
     canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
-    return urlsafe_b64encode(sha256(canonical).digest()).rstrip(b"=").decode()
+    return base64url.encode(sha256(canonical).digest())

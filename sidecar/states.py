@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from sidecar.errors import Refusal
+from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.vocabulary import Call, Caller
 
@@ -36,14 +35,14 @@ class States:
         """A state that only this chain can use, for this very call."""
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
         said = ends + state.encode()
-        return urlsafe_b64encode(self._mac(caller, call, said) + said).decode()
+        return base64url.encode(self._mac(caller, call, said) + said)
 
     def open(self, caller: Caller, call: Call, sealed: object) -> str:
         """What was sealed. Raises Refusal(MALFORMED_CALL): another's, of another call, altered, too old and invented
         are the same."""
         try:
-            raw = urlsafe_b64decode(sealed) if isinstance(sealed, str) else b""
-        except (Base64Error, ValueError):
+            raw = base64url.decode(sealed) if isinstance(sealed, str) else b""
+        except ValueError:
             raw = b""
         mac, said = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
         genuine = hmac.compare_digest(mac, self._mac(caller, call, said))

@@ -8,8 +8,6 @@ sealed: only this chain can use one, at this agent, and nobody can read it.
 from __future__ import annotations
 
 import secrets
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Final
@@ -20,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sidecar.a2a.owning import Owning
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols import base64url
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 
@@ -72,15 +71,15 @@ class Pages:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its page token is longer than {MAX_TOKEN_CHARS} characters")
         nonce = secrets.token_bytes(_NONCE_BYTES)
         said = orjson.dumps([token, skip])
-        return urlsafe_b64encode(nonce + self._seal.encrypt(nonce, said, _whose(owning))).decode()
+        return base64url.encode(nonce + self._seal.encrypt(nonce, said, _whose(owning)))
 
     def _open(self, owning: Owning, sealed: str) -> tuple[str, int]:
         if not sealed:
             return "", 0
         try:
-            raw = urlsafe_b64decode(sealed)
+            raw = base64url.decode(sealed)
             said = self._seal.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], _whose(owning))
-        except (Base64Error, ValueError, InvalidTag):
+        except (ValueError, InvalidTag):
             raise malformed("params.pageToken is not one of this list", INVALID_PARAMS) from None
         token, skip = orjson.loads(said)
         return token, skip

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections.abc import Mapping
 from typing import Final
 
 import orjson
 
+from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 
 MAX_CURSOR_CHARS: Final = 4096  # of one server's own; a longer one is no answer
@@ -36,13 +35,13 @@ class Seal:
     def seal(self, binding: str, method: str, cursors: Cursors) -> str:
         """A cursor that only this chain can use, and only for this list."""
         body = orjson.dumps(dict(cursors))
-        return urlsafe_b64encode(self._mac(binding, method, body) + body).decode()
+        return base64url.encode(self._mac(binding, method, body) + body)
 
     def open(self, binding: str, method: str, cursor: str) -> Cursors:
         """What was sealed. Raises Refusal(MALFORMED_CALL) for a cursor of anybody else's, or of another list."""
         try:
-            raw = urlsafe_b64decode(cursor)
-        except (Base64Error, ValueError):
+            raw = base64url.decode(cursor)
+        except ValueError:
             raw = b""
         mac, body = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(binding, method, body)):

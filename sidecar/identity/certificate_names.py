@@ -6,7 +6,6 @@ others (X509-SVID 3, 4); a common name is nobody's (threats A9).
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Final
 from cryptography import x509
 
 from sidecar.identity.spiffe import SCHEME, parse_spiffe_id
+from sidecar.protocols import base64url
 
 MAX_READ: Final = 512  # certificates kept as they were read: reading one takes a tenth of a millisecond
 
@@ -66,7 +66,7 @@ def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[s
 
 def thumbprint_of(der: bytes) -> str:
     """RFC 8705 3.1."""
-    return urlsafe_b64encode(sha256(der).digest()).rstrip(b"=").decode()
+    return base64url.encode(sha256(der).digest())
 
 
 def _alternative_names(read: x509.Certificate) -> tuple[list[str], list[str]]:

@@ -8,7 +8,6 @@ id, from that issuer's own set). Header members that bring keys (`jwk jku x5u x5
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import Issuer
 from sidecar.identity.jwks import IssuerKeys
 from sidecar.identity.spiffe import trust_domain_of
+from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
 LEEWAY_S = 60.0  # threats A5: the most
@@ -144,7 +144,7 @@ def read_compact(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _object(segment: str) -> dict[str, Any]:
     try:
-        value = parse_json(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+        value = parse_json(base64url.decode(segment))
     except (Refusal, ValueError):
         raise bad_credential("the token is not a JSON Web Token") from None
     if not isinstance(value, dict):

@@ -7,7 +7,6 @@ in the store that replicas share; what cannot be remembered is refused.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
@@ -22,6 +21,7 @@ from sidecar.identity.credentials import Presented, bad_credential
 from sidecar.identity.issuers import ALGORITHMS
 from sidecar.identity.jwks import VerificationKey, public_key_from
 from sidecar.identity.jwt import read_compact, time_of
+from sidecar.protocols import base64url
 from sidecar.signing_keys import thumbprint
 
 TYP: Final = "dpop+jwt"
@@ -85,7 +85,7 @@ class Proofs:
             raise _bad(refusal.detail) from None
         if claims.get("htm") != presented.method or _plain(claims.get("htu")) not in map(_plain, presented.urls):
             raise _bad("the proof is for another request")
-        if not _same(claims.get("ath"), urlsafe_b64encode(sha256(token.encode()).digest()).rstrip(b"=").decode()):
+        if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
             raise _bad("the proof is for another token")
         issued_at, now = claims["iat"], self._clock()
         if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:

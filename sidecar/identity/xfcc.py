@@ -7,7 +7,6 @@ that nobody else can send it, is settled before it is read.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -16,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sidecar.identity.certificate_names import CertificateError, ClientCertificate, names_of, read_certificate
+from sidecar.protocols import base64url
 
 MAX_PAIRS: Final = 256
 _MANY: Final = frozenset({"by", "uri", "dns"})
@@ -57,7 +57,7 @@ def _hash(element: Element) -> str:
         raw = b"?"
     if told and len(raw) != 32:
         raise CertificateError("the forwarded certificate's hash is malformed")
-    return urlsafe_b64encode(raw).rstrip(b"=").decode()
+    return base64url.encode(raw)
 
 
 def _one(element: Element, key: str) -> str:

@@ -11,14 +11,13 @@ import hashlib
 import hmac
 import re
 import secrets
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import Id, malformed
 from sidecar.vocabulary import Caller, Question
 
@@ -133,16 +132,16 @@ class Session:
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
-        return urlsafe_b64encode(self._event_mac(raw) + raw).decode().rstrip("=")
+        return base64url.encode(self._event_mac(raw) + raw)
 
     def opened_event_id(self, event_id: str) -> str:
         """The upstream's event id. Raises Refusal(SESSION_UNKNOWN) for one that this session never saw."""
         try:
-            raw = urlsafe_b64decode(event_id + "=" * (-len(event_id) % 4))
+            raw = base64url.decode(event_id)
             mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
             if hmac.compare_digest(mac, self._event_mac(upstream)):
                 return upstream.decode()
-        except (Base64Error, ValueError):
+        except ValueError:
             pass
         raise Refusal(Reason.SESSION_UNKNOWN, "Last-Event-ID is not of this session")
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from sidecar.protocols import base64url
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Binding, Version, version_meant
@@ -308,10 +308,10 @@ def _merged(one: Any, other: Any) -> Any:
 def _signature(card: Read, signer: Signer) -> Json:
     """A JWS over the canonical form of a card without signatures and without what is empty, its payload detached."""
     header = {"alg": signer.algorithm, "kid": signer.kid, "typ": "JOSE"}
-    protected = _base64url(json.dumps(header, separators=(",", ":")).encode())
+    protected = base64url.encode(json.dumps(header, separators=(",", ":")).encode())
     payload = {name: value for name, value in card.items() if name != "signatures"}
-    covered = f"{protected}.{_base64url(canonical_json(_filled(payload)))}"
-    return {"protected": protected, "signature": _base64url(signer.sign(covered.encode()))}
+    covered = f"{protected}.{base64url.encode(canonical_json(_filled(payload)))}"
+    return {"protected": protected, "signature": base64url.encode(signer.sign(covered.encode()))}
 
 
 def _without_defaults_03(card: Read) -> Json:
@@ -350,7 +350,3 @@ def _filled(value: Any) -> Any:
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-def _base64url(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
