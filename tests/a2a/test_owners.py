@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.a2a.owning import CONTEXTS
+from sidecar.protocols import base64url
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
 from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
