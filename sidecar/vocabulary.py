@@ -57,7 +57,8 @@ CredentialKind = Literal["jwt", "api_key", "local", "certificate", "anonymous"]
 @dataclass(frozen=True, slots=True)
 class Credential:
     """What was presented, as evidence may name it: never the secret itself. Of a certificate, `issuer` is the name by
-    which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it, in no evidence."""
+    which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it. Of a token, `trust` is what of it
+    was looked up in its issuer's tables. It is in no evidence."""
 
     kind: CredentialKind
     issuer: str = ""

@@ -3,6 +3,7 @@
     chain_of(claims)      what a token proves alone: its subject, then its actors, oldest first
     accepts(...)          whether a token is meant for this route
     joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
+    still_names(...)      whether an issuer could still have said what it said, as it is trusted now
 
 Links before the last come from a verified token and from nothing else.
 """
@@ -12,8 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
 
 from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.credentials import Workload, bad_credential, client_unknown, conflict
@@ -25,7 +26,8 @@ from sidecar.vocabulary import Chain, Credential, Principal
 
 MAX_ACTORS = 8
 MAX_SCOPES = 256
-ROUTES = ("mcp", "agents")
+ROUTES = ("mcp", "agents", "a2a")
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")  # RFC 6749 3.3
 
 
@@ -50,7 +52,7 @@ def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, resource),
         lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
-        credential=Credential("jwt", issuer=claims.issuer.issuer),
+        credential=Credential("jwt", issuer=claims.issuer.issuer, trust=_looked_up(claims)),
         expires_at=claims.expires_at,
         speaks_for=claims.issuer.actors,
         bound=claims.bound,
@@ -77,6 +79,32 @@ def accepts(issuer: Issuer, audiences: frozenset[str], resource: str) -> bool:
     return resource in audiences or any(
         audience in audiences and not _is_another_route(audience, resource) for audience in issuer.audiences
     )
+
+
+def still_names(issuer: Issuer, naming: Naming, chain: Chain, looked_up: str) -> bool:
+    """Whether a token of this issuer, as the operator trusts it now, could still stand for its part of this chain.
+    `looked_up` is the credential's `trust`: the claim that was looked up in the issuer's tables."""
+    mine = [principal for principal in chain if principal.issuer == issuer.issuer]
+    if not mine:
+        return False
+    if issuer.spiffe is not None:
+        return mine[0].name == issuer.spiffe.name(looked_up, naming)
+    if issuer.actors and issuer.actors.isdisjoint({mine[-1].name, chain[-1].name}):
+        return False
+    client = issuer.clients.get(looked_up) if issuer.actor_from else DIRECT
+    if client != DIRECT and client not in {principal.name for principal in mine}:
+        return False
+    return all(
+        principal.kind in issuer.kinds and (principal.name == client or naming.allows(principal.name))
+        for principal in mine
+    )
+
+
+def _looked_up(claims: Claims) -> str:
+    """What of a token is looked up in tables of its issuer, which may be changed while it is used."""
+    if claims.issuer.spiffe is not None:
+        return claims.subject
+    return str(claims.values.get(claims.issuer.actor_from, "")) if claims.issuer.actor_from else ""
 
 
 def joined(proven: Proven, workload: Workload | None, *, held: bool = False) -> Chain:
@@ -273,8 +301,17 @@ def _at_path(values: Mapping[str, Any], path: str) -> object:
 def _is_another_route(audience: str, resource: str) -> bool:
     if audience == resource:
         return False
-    theirs, ours = urlsplit(audience), urlsplit(resource)
-    if (theirs.scheme, theirs.netloc.lower()) != (ours.scheme, ours.netloc.lower()):
+    theirs = urlsplit(audience)
+    if _origin_of(theirs) != _origin_of(urlsplit(resource)):
         return False
     # Wherever in the path: the public URL may have one of its own in front.
     return any(part in ROUTES for part in theirs.path.split("/"))
+
+
+def _origin_of(url: SplitResult) -> tuple[str, str, int | None]:
+    """The origin of a URL, in one spelling."""
+    try:
+        port = url.port
+    except ValueError:  # it is nobody's
+        port = None
+    return url.scheme, url.hostname or "", port or _PORTS.get(url.scheme)

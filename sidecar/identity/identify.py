@@ -21,7 +21,7 @@ from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
-from sidecar.identity.chains import Proven, joined, proven_at
+from sidecar.identity.chains import Proven, joined, proven_at, still_names
 from sidecar.identity.configured import api_keys_from, certificates_from, issuers_from
 from sidecar.identity.credentials import (
     Audience,
@@ -85,8 +85,8 @@ class Identity:
         known = tuple(issuers)
         self._naming = check_issuers(known)
         self._issuer_keys = {issuer.issuer: _keys_of(issuer, fetch, mono) for issuer in known}
-        by_name = {issuer.issuer: issuer for issuer in known}
-        self._verifier = Verifier(by_name, self._issuer_keys, bounds, clock)
+        self._issuers = {issuer.issuer: issuer for issuer in known}
+        self._verifier = Verifier(self._issuers, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
         self._proofs = Proofs(clock, bounds.leeway_s, max_proof_age_s)
@@ -175,18 +175,20 @@ class Identity:
         remembered = await self._proven(shown.token, audience.resource)
         caller, bound = remembered.caller, remembered.proven.bound
         if bound is not UNBOUND or shown.proven:
-            await self._check_bound(bound, shown, certificate, presented)
+            self._check_bound(bound, shown, certificate)
         if caller is None or shown.key or shown.local or certificate is not None:
             held = certificate if bound.certificate else None
             workload = self._workload(shown, certificate, held=held is not None)
             caller = _caller_of(remembered.proven, workload, held)
+        if bound.key:  # last: what is not for this address uses up none of what is remembered
+            await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return replace(caller, token=shown.token) if audience.keeps_token else caller
 
     def vouches_for(self, caller: Caller) -> bool:
-        """Whether whoever proved this caller is still believed: the key is there, the issuer is one of ours. Asked of
-        what was let in before these settings were in force."""
+        """Whether whoever proved this caller is still believed: the key is there, the issuer is one of ours and may
+        still name whom it named. Asked of what was let in before these settings were in force."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def _stands(self, credential: Credential, caller: Caller) -> bool:
@@ -194,7 +196,10 @@ class Identity:
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
         if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
-        return credential.kind != "jwt" or credential.issuer in self._issuer_keys
+        issuer = self._issuers.get(credential.issuer)
+        if credential.kind != "jwt" or issuer is None:
+            return credential.kind != "jwt"
+        return still_names(issuer, self._naming[issuer.issuer], caller.chain, credential.trust)
 
     def _without_token(self, shown: Shown, certificate: ClientCertificate | None, audience: Audience) -> Caller:
         workload = self._workload(shown, certificate)
@@ -208,18 +213,14 @@ class Identity:
             raise insufficient_scope(audience)
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
 
-    async def _check_bound(
-        self, bound: Bound, shown: Shown, certificate: ClientCertificate | None, presented: Presented
-    ) -> None:
-        """Whether the bearer has the keys that the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
+    def _check_bound(self, bound: Bound, shown: Shown, certificate: ClientCertificate | None) -> None:
+        """Whether the bearer shows what the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
         if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
             raise bad_credential("the token is bound to a certificate that was not shown")
         if bound.key and not shown.proven:
             raise unproven("the token is bound to a key: it must be shown as DPoP, with a proof")
         if shown.proven and not bound.key:
             raise unproven("the token is not bound to a key, and was shown as if it were")
-        if bound.key:
-            await self._proofs.check(presented, shown.token, bound.key)
 
     def _workload(self, shown: Shown, certificate: ClientCertificate | None, *, held: bool = False) -> Workload | None:
         """Whom a credential of its own proves the caller to be; a certificate that a token is bound to (`held`) need be

@@ -60,3 +60,8 @@ class Naming:
             return None
         name = f"{kind}:{own}"
         return None if namespace_of(name) in self.foreign else name
+
+    def allows(self, name: str) -> bool:
+        """Whether this full name is one that the issuer may give."""
+        found = namespace_of(name)
+        return found == self.namespace if self.namespace else found not in self.foreign

@@ -7,7 +7,7 @@ in the store that replicas share; what cannot be remembered is refused.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from hmac import compare_digest
@@ -51,18 +51,24 @@ class Seen:
         self.share: Share = alone
         self._clock = clock
         self._max_kept = max_kept
-        self._kept: OrderedDict[str, float] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._shares: Counter[str] = Counter()
 
-    async def is_first(self, name: str, for_s: float) -> bool:
-        """Whether nobody has seen it, for so long. Raises Refusal where that cannot be known."""
+    async def is_first(self, name: str, for_s: float, owner: str = "") -> bool:
+        """Whether nobody has seen it, for so long. `owner` is who shows it: nobody has more than three quarters of what
+        is remembered. Raises Refusal where that cannot be known."""
         now = self._clock()
-        while self._kept and next(iter(self._kept.values())) <= now:
-            self._kept.popitem(last=False)
+        while self._kept and next(iter(self._kept.values()))[0] <= now:
+            _, (_, forgotten) = self._kept.popitem(last=False)
+            self._shares[forgotten] -= 1
+            if not self._shares[forgotten]:
+                del self._shares[forgotten]
         if name in self._kept:
             return False
-        if len(self._kept) >= self._max_kept:
+        if len(self._kept) >= self._max_kept or self._shares[owner] >= max(1, self._max_kept * 3 // 4):
             raise Refusal(Reason.STORE_UNAVAILABLE, "too many proofs are remembered")
-        self._kept[name] = now + for_s
+        self._kept[name] = now + for_s, owner
+        self._shares[owner] += 1
         return await self.share(name, int(for_s * 1000)) is not False
 
 
@@ -75,8 +81,9 @@ class Proofs:
         self._leeway_s = leeway_s
         self._max_age_s = max_age_s
 
-    async def check(self, presented: Presented, token: str, key: str) -> None:
-        """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint."""
+    async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
+        """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint; `owner` is
+        who calls, if it does."""
         if len(presented.proofs) != 1:
             raise _bad("one DPoP proof is needed" if not presented.proofs else "a credential header is there twice")
         try:
@@ -92,7 +99,7 @@ class Proofs:
             raise _bad("the proof is too old, or from the future")
         # From the last moment at which it could be shown again, whatever clock it was made by.
         for_s = self._max_age_s + 2 * self._leeway_s
-        if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s):
+        if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
             raise _bad("the proof was used before")
 
 

@@ -276,12 +276,32 @@ async def test_a_proof_is_good_once_for_all_replicas() -> None:
 async def test_what_is_remembered_has_an_end_and_beyond_it_nobody_is_let_in() -> None:
     clock = Clock()
     seen = Seen(clock.wall, max_kept=3)
-    assert [await seen.is_first(name, 10) for name in "abca"] == [True, True, True, False]
+    assert [await seen.is_first(name, 10, name) for name in "abca"] == [True, True, True, False]
     with pytest.raises(Refusal) as caught:
         await seen.is_first("d", 10)
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
     clock.pass_s(11)
     assert await seen.is_first("a", 10)
+
+
+async def test_nobody_fills_alone_what_proofs_are_remembered_in() -> None:
+    clock = Clock()
+    seen = Seen(clock.wall, max_kept=4)
+    for name in "abc":
+        assert await seen.is_first(name, 10, "nhi:busy")
+    with pytest.raises(Refusal, match="too many proofs"):
+        await seen.is_first("d", 10, "nhi:busy")
+    assert await seen.is_first("e", 10, "nhi:other")
+    clock.pass_s(11)
+    assert await seen.is_first("d", 10, "nhi:busy")
+
+
+async def test_a_token_for_another_address_uses_up_nothing() -> None:
+    identity = identity_of(Clock())
+    token = bound(aud="https://gw.acme.example/mcp/jira")
+    with pytest.raises(Refusal, match="another audience"):
+        await ask(identity, shown(token, proof(token)))
+    assert not identity._proofs.seen._kept
 
 
 # Bound to a certificate

@@ -328,6 +328,8 @@ AUDIENCES = [
     ("https://GW.acme.example/mcp/jira", False),
     ("https://gw.acme.example/mcp", False),
     ("https://gw.acme.example/agents/x", False),
+    ("https://gw.acme.example/a2a/tasks", False),
+    ("https://gw.acme.example:443/agents/x", False),
     ("https://gw.acme.example//mcp/jira", False),
     ("https://gw.acme.example/prefix/mcp/jira", False),
     ("https://gw.acme.example/mcp/github/", False),

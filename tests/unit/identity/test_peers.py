@@ -248,3 +248,52 @@ def test_a_peer_that_could_say_more_is_a_fault(tmp_path: Path, what: str, code: 
         settings_of(tmp_path, f"issuer: '{FIRST}', {what}")
     assert code in {fault.code for fault in caught.value.faults}, caught.value.faults
     assert all(fault.line == 4 and fault.hint for fault in caught.value.faults)
+
+
+async def test_who_was_believed_once_is_asked_about_as_their_issuer_is_trusted_now() -> None:
+    """What was let in before a reload narrowed what its issuer may say: open streams, and tasks that go on."""
+    narrowed: list[tuple[Issuer, str, dict[str, Any], list[Issuer], list[Issuer]]] = [
+        (
+            a_peer(FIRST, "nhi:planner", relays=frozenset({"apps"})),
+            await Peer(FIRST).word("user:apps/zoe", "nhi:planner"),
+            {},
+            [a_peer(FIRST, "nhi:planner", "nhi:writer", relays=frozenset({"apps"}), audiences=("x",))],
+            [
+                a_peer(FIRST, "nhi:writer", relays=frozenset({"apps"})),
+                a_peer(FIRST, "nhi:planner"),
+                a_peer(FIRST, "nhi:planner", relays=frozenset({"apps"}), kinds=("nhi",)),
+                a_peer(SECOND, "nhi:planner", relays=frozenset({"apps"})),
+            ],
+        ),
+        (
+            a_peer(FIRST, "nhi:researcher"),
+            await Peer(FIRST).word("user:alice", "nhi:planner", to="nhi:researcher"),
+            {"key": api_key("nhi:researcher")},
+            [a_peer(FIRST, "nhi:researcher", "nhi:x"), a_peer(FIRST, "nhi:planner")],
+            [a_peer(FIRST, "nhi:x")],
+        ),
+    ]
+    for before, token, beside, alike, narrower in narrowed:
+        apps = an_issuer("https://apps.acme.example", namespace="apps")
+        caller = await world_of(before, apps).ask(f"Bearer {token}", **beside)
+        for issuer in alike:
+            assert world_of(issuer, apps).identity.vouches_for(caller), issuer
+        for issuer in narrower:
+            assert not world_of(issuer, apps).identity.vouches_for(caller), issuer
+
+
+async def test_a_client_that_is_taken_out_of_the_table_has_lost_what_it_had() -> None:
+    clients = {"one": "nhi:apps/planner", "two": "direct"}
+    before = an_issuer(IDP, namespace="apps", actor_from="azp", clients=clients)
+    for client, after, stands in (
+        ("one", clients, True),
+        ("one", {"one": "nhi:apps/planner"}, True),
+        ("one", {"two": "direct"}, False),
+        ("one", {**clients, "one": "nhi:apps/writer"}, False),
+        ("two", {"one": "nhi:apps/planner"}, False),
+        ("two", clients, True),
+    ):
+        caller = await a_world(before).ask(f"Bearer {minted(azp=client)}")
+        changed = a_world(an_issuer(IDP, namespace="apps", actor_from="azp", clients=after))
+        assert changed.identity.vouches_for(caller) is stands, (client, after)
+    assert not a_world(an_issuer(IDP, namespace="other")).identity.vouches_for(caller)

@@ -255,3 +255,13 @@ def test_what_names_nobody_or_everybody_is_a_fault_at_its_place(
     (fault,) = caught.value.faults
     assert (fault.code, fault.message, fault.line) == (code, message, 4)
     assert fault.hint
+
+
+async def test_a_workload_that_is_called_otherwise_now_has_lost_what_it_had(world: World) -> None:
+    caller = await world.ask(f"Bearer {svid(f'{ISSUER}/vm/7')}")
+    assert domains().identity.vouches_for(caller)
+    for changed in (
+        SpiffeNames(DOMAIN, "/ns/prod/sa/{id}", {"/vm/7": "nhi:new-planner"}),
+        SpiffeNames(DOMAIN, "/ns/prod/sa/{id}"),
+    ):
+        assert not domains(a_domain(spiffe=changed)).identity.vouches_for(caller)
