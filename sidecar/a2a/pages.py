@@ -24,7 +24,7 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 
 MOST_LISTED: Final = 100  # A2A 1.0: of one page
 DEFAULT_LISTED: Final = 50
-MAX_READ: Final = 20  # pages of the agent's for one of ours
+MAX_READ: Final = 10  # pages of the agent's for one of ours
 MAX_TOKEN_CHARS: Final = 4096  # of an agent's own
 _NONCE_BYTES: Final = 12
 _PURPOSE: Final = b"sidecar/page/1\0"

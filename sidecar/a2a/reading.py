@@ -44,6 +44,7 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request,
 from sidecar.vocabulary import SKILL, Call, Question
 
 MAX_EXTENSIONS: Final = 16
+MAX_NAMED: Final = 100
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
 _OF_TASK: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
 
@@ -222,7 +223,10 @@ def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]
     if operation in (SEND, STREAM):
         message = params.get("message", {})
         named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
-        return tuple(dict.fromkeys(filter(None, named)))
+        distinct = tuple(dict.fromkeys(filter(None, named)))
+        if len(distinct) > MAX_NAMED:  # each is looked up
+            raise malformed(f"params.message names more than {MAX_NAMED} tasks", INVALID_PARAMS)
+        return distinct
     if operation in (LIST, CARD):
         return ()
     name = "taskId" if operation in _OF_TASK else "id"

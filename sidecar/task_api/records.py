@@ -6,7 +6,8 @@ knows what it may still do. What the agent itself says stands beside, word for w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,8 @@ import orjson
 
 from sidecar.kept_callers import caller_from, plain_caller
 from sidecar.vocabulary import Caller
+
+log = logging.getLogger("sidecar.task_api")
 
 
 class State(StrEnum):
@@ -132,12 +135,30 @@ def encoded(record: Record) -> bytes:
     return orjson.dumps(plain)
 
 
-def decoded(raw: bytes | str) -> Record:
-    """A record that a store kept."""
-    plain = orjson.loads(raw)
-    plain["caller"] = caller_from(plain["caller"])
-    plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
-    return Record(**{name: plain[name] for name in Record._fields if name in plain})  # a newer version may have more
+class UnreadableRecord(Exception):
+    """What is kept says nothing to us: it was damaged, or a newer version wrote it."""
+
+
+def decoded(raw: bytes | str | None) -> Record:
+    """A record that a store kept. Raises UnreadableRecord."""
+    try:
+        plain = orjson.loads(raw or b"")
+        plain["caller"] = caller_from(plain["caller"])
+        plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
+        return Record(**{name: plain[name] for name in Record._fields if name in plain})  # a newer one may have more
+    except (ValueError, TypeError, LookupError):
+        raise UnreadableRecord from None
+
+
+def readable(bodies: Iterable[bytes | str | None]) -> list[Record]:
+    """Those of the records that can be read: one that cannot is no other task's trouble."""
+    found = []
+    for raw in bodies:
+        try:
+            found.append(decoded(raw))
+        except UnreadableRecord:
+            log.warning("a task that is kept cannot be read")
+    return found
 
 
 def moment(epoch_s: float | None) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.shared_key import Run, SharedKey
-from sidecar.task_api.records import Record, Step, decoded, encoded
+from sidecar.task_api.records import Record, Step, UnreadableRecord, decoded, encoded, readable
 from sidecar.task_api.store import Bounds, Page, Share, StoreOut
 
 KEY: Final = "a2a-tasks"
@@ -38,12 +38,12 @@ class RedisStore:
     async def get(self, task_id: str) -> Record | None:
         """As `Store.get`."""
         body = await self._shared.ask("get", task_id)
-        return None if body is None else decoded(body)
+        return None if body is None else _decoded(body)
 
     async def page(self, owner: str, page: Page) -> tuple[list[Record], int]:
         """As `Store.page`."""
         total, bodies = await self._shared.ask("page", owner, page.state or "", page.limit, page.offset, *page.targets)
-        return [decoded(body) for body in bodies], total
+        return readable(bodies), total
 
     async def replace(self, record: Record) -> bool:
         """As `Store.replace`."""
@@ -53,7 +53,7 @@ class RedisStore:
 
     async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """As `Store.take`."""
-        return [decoded(body) for body in await self._shared.ask("take", holder, now_s, until_s, *share)]
+        return readable(await self._shared.ask("take", holder, now_s, until_s, *share))
 
     async def let_go(self, holder: str) -> None:
         """As `Store.let_go`."""
@@ -70,3 +70,10 @@ class RedisStore:
 
     async def close(self) -> None:
         """As `Store.close`: the connection is that of the limits."""
+
+
+def _decoded(body: bytes) -> Record:
+    try:
+        return decoded(body)
+    except UnreadableRecord:
+        raise StoreOut("a task cannot be read") from None

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from sidecar.sqlite_file import DEADLINE_S, Format, SqliteFile, check_sqlite_file
-from sidecar.task_api.records import Record, Step, decoded, encoded
+from sidecar.task_api.records import Record, Step, UnreadableRecord, decoded, encoded, readable
 from sidecar.task_api.store import Bounds, Page, Share, StoreOut
 
 SWEPT_AT_ONCE: Final = 1000
@@ -78,7 +78,10 @@ class SqliteStore:
         """As `Store.get`."""
         statement = "SELECT body FROM a2a_tasks WHERE id = ?"
         row = await self._file.run(lambda connection: connection.execute(statement, (task_id,)).fetchone())
-        return None if row is None else decoded(row[0])
+        try:
+            return None if row is None else decoded(row[0])
+        except UnreadableRecord:
+            raise StoreOut("a task cannot be read") from None
 
     async def page(self, owner: str, page: Page) -> tuple[list[Record], int]:
         """As `Store.page`."""
@@ -88,7 +91,7 @@ class SqliteStore:
         def work(connection: sqlite3.Connection) -> tuple[list[Record], int]:
             (total,) = connection.execute(f"SELECT count(*) {_WANTED}", wanted).fetchone()
             rows = connection.execute(f"SELECT body {_WANTED} {tail}", (*wanted, page.limit, page.offset))
-            return [decoded(body) for (body,) in rows], int(total)
+            return readable(body for (body,) in rows), int(total)
 
         return await self._file.run(work)
 
@@ -106,7 +109,7 @@ class SqliteStore:
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(_FREE, (holder, now_s, *share)).fetchall()
             connection.execute(_TAKE, (holder, until_s, _json([row[0] for row in rows])))
-            return [decoded(body) for _, body in rows]
+            return readable(body for _, body in rows)
 
         return await self._file.run(work)
 

@@ -72,6 +72,13 @@ async def test_of_many_who_begin_a_conversation_at_once_one_has_it(tmp_path: Pat
         assert all(one.error for one in told[1 - won[0] :: 2])
 
 
+async def test_a_message_names_so_many_tasks_and_no_more(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        named = {"message": {**HELLO, "referenceTaskIds": [f"t{n}" for n in range(101)]}}
+        answered = await ask(world, *RPC, "message/send", named)
+        assert answered.error is not None and answered.error["code"] == -32602
+
+
 async def test_an_agent_cannot_push_out_what_its_caller_has_elsewhere(tmp_path: Path) -> None:
     """One that tells of ever more tasks would make its caller lose the oldest, at every agent and server."""
     agent = ScriptedAgent()
