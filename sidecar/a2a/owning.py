@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unicodedata import decimal, normalize
 
 from sidecar.a2a.reading import Operate
 from sidecar.errors import Reason, Refusal
@@ -25,6 +26,7 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_CANCELED": "canceled",
     "TASK_STATE_REJECTED": "rejected",
 }
+_URN, _UUID_CHARS = "urnuuid", 32
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
 
 
@@ -61,9 +63,9 @@ class Owning:
     async def can_find(self) -> bool:
         """Whether there may be anything that is asked for. A list of another's conversation, and of one that there is
         not, is empty, and the agent is not asked: its pages would tell the two apart."""
-        context = self.intent.context
-        if self.intent.operation is not LIST or not context:
+        if self.intent.operation is not LIST or not self.intent.context:
             return True
+        context = _alike(self.intent.context)
         return context in await self._mine((context,), CONTEXTS)
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ class Owning:
         return {name: record for name, record in found.items() if record.method == self._method}
 
     async def _check_context(self, *, begins: bool) -> None:
-        context, agent = self.intent.context, self.intent.call.upstream
+        context, agent = _alike(self.intent.context), self.intent.call.upstream
         if len(context) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
         mine = await self.tasks.mine(self.caller, agent, (context,), namespace=CONTEXTS)
@@ -99,7 +101,7 @@ class Owning:
         """Nothing is left to refuse it: a conversation that nobody has is begun with its first message, and the race
         for it has one winner. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         if self.intent.context and self.intent.operation in (SEND, STREAM):
-            await self._claim(CONTEXTS, self.intent.context, Reason.TASK_UNKNOWN)
+            await self._claim(CONTEXTS, _alike(self.intent.context), Reason.TASK_UNKNOWN)
 
     async def _claim(self, namespace: Namespace, name: str, otherwise: Reason) -> None:
         if (namespace, name) in self.known:
@@ -128,9 +130,9 @@ class Owning:
         if operation is PUSH_LIST:
             return result
         named = list(_named(operation.response, result))
-        about = any(task or context for task, context in named) or "message" in result  # a message alone is of none
+        about = any(task for task, _ in named) or "message" in result  # a message alone is of none
         if operation.response in _ABOUT_TASKS and not about:
-            raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task and no conversation what it is about")
+            raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         for task, context in named:
             await self._admit(task, context)
         for state, task in _states(operation.response, result):
@@ -143,7 +145,7 @@ class Owning:
                 raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
             await self._begin(TASKS, task)
         if context and context != self.intent.context and self.intent.operation in (SEND, STREAM):
-            await self._begin(CONTEXTS, context)
+            await self._begin(CONTEXTS, _alike(context))
 
     async def _begin(self, namespace: Namespace, name: str) -> None:
         """One message begins one task, in one conversation (A2A 1.0, 3.1.2): an agent that tells of ever more would
@@ -154,12 +156,23 @@ class Owning:
 
     @property
     def _named(self) -> set[tuple[Namespace, str]]:
-        return {(CONTEXTS, self.intent.context)}
+        return {(CONTEXTS, _alike(self.intent.context))}
 
     async def _saw(self, task: str, state: str) -> None:
         mine = await self._mine((task,), TASKS)
         if task in mine:
             await self.tasks.saw(mine[task], state, None)
+
+
+def _alike(context: str) -> str:
+    """What all spellings of a conversation's name come to that some agent may read as the same: one with a column for
+    UUIDs does not see case, hyphens and braces, one that counts no zeros in front. Since who names a conversation first
+    has begun it, another spelling would be a way into somebody's. Letters and digits alone, lower."""
+    letters = filter(str.isalnum, normalize("NFKC", normalize("NFKC", context).casefold()))
+    plain = "".join(str(decimal(one)) if one.isdecimal() else one for one in letters)
+    if len(plain) == _UUID_CHARS + len(_URN):
+        plain = plain.removeprefix(_URN)
+    return plain.lstrip("0") or plain[-1:] or context
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

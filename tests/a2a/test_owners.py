@@ -13,7 +13,7 @@ from aiohttp import web
 from sidecar.a2a.owning import CONTEXTS
 from sidecar.protocols import base64url
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
-from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, AgentWorld, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
 
 RPC: Any = ("1.0", "jsonrpc")
@@ -77,6 +77,45 @@ async def test_a_message_names_so_many_tasks_and_no_more(tmp_path: Path) -> None
         named = {"message": {**HELLO, "referenceTaskIds": [f"t{n}" for n in range(101)]}}
         answered = await ask(world, *RPC, "message/send", named)
         assert answered.error is not None and answered.error["code"] == -32602
+
+
+HERS = "0aa6f1a4-41e1-4c0e-9f3c-0d2f6b1e7c55"
+SPELLINGS = [HERS, HERS.upper(), HERS.replace("-", ""), f"{{{HERS}}}", f"urn:uuid:{HERS}", f" {HERS}\n"]
+
+
+@pytest.mark.parametrize("spelled", [*SPELLINGS, HERS.translate({49: 0xFF11}), HERS.translate({49: 0x0661})])
+async def test_no_other_spelling_leads_into_anothers_conversation(spelled: str, tmp_path: Path) -> None:
+    """An agent with a column for UUIDs takes all of them for the same one."""
+    async with agent_world(tmp_path) as world:
+        assert (await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": HERS}})).error is None
+        reached = len(world.agent.seen)
+        answered = await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": spelled}}, BOB)
+        assert answered.error is not None and answered.error["code"] == -32001
+        assert len(world.agent.seen) == reached
+        assert (await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": spelled}})).error is None
+
+
+async def test_a_task_without_a_name_is_none(tmp_path: Path) -> None:
+    """Nobody could own it, nor ask for it again."""
+    agent = ScriptedAgent()
+    nameless = {"contextId": "c1", "status": {"state": "TASK_STATE_WORKING"}}
+    agent.script["SendMessage"] = lambda *_: {"task": nameless}
+    agent.script["SendStreamingMessage"] = lambda *_: [{"statusUpdate": nameless}]
+    async with agent_world(tmp_path, agent) as world:
+        for action in ("message/send", "message/stream"):
+            assert (await ask(world, *RPC, action, SENT)).reason == "response-refused"
+        order = {"target_agent_id": "researcher", "task_type": "search", "input": {}}
+        async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
+            at = response.headers["Location"]
+        async with asyncio.timeout(5):
+            while (shown := await _shown(world, at))["state"] != "failed":
+                await asyncio.sleep(0.02)
+        assert shown["error_code"] == "ExecutionFailed"
+
+
+async def _shown(world: AgentWorld, at: str) -> dict[str, Any]:
+    async with world.http.get(world.url + at, headers=ALICE) as response:
+        return dict(await response.json())
 
 
 async def test_an_agent_cannot_push_out_what_its_caller_has_elsewhere(tmp_path: Path) -> None:
