@@ -194,7 +194,8 @@ class App:
             audit.control,
             partial(tasks.is_anothers, namespace=OF_AGENTS),
         )
-        means = Means(task_store, tasks, live, switch, audit, announces(callbacks.outbox), partial(_patience, live))
+        announce = announces(callbacks.outbox)
+        means = Means(task_store, tasks, live, switch, audit, announce, limiter, partial(_patience, live))
         holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
         runner = Runner(means, metrics, holder, partial(_task_bounds, live))
         pipeline = Pipeline(

@@ -41,7 +41,7 @@ from sidecar.federation import Spread
 from sidecar.fronts import Fronts
 from sidecar.identity import Presented
 from sidecar.intents import Ask, Intent, Leave, Reply, Tell
-from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
+from sidecar.limits import Lease, Limiter, Plan, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
@@ -49,7 +49,7 @@ from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 from sidecar.snapshot import Live, Service
-from sidecar.task_api.front import TaskFront
+from sidecar.task_api.front import Cancel, TaskFront
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Session
@@ -214,7 +214,8 @@ class Pipeline:
         with self._admitted(begins=True):
             decision = self._decide(turn, caller, asked.call)
             await self.task_front.check(turn, caller, asked)
-            async with self._charged(turn, caller, asked.call, decision) as (lease, timeout_s):
+            here = not isinstance(asked, Cancel)  # of the rest nothing is at the agent while its caller waits
+            async with self._charged(turn, caller, asked.call, decision, here=here) as (lease, timeout_s):
                 return await self.task_front.carry_out(turn, caller, decision, asked, lease, timeout_s)
 
     async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
@@ -229,10 +230,13 @@ class Pipeline:
 
     @asynccontextmanager
     async def _charged(
-        self, turn: Turn, caller: Caller, call: Call, decision: Decision
+        self, turn: Turn, caller: Caller, call: Call, decision: Decision, *, here: bool = False
     ) -> AsyncIterator[tuple[Lease, float | None]]:
-        """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back."""
+        """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back; what is
+        answered `here` takes no slot at the upstream."""
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
+        if here and plan.slots:
+            plan = Plan(tuple(charge for charge in plan.charges if charge not in plan.slots), plan.timeout_s)
         turn.plan = plan
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
             turn.record.limits, turn.record.charged = lease.states, lease.charged

@@ -4,7 +4,7 @@ It is sent, once, and followed until it ends; what happens on the way is on disk
 that the agent is asked, so is policy, and the kill switch, about the whole chain that created the task: who lost the
 permission has lost the task with it, here and at the agent.
 
-    unsent     rules, evidence, then `sending` on disk, then the message
+    unsent     rules, a slot where budgets have some, evidence, then `sending` on disk, then the message
     sending    found after a crash: the agent may have it or not. It failed, and is never sent again
     sent       asked how it stands, ever more rarely and whenever its stream says anything, until it says that it ended
     telling    put down for whoever asked to be called back
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from sidecar.disabled import KillSwitch
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
+from sidecar.limits import Lease, Limiter, Plan, plan_charges
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
@@ -38,7 +39,7 @@ from sidecar.task_api.shapes import shown
 from sidecar.task_api.store import Store, StoreOut
 from sidecar.tasks import Tasks
 from sidecar.upstreams.agents import Agent, Outgoing
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Decision
 
 FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
@@ -82,6 +83,7 @@ class Means:
     switch: KillSwitch
     audit: Audit
     announce: Announce
+    limiter: Limiter
     patience: Callable[[], Patience]
 
 
@@ -140,23 +142,49 @@ class Course:
             recording = self.recording = self._new_recording(intent)
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
-            self._check(now, intent, at_first=True)
-            agent = now.agent(record.target)
-            owning = Owning(self.means.tasks, self.caller, intent)
-            await owning.check()
-            recording.decided()  # evidence first, then on disk that it is being sent, then the agent
-            await self._save(record.at(Step.SENDING))
-            await agent.cards.prepare()
-            outgoing = Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s)
-            answer = await agent.wire.ask(outgoing)
-            if isinstance(answer, AgentError):
-                await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message)
-            else:
-                await self._sent(owning, answer)
+            if self._now_s() - record.created_at > self.means.patience().whole_s:
+                raise TooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
+            decision, chain = self._check(now, intent, at_first=True), self.caller.chain
+            plan = plan_charges(now.budgets, chain, now.engine.roles_of, intent.call, decision)
+            async with AsyncExitStack() as held:
+                lease = await self._slots(held, now, plan, recording)
+                if lease is not None:
+                    await self._say(now.agent(record.target), intent, recording, lease, plan.timeout_s)
         except Refusal as refusal:
             await self._refused(refusal)
         finally:
             self.means.live.leave(now)
+        if self.record.step is Step.UNSENT:
+            await self._rest()
+            await self._look_again()
+
+    async def _slots(self, held: AsyncExitStack, now: Snapshot, plan: Plan, recording: Recording) -> Lease | None:
+        """What a message at the agent takes of budgets' `concurrency`, like any other; all else was charged when the
+        task was created. None where there is no room: then it waits its turn."""
+        slots = Plan(plan.slots)
+        shadows = now.shadows(self._now_s())
+        reserved = self.means.limiter.reserve(slots, recording.decision_id, excuse=lambda _: shadows)
+        try:
+            return await held.enter_async_context(reserved)
+        except Refusal:
+            self.recording = None  # nothing was begun yet
+            return None
+
+    async def _say(
+        self, agent: Agent, intent: Operate, recording: Recording, lease: Lease, timeout_s: float | None
+    ) -> None:
+        """The message goes out, once, and is answered. Raises Refusal."""
+        owning = Owning(self.means.tasks, self.caller, intent)
+        await owning.check()
+        recording.decided()  # evidence first, then on disk that it is being sent, then the agent
+        await self._save(self.record.at(Step.SENDING))
+        await agent.cards.prepare()
+        lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
+        answer = await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, limit_s))
+        if isinstance(answer, AgentError):
+            await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message)
+        else:
+            await self._sent(owning, answer)
 
     async def _sent(self, owning: Owning, answer: dict[str, Any]) -> None:
         """What an agent makes of a message: an answer at once, or a task."""
@@ -346,7 +374,7 @@ class Course:
 
     # --- permission and evidence --------------------------------------------------------------------------------------
 
-    def _check(self, now: Snapshot, intent: Operate, *, at_first: bool = False) -> None:
+    def _check(self, now: Snapshot, intent: Operate, *, at_first: bool = False) -> Decision:
         """Whether the chain may still have this. Raises Refusal."""
         chain, now_s = self.caller.chain, self._now_s()
         for disabled in (self.means.switch.disabled, now.disabled):
@@ -364,6 +392,7 @@ class Course:
             self.recording.enforcement = "shadow" if now.shadows(now_s) else "enforce"
         if not now.shadows(now_s):
             decision.or_refuse()
+        return decision
 
     @property
     def _shown_as(self) -> Caller:

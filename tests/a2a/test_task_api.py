@@ -280,6 +280,31 @@ async def test_limits_hold_for_tasks_as_for_messages(tmp_path: Path) -> None:
         assert (status, said["reason"], said["error_code"]) == (429, "rate-limited", "RateLimitExceeded")
 
 
+async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_time_is_allowed(tmp_path: Path) -> None:
+    at_once: list[int] = [0, 0]
+
+    async def slow(method: str, params: dict[str, Any]) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        await asyncio.sleep(0.05)
+        at_once[0] -= 1
+        return {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}}
+
+    agent = ScriptedAgent(script={"SendMessage": slow})
+    budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
+    async with agent_world(tmp_path, agent, files=budgets) as world:
+        runner = world.app.pipeline.task_front.runner
+        runner._closing = True  # as if it stopped before any of them was sent
+        tasks = [await create(world) for _ in range(3)]
+        runner._closing = False
+        for one in tasks:
+            record = await runner.means.store.get(one)
+            assert record is not None
+            runner.begin(record, record.caller)
+        assert [(await ended(world, one))["state"] for one in tasks] == ["completed"] * 3
+        assert at_once == [0, 1]
+
+
 def _hello() -> dict[str, Any]:
     return {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 
