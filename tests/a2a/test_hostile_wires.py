@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from yarl import URL
 
 from sidecar.protocols.a2a.operations import Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
-from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 
 SEND = {"message": HELLO}
 METADATA = tuple((name.lower(), value) for name, value in ALICE.items())
@@ -59,36 +62,85 @@ async def test_what_is_much_in_few_bytes_is_counted_and_not_read(tmp_path: Path)
         )
 
 
-async def test_an_agent_that_says_much_in_few_bytes_is_refused(tmp_path: Path) -> None:
-    long_history = sized(b"\x0a", b"\x0a\x01t" + b"\x2a\x00" * 210_000)
+class _Everything(grpc.GenericRpcHandler):
+    def __init__(self, handler: Any) -> None:
+        self.handler = grpc.stream_stream_rpc_method_handler(handler)
+
+    def service(self, _: Any) -> Any:
+        return self.handler
+
+
+@asynccontextmanager
+async def before_grpc(folder: Path, handler: Any) -> AsyncIterator[AgentWorld]:
+    """A sidecar before an agent of gRPC that does the same for every method."""
     server = aio.server()
-
-    async def answer(_: bytes, __: Any) -> bytes:
-        return long_history
-
-    server.add_generic_rpc_handlers((_Everything(grpc.unary_unary_rpc_method_handler(answer)),))
+    server.add_generic_rpc_handlers((_Everything(handler),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with agent_world(tmp_path) as world:
-            text = (tmp_path / "sidecar.yaml").read_text()
-            url = next(line for line in text.splitlines() if "researcher:" in line)
-            (tmp_path / "sidecar.yaml").write_text(
-                text.replace(url, f'  researcher: {{a2a: {{url: "grpc://127.0.0.1:{port}", version: "1.0"}}}}')
-            )
+        async with agent_world(folder) as world:
+            write(folder, f"grpc://127.0.0.1:{port}")
             await world.app.reload("the test")
-            answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
-            assert (answered.status, answered.reason) == (502, "response-refused")
+            yield world
     finally:
         await server.stop(0)
 
 
-class _Everything(grpc.GenericRpcHandler):
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
+async def test_an_agent_that_says_much_in_few_bytes_is_refused(tmp_path: Path) -> None:
+    async def answer(_: Any, context: Any) -> None:
+        await context.write(sized(b"\x0a", b"\x0a\x01t" + b"\x2a\x00" * 210_000))
 
-    def service(self, _: Any) -> Any:
-        return self.handler
+    async with before_grpc(tmp_path, answer) as world:
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+        assert (answered.status, answered.reason) == (502, "response-refused")
+
+
+async def test_an_agent_that_ends_a_call_without_a_message_is_refused(tmp_path: Path) -> None:
+    async def answer(_: Any, __: Any) -> None:
+        return
+
+    async with before_grpc(tmp_path, answer) as world:
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+        assert (answered.status, answered.reason) == (502, "response-refused")
+
+
+async def test_what_each_caller_can_cause_closes_no_agent_of_grpc(tmp_path: Path) -> None:
+    codes = cycle((grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED))
+
+    async def answer(_: Any, context: Any) -> None:
+        await context.abort(next(codes), "not you")
+
+    async with before_grpc(tmp_path, answer) as world:
+        for action in ("message/send", "message/stream") * 6:
+            assert (await ask(world, "1.0", "jsonrpc", action, SEND)).reason == "upstream-failed"
+
+
+@dataclass
+class Declining(ScriptedAgent):
+    """Says no in words that A2A has none of, but of one that it has."""
+
+    statuses: Iterator[int] = field(default_factory=lambda: cycle((302, 401, 403, 413, 429)))
+    own: bool = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if not self.own:
+            return web.Response(status=next(self.statuses), text="not you")
+        info = {"@type": TYPE, "reason": "INTERNAL_ERROR", "domain": "a2a-protocol.org"}
+        error = {"code": 500, "status": "INTERNAL", "message": "I choked on it", "details": [info]}
+        return web.json_response({"error": error}, status=500)
+
+
+@pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
+async def test_what_each_caller_can_cause_closes_no_agent_of_http(binding: str, tmp_path: Path) -> None:
+    agent = Declining()
+    async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
+        for action in ("message/send", "message/stream") * 6:
+            assert (await ask(world, "1.0", "jsonrpc", action, SEND)).reason == "upstream-failed"
+        agent.own = binding == "http_json"
+        for _ in range(12 * agent.own):
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+            assert answered.error is not None
+            assert (answered.error["code"], answered.error["message"]) == (-32603, "I choked on it")
 
 
 async def test_what_the_form_of_the_caller_cannot_say_is_the_agents_doing_and_no_bug(tmp_path: Path) -> None:

@@ -67,32 +67,36 @@ def _varint(number: int) -> bytes:
 def infos_in(raw: bytes) -> list[dict[str, Any]]:
     """Every `ErrorInfo` of a status, in the form of JSON; none of one that cannot be read."""
     try:
-        details = [part for number, part in _pieces(raw[:MAX_BYTES]) if number == 3]
+        details = [part for number, part in pieces(raw[:MAX_BYTES]) if number == 3]
         return [info for part in details if (info := _read(part)) is not None]
     except (ValueError, IndexError):
         return []
 
 
 def _read(detail: bytes) -> dict[str, Any] | None:
-    parts = dict(_pieces(detail))
+    parts = dict(pieces(detail))
     if parts.get(1, b"").decode() != ERROR_INFO:
         return None
     info: dict[str, Any] = {"@type": ERROR_INFO, "reason": "", "domain": "", "metadata": {}}
-    for number, part in _pieces(parts.get(2, b"")):
+    for number, part in pieces(parts.get(2, b"")):
         if number == 1:
             info["reason"] = part.decode()
         elif number == 2:
             info["domain"] = part.decode()
         elif number == 3:
-            entry = dict(_pieces(part))
+            entry = dict(pieces(part))
             info["metadata"][entry.get(1, b"").decode()] = entry.get(2, b"").decode()
     return info
 
 
-def _pieces(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields that hold bytes. Raises ValueError or IndexError for what is no message."""
+def pieces(raw: bytes, most: int = MAX_BYTES) -> Iterator[tuple[int, bytes]]:
+    """The fields that hold bytes. Raises ValueError or IndexError for what is no message, and for more than `most`
+    fields of any kind."""
     at = 0
     while at < len(raw):
+        if most == 0:
+            raise ValueError("too many fields")
+        most -= 1
         key, at = _number(raw, at)
         kind = key & 7
         if kind == _BYTES:

@@ -23,11 +23,13 @@ from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import Version
 from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import Field, Message, Schema, UnreadableError
+from sidecar.protocols.a2a.status import pieces
 from sidecar.protocols.jsonrpc import MAX_VALUES
 
 _GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
 # An object within an object is three messages on the wire and two calls of the writer; readers stop at 100 messages.
 _MAX_WRITTEN: Final = 66
+_MAX_FIELDS: Final = 64  # of one message, of which a list has one for each entry
 _GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})
 _SCALARS: Final = {
     "string": FieldDescriptorProto.TYPE_STRING,
@@ -84,13 +86,14 @@ class Wire:
 
     def text_in(self, name: str, data: bytes, field: str) -> str:
         """One text of a message, "" for none and for bytes that are none: for who asks before it is known who sent
-        them, so nothing is made of the rest."""
-        message = self._classes[name]()
+        them, so nothing is made of the rest, and of many fields nothing is looked at."""
+        number, found = self._schema.messages[name].spelled[field].number, b""
         try:
-            message.ParseFromString(data)
-        except DecodeError:
+            for each, held in pieces(data, _MAX_FIELDS):
+                found = held if each == number else found
+            return found.decode()
+        except (ValueError, IndexError):
             return ""
-        return str(getattr(message, field))
 
 
 def _holds_more(message: Any, most: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -24,14 +25,13 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
-from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result, unsaid
-from sidecar.upstreams.credentials import CredentialSource, same, shown_within
+from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result, unsaid
+from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
-# What is between the agent and us, and not the agent's word.
-_TROUBLE: Final = frozenset(
-    {"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS", "ABORTED", "RESOURCE_EXHAUSTED", "CANCELLED"}
-)
+# What is between the agent and us, and not the agent's word. Whatever else A2A has no word for, each caller can cause.
+_TROUBLE: Final = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
+MAX_BACKOFF_MS: Final = 2000  # how often it is tried is the breaker's to say; grpc would wait for two minutes
 _CODES: Final[Mapping[str, int]] = {
     "NOT_FOUND": -32001,
     "INVALID_ARGUMENT": -32602,
@@ -67,24 +67,31 @@ class GrpcWire:
         version = self._version()
         if not outgoing.operation.grpc(version):  # no fault of the agent's: 0.3 has no such method
             return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
-        path, body, metadata, deadline_s = await self._written(outgoing, version)
+        path, body, metadata, shown, deadline_s = await self._written(outgoing, version)
         try:
             method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path)
             raw = await method(body, timeout=deadline_s, metadata=metadata)
         except aio.AioRpcError as error:
+            self._unwelcome(outgoing, shown, error)
             return _said(error)
         return _read(outgoing.operation, version, raw)
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`."""
         version = self._version()
-        path, body, metadata, _ = await self._written(outgoing, version)
+        path, body, metadata, shown, _ = await self._written(outgoing, version)
         method: aio.UnaryStreamMultiCallable[bytes, bytes] = self._open().unary_stream(path)
-        return GrpcStream(method(body, metadata=metadata), outgoing.operation, version)
+        unwelcome = partial(self._unwelcome, outgoing, shown)
+        return GrpcStream(method(body, metadata=metadata), outgoing.operation, version, unwelcome)
+
+    def _unwelcome(self, outgoing: Outgoing, shown: Header | None, error: aio.AioRpcError) -> None:
+        """What was shown and is not believed is not shown again."""
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None and self._credential is not None:
+            self._credential.refused(outgoing.caller, shown)
 
     async def _written(
         self, outgoing: Outgoing, version: Version
-    ) -> tuple[str, bytes, tuple[tuple[str, str], ...], float]:
+    ) -> tuple[str, bytes, tuple[tuple[str, str], ...], Header | None, float]:
         operation = outgoing.operation
         method = operation.grpc(version)
         name = operation.request if version == "1.0" else request_name(operation)
@@ -97,17 +104,17 @@ class GrpcWire:
             metadata.append(
                 ("a2a-extensions" if version == "1.0" else "x-a2a-extensions", ",".join(outgoing.extensions))
             )
-        deadline_s = outgoing.deadline_s
+        deadline_s, shown = outgoing.deadline_s, None
         if self._credential is not None:
             shown, deadline_s = await shown_within(self._credential, outgoing.caller, deadline_s)
             if shown is not None:
                 metadata.append((shown[0].lower(), shown[1]))
-        return f"/{SERVICES[version]}/{method}", body, tuple(metadata), deadline_s
+        return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
 
     def _open(self) -> aio.Channel:
         if self._channel is None:
             options = [("grpc.max_receive_message_length", self._max_bytes), ("grpc.enable_retries", 0)]
-            options.append(("grpc.enable_http_proxy", 0))
+            options += [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS)]
             self._channel = (
                 aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
                 if self._secure
@@ -130,8 +137,11 @@ class GrpcWire:
 class GrpcStream:
     """The messages of a streaming call."""
 
-    def __init__(self, call: Any, operation: Operation, version: Version) -> None:
+    def __init__(
+        self, call: Any, operation: Operation, version: Version, unwelcome: Callable[[aio.AioRpcError], None]
+    ) -> None:
         self._call = call
+        self._unwelcome = unwelcome
         self._operation = operation
         self._version = version
 
@@ -151,6 +161,7 @@ class GrpcStream:
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
         except aio.AioRpcError as error:
+            self._unwelcome(error)
             yield _said(error)
 
     def close(self) -> None:
@@ -158,11 +169,13 @@ class GrpcStream:
         self._call.cancel()
 
 
-def _read(operation: Operation, version: Version, raw: bytes) -> Result:
+def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
     """A result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
     name = operation.response if version == "1.0" else response_name(operation, streamed=operation.streams)
     if not name:
         return {}
+    if raw is None:
+        raise Refusal(Reason.RESPONSE_REFUSED, "it answered without a message")
     try:
         given = WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES)
         return form_of(version, "grpc").read_result(operation, given)
@@ -187,6 +200,8 @@ def _said(error: aio.AioRpcError) -> AgentError:
         return AgentError(BY_NAME[name].code, rest, tuple(infos))
     if status == "DEADLINE_EXCEEDED":
         raise Refusal(Reason.UPSTREAM_TIMEOUT)
-    if status in _TROUBLE or status not in _CODES:
+    if status in _TROUBLE:
         raise Refusal(Reason.UPSTREAM_FAILED, f"it answered {status}")
+    if status not in _CODES:
+        raise Declined(status)
     return AgentError(_CODES[status], message, tuple(infos))

@@ -24,7 +24,7 @@ from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentEr
 from sidecar.protocols.a2a.forms import Form, form_of
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
-from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result, unsaid
+from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
 from sidecar.upstreams.transport import EVENT_STREAM, JSON
@@ -142,7 +142,7 @@ class RpcWire:
         self, response: Response, operation: Operation, version: Version, number: int
     ) -> Result | AgentError:
         if response.status >= 500 or media_type_of(response) != JSON:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+            raise _no_a2a(response)
         raw = await self._line.read(response, self._line.max_response_bytes)
         return _reader(form_of(version, "jsonrpc"), operation, partial(_rpc_event, number))(raw)
 
@@ -194,23 +194,27 @@ class HttpJsonWire:
             path = self._line.base + http.path_to(route, ids, tenant)
         except UnreadableError as error:
             raise unsaid(error) from None
+        written = _written(form_of(version, "http_json"), outgoing)
         if not route.has_body:
-            return await self._line.send(
-                route.verb, path + http.query_from(rest.items()), None, outgoing, version, _media_type(version)
-            )
-        body = orjson.dumps(_written(form_of(version, "http_json"), outgoing))
+            query = http.query_from((name, written[name]) for name in rest if name in written)
+            return await self._line.send(route.verb, path + query, None, outgoing, version, _media_type(version))
+        body = orjson.dumps(written)
         return await self._line.send(route.verb, path, body, outgoing, version, _media_type(version))
 
     async def _error(self, response: Response) -> AgentError:
         """What an agent says with a status of its own. Raises Refusal where it is not the agent that says it."""
-        if response.status >= 500 and response.status != 501:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+        if response.status >= 500 and response.status not in (500, 501):
+            raise _no_a2a(response)
         if media_type_of(response) not in (JSON, A2A_JSON):
             if response.status in (404, 405):  # its own server has no such address: not every agent has every operation
                 return AgentError(-32601, "")
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
-        said = _parsed(await self._line.read(response, MAX_ERROR_BYTES))
-        return _error_in(said, response.status) or AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
+            raise _no_a2a(response)
+        raw = await self._line.read(response, MAX_ERROR_BYTES)
+        if response.status == 500:  # its own word for what went wrong in it, or a server that has none
+            if (error := _own_error_in(raw)) is None:
+                raise _no_a2a(response)
+            return error
+        return _error_in(_parsed(raw), response.status) or AgentError(_CODE_OF_STATUS.get(response.status, -32603), "")
 
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
@@ -336,6 +340,20 @@ def _error_in(said: Any, status: int) -> AgentError | None:
     return None
 
 
+def _own_error_in(raw: bytes) -> AgentError | None:
+    """The error in a body, if it is one that says which of A2A's it is: any framework writes JSON where it fails."""
+    try:
+        said = jsonrpc.parse_answer(raw)
+    except Refusal:
+        return None
+    error = _error_in(said, 500)
+    if error is None:
+        return None
+    words = [one.get("reason") for one in error.data if one.get("@type") == ERROR_INFO]
+    code = said.get("code")
+    return error if any(word in BY_REASON for word in words) or (isinstance(code, int) and code in BY_CODE) else None
+
+
 def _details(data: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(data, list):
         yield from (one for one in data[:16] if isinstance(one, dict) and _is_detail(one))
@@ -365,6 +383,13 @@ def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, s
             rest.pop("id", None)
         return {"task": task, "config": str(config)}, rest
     return {}, rest
+
+
+def _no_a2a(response: Response) -> Refusal:
+    """The refusal of an answer that says nothing but its status. A success without a word of A2A is a fault."""
+    if 300 <= response.status < 500:
+        return Declined(f"HTTP {response.status}")
+    return Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
 
 
 def _media_type(version: Version) -> str:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from sidecar.egress import Deadline, EgressError
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing, Result
+from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.shares import Shares
 from sidecar.upstreams.visits import Visit
@@ -46,7 +46,7 @@ class WatchedAgent:
         try:
             answer = await self.inner.ask(outgoing)
         except Refusal as refusal:
-            visit.refused(refusal)
+            _tell(visit, refusal)
             raise
         except BaseException:
             visit.given_up()
@@ -60,7 +60,7 @@ class WatchedAgent:
         try:
             heard = await self.inner.listen(outgoing)
         except Refusal as refusal:
-            visit.refused(refusal)
+            _tell(visit, refusal)
             raise
         except BaseException:
             visit.given_up()
@@ -98,7 +98,7 @@ class WatchedStream:
                     self._visit.answered()
                     yield event
         except Refusal as refusal:
-            self._visit.refused(refusal)
+            _tell(self._visit, refusal)
             raise
         finally:
             self._visit.given_up()
@@ -107,3 +107,11 @@ class WatchedStream:
         """As `Heard.close`."""
         self._visit.given_up()
         self._inner.close()
+
+
+def _tell(visit: Visit, refusal: Refusal) -> None:
+    """What a use came to that came to nothing."""
+    if isinstance(refusal, Declined):
+        visit.answered(refusal.detail)
+    else:
+        visit.refused(refusal)

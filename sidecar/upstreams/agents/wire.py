@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sidecar.egress import Deadline
-from sidecar.errors import Reason, Unsent
+from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.a2a.schema import UnreadableError
@@ -24,6 +24,14 @@ Result = dict[str, Any]
 def unsaid(error: UnreadableError) -> Unsent:
     """The refusal of parameters that cannot be said to this agent: nothing went out."""
     return Unsent(Reason.MALFORMED_CALL, f"this agent cannot be told: {error}", code=INVALID_PARAMS)
+
+
+class Declined(Refusal):
+    """It is there and said something, but not in A2A: a redirection, or a no of what stands before it. Callers can
+    cause it, each for themselves: it is no fault that closes it to everybody."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(Reason.UPSTREAM_FAILED, f"it answered {said}")
 
 
 class Outgoing(NamedTuple):
@@ -53,7 +61,7 @@ class AgentWire(Protocol):
 
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """The answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT,
-        RESPONSE_REFUSED; Unsent where nothing was sent."""
+        RESPONSE_REFUSED; Declined, and Unsent where nothing was sent."""
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """The answer to one that does, as soon as it has begun. Raises Refusal."""
