@@ -44,7 +44,9 @@ class Pages:
     async def page(self, owning: Owning, ask: Ask) -> dict[str, Any] | AgentError:
         """The page that is wanted. Raises Refusal: MALFORMED_CALL for a token that is not of this list."""
         params = owning.intent.params
-        size = min(MOST_LISTED, int(params.get("pageSize", 0) or DEFAULT_LISTED))
+        size = int(params.get("pageSize", DEFAULT_LISTED))
+        if not 1 <= size <= MOST_LISTED:
+            raise malformed(f"params.pageSize must be from 1 to {MOST_LISTED}", INVALID_PARAMS)
         token, skip = self._open(owning, str(params.get("pageToken", "")))
         shown: list[dict[str, Any]] = []
         if not await owning.can_find():

@@ -155,8 +155,9 @@ async def test_a_page_tells_nothing_of_the_tasks_of_others(tmp_path: Path) -> No
             stolen = await ask(world, *RPC, "tasks/list", {"pageSize": 1, "pageToken": token}, BOB)
             assert stolen.error is not None and stolen.error["code"] == -32602
         assert pages in ([["t1"], ["t5"]], [["t1"], ["t5"], []])
-        forged = await ask(world, *RPC, "tasks/list", {"pageToken": base64.b64encode(b"t2").decode()})
-        assert forged.error is not None and forged.error["code"] == -32602
+        for wrong in ({"pageToken": base64.b64encode(b"t2").decode()}, *({"pageSize": n} for n in (0, -1, 101))):
+            refused = await ask(world, *RPC, "tasks/list", wrong)
+            assert refused.error is not None and refused.error["code"] == -32602, wrong
 
 
 async def test_two_configurations_of_one_task_that_came_inside_sends_live_beside_each_other(tmp_path: Path) -> None:
