@@ -8,10 +8,10 @@ kept from shared caches. The seed's form is made of the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -28,6 +28,9 @@ from sidecar.vocabulary import Chain, Question
 
 MAX_AGE_S: Final = 60
 MAX_WRITTEN: Final = 256
+MAX_WRITTEN_BYTES: Final = 32 * 1024 * 1024
+Key = tuple[str, str, str, "View"]
+"""The agent, the form, the key of the signature, and who sees it."""
 
 
 def named(now: Snapshot, name: str) -> Agent:
@@ -45,17 +48,26 @@ def named(now: Snapshot, name: str) -> Agent:
     raise Refusal(Reason.UPSTREAM_UNKNOWN)
 
 
-async def card_for(now: Snapshot, agent: Agent, chain: Chain, base: str, now_s: float) -> dict[str, Any]:
-    """The canonical card as this chain may see it; `base` is our address as it reaches us. Raises Refusal."""
-    return ours(now, agent, await agent.cards.card(), chain, base, now_s)
+class View(NamedTuple):
+    """What our card of an agent depends on, beside the agent's own: our addresses, and the skills that it shows."""
+
+    interfaces: tuple[cards.Interface, ...]
+    skills: frozenset[str]
 
 
-def ours(now: Snapshot, agent: Agent, card: dict[str, Any], chain: Chain, base: str, now_s: float) -> dict[str, Any]:
-    """A card of the agent's, as ours for this chain."""
+def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, base: str, now_s: float) -> View:
+    """How this chain may see a card of the agent's; `base` is our address as it reaches us."""
+    may_use = _may_use(now, agent, chain, now_s)
+    return View(
+        interfaces(now, agent, base), frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
+    )
+
+
+def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:
+    """A card of the agent's, canonical, as ours."""
     section = agent.definition.a2a
     url = "" if section is None else section.url
-    may_use = _may_use(now, agent, chain, now_s)
-    return cards.ours(card, interfaces(now, agent, base), may_use, agent_url=url, has_extended=True)
+    return cards.ours(card, view.interfaces, view.skills.__contains__, agent_url=url, has_extended=True)
 
 
 def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface, ...]:
@@ -101,18 +113,22 @@ def signer_of(now: Snapshot) -> cards.Signer | None:
 @dataclass(slots=True)
 class Written:
     """The last documents that were written. A signature is another one each time, and the same card must be the same
-    bytes."""
+    bytes; and anybody may ask, as often as they like, for a card that an agent made to be long in the writing."""
 
-    kept: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+    kept: OrderedDict[Key, tuple[Mapping[str, Any], bytes]] = field(default_factory=OrderedDict)
+    size: int = 0
 
-    def of(self, card: dict[str, Any], kind: str, kid: str, write: Callable[[], dict[str, Any]]) -> bytes:
-        """The document of a canonical card, in one of its forms, with the signature of one key."""
-        key = sha256(orjson.dumps([kind, kid, card], option=orjson.OPT_SORT_KEYS)).digest()
-        body = self.kept.get(key)
-        if body is None:
-            body = self.kept[key] = orjson.dumps(write())
-            if len(self.kept) > MAX_WRITTEN:
-                self.kept.popitem(last=False)
+    def of(self, card: Mapping[str, Any], key: Key, write: Callable[[], dict[str, Any]]) -> bytes:
+        """The document that is made of an agent's card; `key` is all that it depends on beside it."""
+        of, body = self.kept.pop(key, (None, b""))
+        self.size -= len(body)
+        if of is not card:
+            body = orjson.dumps(write())
+        self.kept[key] = card, body
+        self.size += len(body)
+        while len(self.kept) > MAX_WRITTEN or self.size > MAX_WRITTEN_BYTES:
+            _, (_, oldest) = self.kept.popitem(last=False)
+            self.size -= len(oldest)
         return body
 
 

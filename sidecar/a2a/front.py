@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
@@ -115,13 +114,16 @@ class AgentFront:
         """An agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(turn.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
-        canonical = await cards.card_for(turn.now, agent, chain, base, self.exchanges.live.clock())
+        card = await agent.cards.card()
+        view = cards.view_of(turn.now, agent, card, chain, base, self.exchanges.live.clock())
         signer = cards.signer_of(turn.now)
-        if route.kind == arrival.SEED_CARD:
-            write = partial(documents.seed_card, canonical)
-        else:
-            write = partial(documents.document, canonical, signer)
-        body = self.written.of(canonical, route.kind, signer.kid if signer else "", write)
+
+        def write() -> dict[str, Any]:
+            canonical = cards.ours(agent, card, view)
+            is_seeds = route.kind == arrival.SEED_CARD
+            return documents.seed_card(canonical) if is_seeds else documents.document(canonical, signer)
+
+        body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
         known = ",".join(turn.headers.get("if-none-match", ()))
         return _whole(turn, cards.told(body, public=caller.is_anonymous, known=known))
 
@@ -201,7 +203,8 @@ class AgentFront:
         except UnreadableError as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
         base = turn.base or now.base_url
-        shown = cards.ours(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
+        view = cards.view_of(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
+        shown = cards.ours(agent, card, view)
         return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
     async def _stream(

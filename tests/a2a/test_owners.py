@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.a2a import cards
 from sidecar.a2a.owning import CONTEXTS
 from sidecar.protocols import base64url
+from sidecar.protocols.a2a import cards as documents
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
 from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, AgentWorld, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
@@ -234,3 +236,31 @@ async def test_a_card_that_cannot_be_had_holds_nobody_up_twice(
 
         async with asyncio.timeout(1.5):
             assert set(await asyncio.gather(*(one() for _ in range(20)))) == {502 if what == "cards" else 200}
+
+
+async def test_a_card_is_written_once_however_often_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask, and an agent may have made it long in the writing."""
+    monkeypatch.setattr("sidecar.upstreams.agents.card.KEPT_S", 0.0)
+    writes: list[str] = []
+    document = documents.document
+    monkeypatch.setattr(documents, "document", lambda *card: writes.append("") or document(*card))  # type: ignore[func-returns-value]
+    async with agent_world(tmp_path) as world:
+        url = f"{world.url}/agents/researcher/.well-known/agent-card.json"
+        for who, many in (({}, 1), ({}, 1), (ALICE, 2), (BOB, 2), ({}, 2)):
+            async with world.http.get(url, headers=who) as response:
+                assert response.status == 200 and len(writes) == many
+        assert world.agent.cards >= 5
+        world.agent.card = {**world.agent.card, "version": "2"}
+        async with world.http.get(url) as response:
+            assert (await response.json())["version"] == "2" and len(writes) == 3
+
+
+def test_the_cards_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "MAX_WRITTEN_BYTES", 100)
+    written, view = cards.Written(), cards.View((), frozenset())
+    for n in range(10):
+        written.of({"n": n}, (str(n), "", "", view), lambda: {"x": "y" * 20})
+    assert len(written.kept) == 3 and written.size == sum(len(body) for _, body in written.kept.values()) <= 100
+    assert written.of({}, ("large", "", "", view), lambda: {"x": "y" * 200}) and written.size == 0

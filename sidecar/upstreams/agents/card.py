@@ -72,10 +72,12 @@ class CardKeeper:
                 if self._failed is not None and self._failed_within(FAILED_S):
                     raise Refusal(self._failed[1].reason, self._failed[1].detail)
                 try:
-                    self._card = await self._fetched(self._get)
+                    card = await self._fetched(self._get)
                 except Refusal as refusal:
                     self._failed = self._clock(), refusal
                     raise
+                if card != self._card:  # what says the same is the same, and need not be written anew
+                    self._card = card
                 self._fetched_s, self._failed = self._clock(), None
             return self._card
 
