@@ -223,7 +223,8 @@ class Pipeline:
         if turn.now.identity.is_nobodys(self._present(turn, entrance)):
             caller = turn.record.caller = STRANGER
         else:
-            caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+            name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
+            caller = await self._identify(turn, name, entrance, arrival.AGENTS)
         self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
         with self._admitted(begins=True):
             return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)

@@ -110,6 +110,13 @@ class AgentFront:
         turn.asks("card")
         return Call("a2a", "1.0", agent.name, "card", (Question(f"nhi:{agent.name}", CARD.action, ""),))
 
+    def name_of(self, turn: Turn, route: Route) -> str:
+        """The agent whose card an address means; for none that we have, what the address says."""
+        try:
+            return cards.named(turn.now, route.server).name
+        except Refusal:
+            return route.server
+
     async def card(self, turn: Turn, route: Route, caller: Caller, base: str) -> web.StreamResponse:
         """An agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(turn.now, route.server)

@@ -43,7 +43,7 @@ def _certificate(element: Element) -> ClientCertificate:
 def _whole(pem: str) -> ClientCertificate:
     try:
         read = x509.load_pem_x509_certificate(unquote_to_bytes(pem))
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise CertificateError("the forwarded certificate cannot be read") from None
     return read_certificate(read.public_bytes(Encoding.DER))
 

@@ -298,6 +298,8 @@ class Course:
             await self._save(record)
 
     async def _complete(self, record: Record, result: Mapping[str, Any]) -> None:
+        # The agent may have taken its time, and its caller's permission may have ended meanwhile.
+        self._check(self.means.live.current, sends(record.id, record.target, record.task_type, {}))
         if len(orjson.dumps(result)) > self.means.patience().max_result:
             await self._end(record, State.FAILED, "ExecutionFailed", "The agent's result is too large")
         else:

@@ -12,7 +12,20 @@ from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 
 from sidecar.loading import check_files
-from tests.a2a.world import ALICE, BOB, CARD_10, PLANNER, SPOKEN, AgentWorld, ScriptedAgent, agent_world, ask, write
+from tests.a2a.world import (
+    ALICE,
+    BOB,
+    CARD_10,
+    IDP,
+    PLANNER,
+    SPOKEN,
+    AgentWorld,
+    ScriptedAgent,
+    agent_world,
+    ask,
+    write,
+)
+from tests.flow.idp import bearer
 
 SKILLS = """\
 p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', allow
@@ -127,6 +140,8 @@ async def test_an_agent_has_a_uuid_too_and_an_unknown_one_is_nowhere(tmp_path: P
     name = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001"
     async with agent_world(tmp_path, rules=RULES, a2a=f"agent_id: {name}") as world:
         assert (await card(world, path=f"/api/nhi/a2a/agent-card/{name}"))[0] == 200
+        meant = bearer(IDP.token("user:alice", f"{world.app.live.current.base_url}/agents/researcher"))
+        assert (await card(world, meant, path=f"/api/nhi/a2a/agent-card/{name}"))[0] == 200, "one agent, one audience"
         for other in (name[:-1] + "2", "nobody"):
             assert (await card(world, path=f"/api/nhi/a2a/agent-card/{other}"))[0] == 404
 

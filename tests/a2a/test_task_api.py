@@ -394,6 +394,25 @@ async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Pa
         assert (found["state"], found["error_code"]) == ("failed", "Unauthorized")
 
 
+async def test_what_came_of_it_after_the_permission_ended_is_nobodys(tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(method: str, params: dict[str, Any]) -> Any:
+        begun.set()
+        await go_on.wait()
+        return {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "a secret"}]}}
+
+    async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": slow})) as world:
+        task_id = await create(world)
+        await begun.wait()
+        await world.app.disable("user:alice", reason="", until=None, by="test")
+        go_on.set()
+        await _until(lambda: not world.app.pipeline.task_front.runner._courses)
+        record = await world.app.pipeline.task_front.runner.means.store.get(task_id)
+        assert record is not None
+        assert (record.state, record.error_code, record.result) == ("failed", "Unauthorized", None)
+
+
 async def test_whose_tasks_never_end_keep_nobody_elses_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SHARE", Share(total=4, per_owner=2))
     agent = busy(WORKING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,12 @@ NEAR = Proxy(ip_network("10.0.0.0/24"))
 HASH = "ab" * 32
 
 
+def of_no_version(der: bytes) -> str:
+    """The same certificate, in a version of X.509 that there is not."""
+    changed = der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020109"), 1)
+    return ssl.DER_cert_to_PEM_cert(changed)
+
+
 def behind(*proxies: Proxy) -> Identity:
     return identity_of(Certificates(WHOSE.spiffe, TABLE, proxies=proxies or (NEAR,), trust="ca"), now())
 
@@ -267,6 +274,7 @@ MISSHAPEN: dict[str, str] = {
     "a short hash": f"Hash=abcd;URI={PLANNER}",
     "a hash of no digits": f"Hash={'x' * 64};URI={PLANNER}",
     "a certificate that is none": "Cert=AAAA",
+    "a certificate of a version that is none": f'Cert="{quote(of_no_version(issue(uris=[PLANNER]).der))}"',
     "another certificate than its hash": f'Hash={HASH};Cert="{quote(issue(uris=[PLANNER]).pem)}"',
     "an authority's certificate": f'Cert="{quote(authority().own.pem)}"',
     "one that is over": f'Cert="{quote(issue(uris=[PLANNER], ends_s=-5).pem)}"',
