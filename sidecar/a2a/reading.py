@@ -267,8 +267,9 @@ def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def asked(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters as conditions and evidence see them (CONTRACT 7): the same for the same call, so without the
-    message's own id, the tenant, and the credentials of push configurations."""
-    shown = {name: value for name, value in params.items() if name not in ("tenant", "token", "authentication")}
+    message's own id and the credentials of push configurations. The tenant is in them: an agent that has some does
+    something else for each."""
+    shown = {name: value for name, value in params.items() if name not in ("token", "authentication")}
     if "message" in shown:
         shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}
     if pushes(params):

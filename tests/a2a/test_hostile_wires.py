@@ -234,6 +234,17 @@ async def test_one_message_asks_for_one_skill(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", both)).error is None
 
 
+async def test_rules_and_evidence_see_the_tenant_that_the_agent_hears(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, -, args.tenant == 'one', allow\n"}
+    async with agent_world(tmp_path, rules=rules) as world:
+        for version, binding in (("1.0", "jsonrpc"), ("1.0", "http_json")):
+            for tenant, told in (({"tenant": "one"}, None), ({"tenant": "two"}, 403), ({}, 403)):
+                answered = await ask(world, version, binding, "message/send", {**SEND, **tenant})
+                assert (answered.status if answered.error else None) == told
+        assert [message["params"]["tenant"] for _, message in world.agent.seen] == ["one", "one"]
+        assert len({decision["args_hash"] for decision in world.records() if decision.get("args_hash")}) == 3
+
+
 async def test_a_push_configuration_inside_a_send_names_no_task_of_anothers(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         await ask(world, "1.0", "jsonrpc", "message/send", SEND, BOB)
