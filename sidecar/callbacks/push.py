@@ -67,7 +67,7 @@ class PushConfigs:
 
     store: CallbackStore
     outbox: Outbox
-    check: Callable[[str], Awaitable[None]]
+    check: Callable[[str, str], Awaitable[None]]
     is_anothers: IsAnothers
     base_url: Callable[[], str]
     rules: Callable[[], CallbackSettings]
@@ -83,7 +83,7 @@ class PushConfigs:
         token, scheme = config.get("token", ""), authentication.get("scheme", "")
         credentials = authentication.get("credentials", "")
         _check_headers(token, scheme, credentials)
-        await self.check(config.get("url", ""))
+        await self.check(config.get("url", ""), behalf.caller.binding)
         (caller, server, skill), now_s, rules = behalf, self.clock(), self.rules()
         record = PushRecord(
             self.new_secret(), caller.binding, server, task_id, config.get("id", ""), version, config["url"], token,

@@ -17,9 +17,11 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +41,7 @@ MAX_ADDRESSES: Final = 32  # a name with more is no receiver of callbacks
 MAX_TRIED: Final = 3
 NO_PLACE: Final = "this is no address that callbacks are sent to"
 LOOKED_UP_AT_ONCE: Final = 32
+LOOKED_UP_FOR_ONE: Final = 4  # of what one chain names
 MAX_LOOKUPS_WAITING: Final = 200
 INVALID_PARAMS: Final = -32602
 
@@ -58,14 +61,17 @@ class Guard:
 
     rules: Callable[[], CallbackSettings]
     resolve: Resolve
+    _asked_for: Counter[str] = field(default_factory=Counter)
 
-    async def check(self, url: str) -> None:
-        """Whether something could be sent there now. Raises Refusal, which tells nothing of what a name leads to."""
+    async def check(self, url: str, owner: str) -> None:
+        """Whether something could be sent there now, for this chain. Raises Refusal, which tells nothing of what a name
+        leads to: MALFORMED_CALL, TOO_MANY_CONCURRENT for who has too many names looked up already."""
         rules = self.rules()
         try:
             origin = _allowed(url, rules)
-            async with asyncio.timeout(rules.timeout_s):
-                await self._addresses(origin, rules)
+            with self._asking(owner):
+                async with asyncio.timeout(rules.timeout_s):
+                    await self._addresses(origin, rules)
         except NotAllowed as refused:
             log.info("a callback's address is refused", extra={"why": refused.why})
             raise Refusal(Reason.MALFORMED_CALL, str(refused), code=INVALID_PARAMS) from None
@@ -73,6 +79,19 @@ class Guard:
             # A name without addresses looks like one with forbidden ones.
             log.info("a callback's address is refused", extra={"why": "the name cannot be looked up"})
             raise Refusal(Reason.MALFORMED_CALL, NO_PLACE, code=INVALID_PARAMS) from None
+
+    @contextmanager
+    def _asking(self, owner: str) -> Iterator[None]:
+        """Names that nobody answers for hold up who named them, and nobody else: the threads are everybody's."""
+        if self._asked_for[owner] >= LOOKED_UP_FOR_ONE:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many names are being looked up", retry_after_s=1.0)
+        self._asked_for[owner] += 1
+        try:
+            yield
+        finally:
+            self._asked_for[owner] -= 1
+            if not self._asked_for[owner]:
+                del self._asked_for[owner]
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Accepted:
         """Send it, whatever was said of the URL before. Raises EgressError; NotAllowed means that it never will be."""

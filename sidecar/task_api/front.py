@@ -78,8 +78,8 @@ class Cancel(NamedTuple):
 
 
 Asked = Create | Show | Cancel | Wanted
-CheckUrl = Callable[[str], Awaitable[None]]
-"""Whether something could be sent there. Raises Refusal."""
+CheckUrl = Callable[[str, str], Awaitable[None]]
+"""Whether something could be sent there, for this chain. Raises Refusal."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class TaskFront:
         await Owning(self.exchanges.tasks, caller, asked.intent).check()
         agent.account.breaker.check()
         if asked.order.callback_url:
-            await self.check_url(asked.order.callback_url)
+            await self.check_url(asked.order.callback_url, caller.binding)
 
     async def carry_out(
         self, turn: Turn, caller: Caller, decision: Decision, asked: Asked, lease: Lease, timeout_s: float | None

@@ -113,7 +113,7 @@ async def test_none_of_the_places_where_no_callback_may_go_is_connected_to() -> 
             settings = rules()
             one = Guard(lambda settings=settings: settings, resolve)  # type: ignore[misc]
             with pytest.raises(Refusal) as told:
-                await one.check(url)
+                await one.check(url, "alice")
             assert told.value.reason is Reason.MALFORMED_CALL
             assert not any(address in told.value.detail for address in addresses), "it tells nothing of the name"
             with pytest.raises(NotAllowed):
@@ -127,7 +127,7 @@ async def test_none_of_the_places_where_no_callback_may_go_is_connected_to() -> 
 
 @pytest.mark.parametrize("host", ["93.184.216.34", "[2606:2800:220:1:248:1893:25c8:1946]", "[64:ff9b::5db8:d822]"])
 async def test_public_addresses_may_be_reached(host: str) -> None:
-    await guard().check(f"https://{host}/hook")
+    await guard().check(f"https://{host}/hook", "alice")
 
 
 async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
@@ -135,7 +135,7 @@ async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
     async with serving(say(DONE)) as here, canaries() as (port, caught):
         names = Names(rebind_example=[["93.184.216.34"], ["127.0.0.1"]])
         one = guard(names)
-        await one.check(f"http://rebind.example:{port}/")
+        await one.check(f"http://rebind.example:{port}/", "alice")
         for _ in range(3):
             with pytest.raises(NotAllowed):
                 await one.post(f"http://rebind.example:{port}/", (), b"{}")
@@ -254,11 +254,11 @@ async def test_a_name_server_that_says_nothing_costs_no_more_than_the_time() -> 
     with pytest.raises(TimedOut):
         await one.post("https://slow.example/", (), b"{}")
     with pytest.raises(Refusal) as slow:
-        await one.check("https://slow.example/")
+        await one.check("https://slow.example/", "alice")
     with pytest.raises(Refusal) as inside:
-        await guard(Names(inside_example=[["10.0.0.1"]])).check("https://inside.example/")
+        await guard(Names(inside_example=[["10.0.0.1"]])).check("https://inside.example/", "alice")
     with pytest.raises(Refusal) as unknown:
-        await guard().check("https://unknown.example/")
+        await guard().check("https://unknown.example/", "alice")
     assert slow.value.detail == inside.value.detail == unknown.value.detail
 
 
@@ -299,10 +299,10 @@ async def test_only_hosts_that_the_operator_wrote_are_called_back(allow: list[st
     settings = rules(allow=allow, schemes=["https"])
     one = Guard(lambda: settings, public)
     if may:
-        await one.check(url)
+        await one.check(url, "alice")
     else:
         with pytest.raises(Refusal):
-            await one.check(url)
+            await one.check(url, "alice")
 
 
 async def test_an_internal_network_is_reached_once_it_is_opened_and_until_then_the_log_says_why(
@@ -310,11 +310,11 @@ async def test_an_internal_network_is_reached_once_it_is_opened_and_until_then_t
 ) -> None:
     """BL-051."""
     names = Names(hooks_internal=[["100.64.3.2"]])
-    await guard(names, networks=["100.64.0.0/10"]).check("https://hooks.internal/")
+    await guard(names, networks=["100.64.0.0/10"]).check("https://hooks.internal/", "alice")
     for networks in ([], ["100.64.0.0/24"], ["10.0.0.0/8"]):
         caplog.clear()
         with caplog.at_level("INFO"), pytest.raises(Refusal):
-            await guard(names, networks=networks).check("https://hooks.internal/")
+            await guard(names, networks=networks).check("https://hooks.internal/", "alice")
         [line] = caplog.records
         assert vars(line)["why"] == "100.64.3.2 is not public, and callbacks.networks does not hold it"
 
@@ -355,3 +355,25 @@ async def test_the_systems_resolver_finds_this_machine() -> None:
     with pytest.raises(NotAllowed):
         await Guard(lambda: settings, resolver).post("http://localhost/", (), b"{}")
     resolver.close()
+
+
+async def test_names_that_nobody_answers_for_hold_up_who_named_them_alone() -> None:
+    answers, asked = asyncio.Event(), 0
+
+    async def resolve(host: str, port: int) -> list[str]:
+        nonlocal asked
+        asked += host == "slow.example"
+        if host == "slow.example":
+            await answers.wait()
+        return ["93.184.216.34"]
+
+    rules = CallbackSettings.model_validate({"allow": ["*"]})
+    one = Guard(lambda: rules, resolve)
+    slow = [asyncio.create_task(one.check("https://slow.example/", "mallory")) for _ in range(40)]
+    await asyncio.sleep(0)
+    await one.check("https://hooks.example/", "alice")
+    answers.set()
+    told = await asyncio.gather(*slow, return_exceptions=True)
+    refused = [each.reason for each in told if isinstance(each, Refusal)]
+    assert (asked, len(refused), set(refused)) == (4, 36, {Reason.TOO_MANY_CONCURRENT})
+    await one.check("https://slow.example/", "mallory")
