@@ -35,7 +35,7 @@ from sidecar.protocols.a2a.proto03 import request_name, response_name
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.a2a.status import DETAILS, encode_status
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, malformed
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, has_nul, malformed
 from sidecar.whole import Whole
 
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
@@ -145,6 +145,8 @@ class GrpcRequest(Called):
             params = self.dialect.form.read_params(self.operation, given)
         except UnreadableError as error:
             raise malformed(str(error), INVALID_PARAMS) from None
+        if b"\0" in self.body and has_nul(params):  # as in JSON; that a byte is one says nothing yet
+            raise malformed("the message has a NUL character", INVALID_PARAMS)
         if params.get("tenant") == self.agent:
             del params["tenant"]  # it named the agent to us
         return params

@@ -324,13 +324,14 @@ def _refuse_escapes(raw: bytes, text: str, value: object) -> None:
         orjson.loads(raw)  # a second parser that refuses lone surrogates
     except orjson.JSONDecodeError:
         raise _unparsable("the body has a lone surrogate") from None
-    if "\\u0000" in text and _has_nul(value):
+    if "\\u0000" in text and has_nul(value):
         raise _unparsable("the body has a NUL character")
 
 
-def _has_nul(value: object) -> bool:
+def has_nul(value: object) -> bool:
+    """Whether a NUL stands anywhere in a JSON value: what ends a text for some readers, and for others not."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):
-        return any("\0" in key or _has_nul(item) for key, item in value.items())
-    return isinstance(value, list) and any(map(_has_nul, value))
+        return any("\0" in key or has_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(map(has_nul, value))

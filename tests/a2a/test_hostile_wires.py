@@ -222,6 +222,19 @@ async def test_an_answer_to_another_request_is_nobodys(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).error is None
 
 
+async def test_no_name_ends_for_the_agent_where_it_goes_on_for_us(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": {**HELLO, "contextId": "c"}})).results
+        for version, binding in SPOKEN:
+            for said in ({"contextId": "c\0"}, {"parts": [{"text": "a\0"}]}, {"metadata": {"a": [{"\0": 1}]}}):
+                answered = await ask(world, version, binding, "message/send", {"message": {**HELLO, **said}})
+                assert answered.error is not None and answered.reason == "malformed-call"
+        assert (await ask(world, "1.0", "http_json", "tasks/list", {"contextId": "c\0"})).reason == "malformed-call"
+        raw = {"message": {**HELLO, "parts": [{"raw": "AAAA"}]}}
+        assert (await ask(world, "1.0", "grpc", "message/send", raw)).error is None, "bytes may be any"
+        assert len(world.agent.seen) == 2
+
+
 async def test_one_message_asks_for_one_skill(tmp_path: Path) -> None:
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, message/send, -, -, call.tool == 'search', allow\n"}
     both = {"message": {**HELLO, "metadata": {"task_type": "write"}}, "metadata": {"task_type": "search"}}

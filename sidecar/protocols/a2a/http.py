@@ -108,6 +108,8 @@ def query_of(text: str) -> Mapping[str, str]:
             key, said = (unquote_to_bytes(part.replace("+", " ")).decode() for part in (name, value))
         except UnicodeDecodeError:
             raise UnreadableError("", "has a query that is not UTF-8") from None
+        if "\0" in key or "\0" in said:
+            raise UnreadableError("", "has a query that is not plain")
         if key in found:
             raise UnreadableError(f"/{key}", "is there more than once")
         found[key] = said
