@@ -19,6 +19,7 @@ from yarl import URL
 
 from sidecar.protocols.a2a.operations import Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
+from sidecar.upstreams.agents import over_grpc
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 
 SEND = {"message": HELLO}
@@ -71,9 +72,9 @@ class _Everything(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def before_grpc(folder: Path, handler: Any) -> AsyncIterator[AgentWorld]:
+async def before_grpc(folder: Path, handler: Any, *options: tuple[str, int]) -> AsyncIterator[AgentWorld]:
     """A sidecar before an agent of gRPC that does the same for every method."""
-    server = aio.server()
+    server = aio.server(options=options)
     server.add_generic_rpc_handlers((_Everything(handler),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -113,6 +114,30 @@ async def test_what_each_caller_can_cause_closes_no_agent_of_grpc(tmp_path: Path
     async with before_grpc(tmp_path, answer) as world:
         for action in ("message/send", "message/stream") * 6:
             assert (await ask(world, "1.0", "jsonrpc", action, SEND)).reason == "upstream-failed"
+
+
+async def test_no_call_to_an_agent_waits_behind_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent takes so many at once on one connection, and whoever comes then waits for one of them to end."""
+    monkeypatch.setattr(over_grpc, "STREAMS_EACH", 2)
+    begun: list[str] = []
+
+    async def answer(_: Any, context: Any) -> None:
+        begun.append("stream")
+        number = len(begun)
+        await context.write(WIRES["1.0"].encode("StreamResponse", {"task": task(f"t{number}", f"c{number}")}))
+        if number <= 5:
+            await asyncio.sleep(20)
+
+    async with before_grpc(tmp_path, answer, ("grpc.max_concurrent_streams", 2)) as world:
+        streams = [asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND)) for _ in range(5)]
+        while len(begun) < 5:
+            await asyncio.sleep(0.01)
+        for action in ("message/send", "message/stream"):
+            answered = await asyncio.wait_for(ask(world, "1.0", "jsonrpc", action, SEND), 3)
+            assert answered.error is None
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
 
 
 @dataclass

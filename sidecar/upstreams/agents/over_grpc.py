@@ -31,6 +31,7 @@ from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
 # What is between the agent and us, and not the agent's word. Whatever else A2A has no word for, each caller can cause.
 _TROUBLE: Final = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
+STREAMS_EACH: Final = 50  # of one connection; servers take a hundred, unless they were told otherwise
 MAX_BACKOFF_MS: Final = 2000  # how often it is tried is the breaker's to say; grpc would wait for two minutes
 _CODES: Final[Mapping[str, int]] = {
     "NOT_FOUND": -32001,
@@ -60,7 +61,8 @@ class GrpcWire:
         self._credential = credential
         self._headers = tuple((name.lower(), value) for name, value in headers)
         self._max_bytes = max_response_bytes
-        self._channel: aio.Channel | None = None
+        self._calls: aio.Channel | None = None
+        self._streams: dict[aio.Channel, int] = {}  # and how many there are on each
 
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """As `AgentWire.ask`."""
@@ -69,7 +71,7 @@ class GrpcWire:
             return AgentError(BY_REASON["METHOD_NOT_FOUND"].code, f"gRPC of A2A {version} has no such operation")
         path, body, metadata, shown, deadline_s = await self._written(outgoing, version)
         try:
-            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path)
+            method: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._for_calls().unary_unary(path)
             raw = await method(body, timeout=deadline_s, metadata=metadata)
         except aio.AioRpcError as error:
             self._unwelcome(outgoing, shown, error)
@@ -80,9 +82,12 @@ class GrpcWire:
         """As `AgentWire.listen`."""
         version = self._version()
         path, body, metadata, shown, _ = await self._written(outgoing, version)
-        method: aio.UnaryStreamMultiCallable[bytes, bytes] = self._open().unary_stream(path)
-        unwelcome = partial(self._unwelcome, outgoing, shown)
-        return GrpcStream(method(body, metadata=metadata), outgoing.operation, version, unwelcome)
+        channel = self._for_stream()
+        method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
+        call = method(body, metadata=metadata)
+        self._streams[channel] += 1
+        unwelcome, over = partial(self._unwelcome, outgoing, shown), partial(self._over, channel)
+        return GrpcStream(call, outgoing.operation, version, unwelcome, over)
 
     def _unwelcome(self, outgoing: Outgoing, shown: Header | None, error: aio.AioRpcError) -> None:
         """What was shown and is not believed is not shown again."""
@@ -111,16 +116,35 @@ class GrpcWire:
                 metadata.append((shown[0].lower(), shown[1]))
         return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
 
-    def _open(self) -> aio.Channel:
-        if self._channel is None:
-            options = [("grpc.max_receive_message_length", self._max_bytes), ("grpc.enable_retries", 0)]
-            options += [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS)]
-            self._channel = (
-                aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
-                if self._secure
-                else aio.insecure_channel(self._target, options=options)
-            )
-        return self._channel
+    def _for_calls(self) -> aio.Channel:
+        if self._calls is None:
+            self._calls = self._opened()
+        return self._calls
+
+    def _for_stream(self) -> aio.Channel:
+        """A connection for a stream, which no call waits for: an agent takes only so many at once on each (threats
+        D3)."""
+        for channel, held in self._streams.items():
+            if held < STREAMS_EACH:
+                return channel
+        channel = self._opened()
+        self._streams[channel] = 0
+        return channel
+
+    def _over(self, channel: aio.Channel) -> None:
+        self._streams[channel] -= 1
+
+    def _opened(self) -> aio.Channel:
+        options = [
+            ("grpc.max_receive_message_length", self._max_bytes),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
+            ("grpc.use_local_subchannel_pool", 1),  # else all of them would share one connection
+        ]
+        if self._secure:
+            return aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
+        return aio.insecure_channel(self._target, options=options)
 
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
@@ -128,8 +152,9 @@ class GrpcWire:
 
     async def close(self) -> None:
         """As `AgentWire.close`."""
-        if self._channel is not None:
-            await self._channel.close(0.0)
+        for channel in (self._calls, *self._streams):
+            if channel is not None:
+                await channel.close(0.0)
         if self._credential is not None:
             await self._credential.close()
 
@@ -138,10 +163,17 @@ class GrpcStream:
     """The messages of a streaming call."""
 
     def __init__(
-        self, call: Any, operation: Operation, version: Version, unwelcome: Callable[[aio.AioRpcError], None]
+        self,
+        call: Any,
+        operation: Operation,
+        version: Version,
+        unwelcome: Callable[[aio.AioRpcError], None],
+        over: Callable[[], None],
     ) -> None:
+        """`over` is called once, when nothing of it is wanted any more."""
         self._call = call
         self._unwelcome = unwelcome
+        self._over: Callable[[], None] | None = over
         self._operation = operation
         self._version = version
 
@@ -167,6 +199,9 @@ class GrpcStream:
     def close(self) -> None:
         """As `Heard.close`."""
         self._call.cancel()
+        if self._over is not None:
+            self._over()
+            self._over = None
 
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
