@@ -32,7 +32,8 @@ class A2aUpstream(Section):
     binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
     """What is spoken there; by default `grpc` for a grpc address, else `jsonrpc`."""
     version: Literal["auto", "0.3", "1.0"] = "auto"
-    """The version that is spoken there; `auto` takes 1.0 where the agent's card names it for this binding, else 0.3."""
+    """The version that is spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else
+    1.0."""
     card_url: HttpUrl | None = None
     """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. A card is read for what the
     agent can do, and tells us no address to call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from sidecar.a2a import cards
 from sidecar.a2a.owning import CONTEXTS
 from sidecar.protocols import base64url
 from sidecar.protocols.a2a import cards as documents
+from sidecar.upstreams.agents.card import CardKeeper
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
-from tests.a2a.world import ALICE, BOB, HELLO, HOOK, RULES, AgentWorld, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, CARD_10, HELLO, HOOK, RULES, AgentWorld, ScriptedAgent, agent_world, ask, task
 from tests.flow.world import listening
 
 RPC: Any = ("1.0", "jsonrpc")
@@ -264,3 +266,29 @@ def test_the_cards_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -
         written.of({"n": n}, (str(n), "", "", view), lambda: {"x": "y" * 20})
     assert len(written.kept) == 3 and written.size == sum(len(body) for _, body in written.kept.values()) <= 100
     assert written.of({}, ("large", "", "", view), lambda: {"x": "y" * 200}) and written.size == 0
+
+
+async def test_an_agent_that_was_changed_is_spoken_to_as_it_is_now_and_no_call_waits_for_that() -> None:
+    now_s, may_answer = 0.0, asyncio.Event()
+    may_answer.set()
+    old = {"name": "n", "version": "1", "url": "http://a.example/", "capabilities": {}, "protocolVersion": "0.3.0"}
+    said: dict[str, Any] = {**old, "skills": [], "defaultInputModes": [], "defaultOutputModes": [], "description": ""}
+
+    async def get(within_s: float) -> bytes:
+        await may_answer.wait()
+        return json.dumps(said).encode()
+
+    keeper = CardKeeper(get, "jsonrpc", None, lambda: now_s)
+    await keeper.prepare()
+    assert keeper.version() == "0.3"
+    said, now_s = {**CARD_10}, 61.0
+    may_answer.clear()
+    async with asyncio.timeout(1):
+        await keeper.prepare()
+    assert keeper.version() == "0.3"
+    may_answer.set()
+    assert (await keeper.card())["name"] == "Researcher" and keeper.version() == "1.0"
+    may_answer.clear()
+    now_s = 130.0
+    await keeper.prepare()
+    await keeper.close()

@@ -55,6 +55,7 @@ class Agent:
 
     async def close(self) -> None:
         """Let go of its connections."""
+        await self.cards.close()
         await self.wire.close()
 
 

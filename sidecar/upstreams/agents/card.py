@@ -49,6 +49,7 @@ class CardKeeper:
         self._card: Card | None = None
         self._fetched_s = float("-inf")
         self._failed: tuple[float, Refusal] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
@@ -60,8 +61,21 @@ class CardKeeper:
         else for one of 1.0, and for a while no call waits for that again."""
         if self._spoken is not None or self._is_new or self._failed_within(KEPT_S):
             return
+        if self._card is None:
+            with suppress(Refusal):
+                await self.card()
+        elif self._renewing is None or self._renewing.done():  # nobody waits for what is known already
+            self._renewing = asyncio.create_task(self._renewed(), name="looks at an agent's card again")
+
+    async def _renewed(self) -> None:
         with suppress(Refusal):
             await self.card()
+
+    async def close(self) -> None:
+        """Look at it no more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
 
     async def card(self) -> Card:
         """The card in the canonical form, a minute old at most. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
