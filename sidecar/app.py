@@ -443,6 +443,8 @@ class App:
                     max_bytes=settings.server.max_body_bytes,
                     at_once=settings.server.max_connections,
                     credentials=credentials,
+                    greeting_s=settings.server.header_timeout_s,
+                    idle_s=settings.server.keepalive_timeout_s,
                 )
             except OSError as error:
                 message = f"{place} cannot be listened on for gRPC"

@@ -44,6 +44,7 @@ NOWHERE: Final = "/agents/-"  # no agent can be called so
 # A client takes 8 KiB of trailers; a sentence is in them twice, and once with three characters for a byte.
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
 READING_S: Final = 30.0  # as long as a reader over HTTP has (listeners.py), who is seen to read
+PING_S: Final = 30.0
 READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _STATUS = {code.name: code for code in grpc.StatusCode}
@@ -263,15 +264,28 @@ def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
 
 
 async def serve(
-    address: str, calls: Calls, *, max_bytes: int, at_once: int, credentials: grpc.ServerCredentials | None
+    address: str,
+    calls: Calls,
+    *,
+    max_bytes: int,
+    at_once: int,
+    credentials: grpc.ServerCredentials | None,
+    greeting_s: float,
+    idle_s: float,
 ) -> tuple[aio.Server, int]:
-    """Begin to listen; the server, and the port that it has. Raises OSError."""
+    """Begin to listen; the server, and the port that it has. Whoever connects has `greeting_s` to say that it speaks
+    HTTP/2, and may do nothing for `idle_s`. Raises OSError."""
     server = aio.server(
         handlers=[calls],
         options=[
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", 256),
+            ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
+            ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
+            # Who vanished without a word is found out, and what it had is given back.
+            ("grpc.keepalive_time_ms", int(PING_S * 1000)),
+            ("grpc.http2.ping_timeout_ms", int(PING_S * 1000)),
         ],
         maximum_concurrent_rpcs=at_once,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,51 @@ async def test_who_does_not_read_a_stream_holds_nothing_for_ever(
         with pytest.raises(aio.AioRpcError, match="nobody reads"):
             while await call.read() is not aio.EOF:
                 pass
+
+
+@pytest.mark.parametrize("begins", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"])
+async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_path: Path) -> None:
+    server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", header_timeout_s: 0.2, keepalive_timeout_s: 0.3}\n'
+    async with agent_world(tmp_path, settings=server) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""])
+        writer.write(begins)
+        async with asyncio.timeout(5):
+            while await reader.read(4096):
+                pass
+        writer.close()
+
+
+async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.a2a.grpc, "PING_S", 0.3)
+    vanished, never = asyncio.Event(), asyncio.Event()
+    events = [{"task": task(state="TASK_STATE_WORKING")}, never]
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if vanished.is_set():  # a cable is out: nothing arrives, and nobody says so
+                await never.wait()
+            writer.write(data)
+        writer.close()
+
+    async with agent_world(tmp_path, agent) as world:
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            onward = await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""])
+            with suppress(ConnectionError):
+                await asyncio.gather(carry(reader, onward[1]), carry(onward[0], writer))
+
+        line = await asyncio.start_server(between, "127.0.0.1", 0)
+        path, message = written("message/stream", SEND)
+        async with line, aio.insecure_channel(f"127.0.0.1:{line.sockets[0].getsockname()[1]}") as through:
+            call: Any = through.unary_stream(path)(message, metadata=(KEY,))
+            await call.read()
+            await asyncio.sleep(0.8)
+            assert world.app.pipeline.exchanges.streams, "who only waits is there"
+            vanished.set()
+            async with asyncio.timeout(5):
+                while world.app.pipeline.exchanges.streams:
+                    await asyncio.sleep(0.02)
+            never.set()
