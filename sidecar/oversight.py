@@ -34,6 +34,7 @@ class Rules(NamedTuple):
     snapshot: Snapshot
     disabled: Disabled
     switched_off: Disabled
+    keys: int
 
 
 @dataclass(slots=True)
@@ -71,8 +72,9 @@ class Oversight:
 
     def _current(self) -> Rules:
         """The same object for as long as nothing changed."""
-        rules = Rules(self.live.current, self.switch.disabled, self.switch.switched_off)
-        if self._rules is None or not all(map(is_, rules, self._rules)):
+        now = self.live.current
+        rules = Rules(now, self.switch.disabled, self.switch.switched_off, now.identity.generation)
+        if self._rules is None or not all(map(is_, rules[:3], self._rules)) or rules.keys != self._rules.keys:
             self._rules = rules
         return self._rules
 
@@ -83,6 +85,8 @@ class Oversight:
             return Reason.PRINCIPAL_DISABLED
         if rules.switched_off.entries and rules.switched_off.turns_off(call, now_s):
             return Reason.TOOL_DISABLED
+        if not now.identity.has_keys_of(exchange.caller):
+            return Reason.BAD_CREDENTIAL
         if exchange.judged_by is not now and (doubt := _doubt(exchange, now)) is not None:
             return doubt
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:

@@ -58,12 +58,13 @@ CredentialKind = Literal["jwt", "api_key", "local", "certificate", "anonymous"]
 class Credential:
     """What was presented, as evidence may name it: never the secret itself. Of a certificate, `issuer` is the name by
     which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it. Of a token, `trust` is what of it
-    was looked up in its issuer's tables. It is in no evidence."""
+    was looked up in its issuer's tables, and `signed_by` the thumbprint of the key. Both are in no evidence."""
 
     kind: CredentialKind
     issuer: str = ""
     key_id: str = ""
     trust: str = field(default="", repr=False, compare=False)
+    signed_by: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

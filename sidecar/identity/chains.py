@@ -52,7 +52,7 @@ def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, resource),
         lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
-        credential=Credential("jwt", issuer=claims.issuer.issuer, trust=_looked_up(claims)),
+        credential=Credential("jwt", issuer=claims.issuer.issuer, trust=_looked_up(claims), signed_by=claims.signed_by),
         expires_at=claims.expires_at,
         speaks_for=claims.issuer.actors,
         bound=claims.bound,

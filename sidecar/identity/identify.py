@@ -191,6 +191,18 @@ class Identity:
         still name whom it named. Asked of what was let in before these settings were in force."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
+    def has_keys_of(self, caller: Caller) -> bool:
+        """Whether the issuers of a caller's tokens sign with the same keys still: a token that is shown again would
+        be proven. Keys are exchanged in the ordinary way too, so only what is open rests on them."""
+        signed = [one for one in caller.credentials if one.signed_by]
+        known = self._issuer_keys
+        return all(one.issuer in known and known[one.issuer].has(one.signed_by) for one in signed)
+
+    @property
+    def generation(self) -> int:
+        """Rises when the keys of any issuer change."""
+        return sum(keys.generation for keys in self._issuer_keys.values())
+
     def _stands(self, credential: Credential, caller: Caller) -> bool:
         if credential.kind == "api_key":
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())

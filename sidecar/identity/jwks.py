@@ -28,6 +28,7 @@ from sidecar.errors import Refusal
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
+from sidecar.signing_keys import thumbprint
 
 MAX_JWKS_BYTES = 256 * 1024  # threats A6
 MAX_KEYS = 64  # threats A6
@@ -54,11 +55,12 @@ class JwksError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VerificationKey:
-    """One public key and what it says it is for ("" is anything that fits its type)."""
+    """One public key and what it says it is for ("" is anything that fits its type). `thumbprint` is its own."""
 
     kid: str
     algorithm: str
     public: PublicKey
+    thumbprint: str = ""
 
     def fits(self, algorithm: str) -> bool:
         """Whether this key may verify that algorithm, by its own word and by its type."""
@@ -139,6 +141,10 @@ class IssuerKeys:
         age_s = self._mono() - self._fetched_mono_s
         return KeyState(self.issuer, len(self._keys), None if age_s == inf else age_s, self.usable)
 
+    def has(self, thumbprint: str) -> bool:
+        """Whether the issuer signs with this key still, as far as is known: nothing is, before the first good fetch."""
+        return not self._keys or any(key.thumbprint == thumbprint for key in self._keys)
+
     async def find(self, kid: str, algorithm: str) -> VerificationKey:
         """The one key for this id ("" = the token names none) and algorithm. Raises Refusal."""
         key = self._pick(kid, algorithm) if self.usable else None
@@ -216,7 +222,7 @@ def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
     if use == "jwt-svid" and not kid:
         return None
     public = public_key_from(entry)
-    return None if public is None else VerificationKey(kid, algorithm, public)
+    return None if public is None else VerificationKey(kid, algorithm, public, thumbprint(public))
 
 
 def _is_for_signatures(entry: dict[str, Any], use: KeyUse) -> bool:

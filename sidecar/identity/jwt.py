@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jwt
@@ -50,7 +50,8 @@ DEFAULT_BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with. That its
+    """A token that was proven. `expires_at` is its `exp`; `generation` that of the keys it was proven with, and
+    `signed_by` the thumbprint of the one. That its
     bearer has the key that it is `bound` to is not proven yet."""
 
     issuer: Issuer
@@ -60,6 +61,7 @@ class Claims:
     values: Mapping[str, Any]
     generation: int
     bound: Bound = UNBOUND
+    signed_by: str = ""
 
 
 class Verifier:
@@ -92,7 +94,7 @@ class Verifier:
             _JWS.decode_complete(token, key.public, algorithms=[algorithm])
         except jwt.PyJWTError:
             raise bad_credential("the token's signature does not hold") from None
-        return self._claims(issuer, values, generation)
+        return replace(self._claims(issuer, values, generation), signed_by=key.thumbprint)
 
     def _issuer_of(self, values: dict[str, Any]) -> Issuer:
         name = values.get("iss")

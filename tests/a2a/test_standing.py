@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 import sidecar.exchanges
-from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, SPOKEN, No, ScriptedAgent, agent_world, ask, task
+from sidecar.signing_keys import generate
+from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, IDP, SPOKEN, No, ScriptedAgent, agent_world, ask, task
+from tests.flow.idp import bearer
 
 SEND = {"message": HELLO}
 QUIET = "probe: {enabled: false}"
@@ -89,6 +91,23 @@ async def test_a_stream_ends_when_its_permission_does(
         assert answered.reason == "principal-disabled"
         assert world.ends()[-1]["reason"] == "principal-disabled"
         assert not world.app.pipeline.exchanges.streams
+
+
+async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.exchanges, "LOOK_EVERY_S", 0.05)
+    events = [{"task": task(state="TASK_STATE_WORKING")}, asyncio.Event()]
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    async with agent_world(tmp_path, agent) as world:
+        token = IDP.token("user:alice", f"{world.app.live.current.base_url}/agents/researcher")
+        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND, bearer(token)))
+        async with asyncio.timeout(5):
+            while not world.app.pipeline.exchanges.streams:
+                await asyncio.sleep(0.02)
+        (tmp_path / "jwks.json").write_text(generate().jwks())
+        await world.app.reload("test")
+        assert (await asyncio.wait_for(streaming, 5)).reason == "bad-credential"
 
 
 @pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "grpc")])

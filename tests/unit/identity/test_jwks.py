@@ -444,3 +444,19 @@ async def test_an_issuer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch)
     clock = Clock()
     world = World(Identity([an_issuer()], fetch=drip, clock=clock.wall, mono=clock.monotonic), clock, a_world().server)
     assert (await world.refused(minted())).detail == "keys of the issuer cannot be had"
+
+
+async def test_who_was_proven_by_a_key_that_is_gone_is_noticed() -> None:
+    world = a_world()
+    caller = await world.ask(f"Bearer {minted()}")
+    before = world.identity.generation
+    assert world.identity.has_keys_of(caller)
+    assert a_world().identity.has_keys_of(caller), "where no key was fetched yet, none is known to be gone"
+    world.server.serve(IDP, signing_key(), signing_key("next"))
+    world.clock.pass_s(20)
+    await world.ask(f"Bearer {minted(signing_key('next'))}")
+    assert world.identity.has_keys_of(caller) and world.identity.generation > before
+    world.server.serve(IDP, signing_key("next"))
+    world.clock.pass_s(20)
+    await world.refused(minted(signing_key("another")))
+    assert not world.identity.has_keys_of(caller)
