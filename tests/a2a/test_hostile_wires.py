@@ -140,6 +140,24 @@ async def test_no_call_to_an_agent_waits_behind_streams(tmp_path: Path, monkeypa
         await asyncio.gather(*streams, return_exceptions=True)
 
 
+async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told_as_that(tmp_path: Path) -> None:
+    async def answer(_: Any, context: Any) -> None:
+        await context.write(WIRES["1.0"].encode("StreamResponse", WORKING))
+        await asyncio.sleep(20)
+
+    async with before_grpc(tmp_path, answer) as world:
+        exchanges = world.app.pipeline.exchanges
+        streams = [asyncio.create_task(ask(world, *way, "message/stream", SEND)) for way in SPOKEN]
+        while len(exchanges.streams) < len(streams):
+            await asyncio.sleep(0.01)
+        (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:researcher, use, -, -, -, allow\n")
+        await world.app.reload("the test")
+        await exchanges.oversight.look()
+        for answered in await asyncio.wait_for(asyncio.gather(*streams), 5):
+            assert answered.reason == "no-matching-rule"
+        assert [end["reason"] for end in world.ends()] == ["no-matching-rule"] * len(streams)
+
+
 @dataclass
 class Declining(ScriptedAgent):
     """Says no in words that A2A has none of, but of one that it has."""

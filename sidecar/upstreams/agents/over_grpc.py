@@ -76,6 +76,8 @@ class GrpcWire:
         except aio.AioRpcError as error:
             self._unwelcome(outgoing, shown, error)
             return _said(error)
+        except asyncio.CancelledError:
+            raise _given_up() from None
         return _read(outgoing.operation, version, raw)
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
@@ -195,6 +197,8 @@ class GrpcStream:
         except aio.AioRpcError as error:
             self._unwelcome(error)
             yield _said(error)
+        except asyncio.CancelledError:
+            raise _given_up() from None
 
     def close(self) -> None:
         """As `Heard.close`."""
@@ -202,6 +206,15 @@ class GrpcStream:
         if self._over is not None:
             self._over()
             self._over = None
+
+
+def _given_up() -> BaseException:
+    """What a cancellation is: of who waits for the call, or of the call alone, which we gave up. grpc has one word for
+    both, and whoever takes the second for the first believes that the caller left."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return asyncio.CancelledError()
+    return Refusal(Reason.UPSTREAM_FAILED, "its answer broke off")
 
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
