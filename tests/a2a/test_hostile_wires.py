@@ -17,9 +17,12 @@ from aiohttp import web
 from grpc import aio
 from yarl import URL
 
-from sidecar.protocols.a2a.operations import Binding, Version
+from sidecar.errors import Refusal
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import SEND as OPERATION
+from sidecar.protocols.a2a.operations import STREAM, Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.upstreams.agents import over_grpc
+from sidecar.upstreams.agents import Outgoing, over_grpc
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 
 SEND = {"message": HELLO}
@@ -156,6 +159,28 @@ async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told
         for answered in await asyncio.wait_for(asyncio.gather(*streams), 5):
             assert answered.reason == "no-matching-rule"
         assert [end["reason"] for end in world.ends()] == ["no-matching-rule"] * len(streams)
+
+
+@pytest.mark.parametrize("header", ["", "X-Foo!"])
+async def test_what_grpc_does_not_take_is_no_bug(header: str) -> None:
+    """A connection that is closed already, and a header that HTTP has and gRPC has not."""
+    headers = ((header, "a"),) if header else ()
+    wire = over_grpc.GrpcWire(
+        "grpc://127.0.0.1:1", lambda: "1.0", credential=None, headers=headers, max_response_bytes=1000
+    )
+    sent, streamed = Outgoing(OPERATION, SEND, None, 1.0), Outgoing(STREAM, SEND, None, 1.0)
+    if not header:
+        heard = await wire.listen(streamed)
+        assert not isinstance(heard, AgentError)
+        heard.close()
+        with pytest.raises(Refusal):
+            await wire.ask(sent)
+        await wire.close()
+        with pytest.raises(Refusal, match="upstream-failed"):
+            await wire.listen(streamed)
+    with pytest.raises(Refusal, match="upstream-failed"):
+        await wire.ask(sent)
+    await wire.close()
 
 
 @dataclass

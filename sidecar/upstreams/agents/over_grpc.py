@@ -78,6 +78,8 @@ class GrpcWire:
             return _said(error)
         except asyncio.CancelledError:
             raise _given_up() from None
+        except aio.BaseError:
+            raise _unsendable() from None
         return _read(outgoing.operation, version, raw)
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
@@ -86,7 +88,10 @@ class GrpcWire:
         path, body, metadata, shown, _ = await self._written(outgoing, version)
         channel = self._for_stream()
         method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
-        call = method(body, metadata=metadata)
+        try:
+            call = method(body, metadata=metadata)
+        except aio.BaseError:
+            raise _unsendable() from None
         self._streams[channel] += 1
         unwelcome, over = partial(self._unwelcome, outgoing, shown), partial(self._over, channel)
         return GrpcStream(call, outgoing.operation, version, unwelcome, over)
@@ -199,6 +204,8 @@ class GrpcStream:
             yield _said(error)
         except asyncio.CancelledError:
             raise _given_up() from None
+        except aio.BaseError:
+            raise _unsendable() from None
 
     def close(self) -> None:
         """As `Heard.close`."""
@@ -215,6 +222,11 @@ def _given_up() -> BaseException:
     if task is not None and task.cancelling():
         return asyncio.CancelledError()
     return Refusal(Reason.UPSTREAM_FAILED, "its answer broke off")
+
+
+def _unsendable() -> Refusal:
+    """The refusal of a call that grpc itself does not take: its connection was closed, or a header is none to it."""
+    return Refusal(Reason.UPSTREAM_FAILED, "it cannot be called")
 
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
