@@ -271,9 +271,10 @@ def info_of(refusal: Refusal, word: Kind | None, facts: Mapping[str, Any]) -> di
 
 
 def details_of(error: AgentError) -> list[dict[str, Any]]:
-    """An agent's details; where it gave none, the one that A2A 1.0 demands."""
-    if error.data:
-        return [dict(one) for one in error.data]
+    """An agent's details, but for those that claim to be ours; where it gave none, the one that A2A 1.0 demands."""
+    theirs = [dict(one) for one in error.data if one.get("domain") != OUR_DOMAIN]
+    if theirs:
+        return theirs
     return [{"@type": ERROR_INFO, "reason": error.kind.reason, "domain": DOMAIN, "metadata": {}}]
 
 

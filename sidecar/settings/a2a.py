@@ -90,3 +90,6 @@ class A2aUpstream(Section):
             elif name.lower() in CREDENTIAL_HEADERS:
                 hint = "credential: {bearer_path: ...}, or header: with value_path:"
                 yield Finding(f"{name} is a credential's header", "S114", hint, ("headers", name), on_key=True)
+            elif over_grpc and name.lower().endswith("-bin"):
+                what = f"{name} holds bytes in gRPC, and no text"
+                yield Finding(what, "S114", "give it another name", ("headers", name), on_key=True)

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from sidecar.protocols.a2a import proto03, v03
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD, Binding, Operation, Version
+from sidecar.protocols.a2a.schema import UnreadableError
 
 Params = dict[str, Any]
 
@@ -66,7 +67,7 @@ class OfJsonRpc03:
 
     def write_params(self, operation: Operation, params: Params) -> Params:
         """As `Form.write_params`."""
-        return v03.params_to_03(operation, params)
+        return v03.params_to_03(operation, _below_no_tenant(params))
 
     def read_result(self, operation: Operation, given: object) -> Params:
         """As `Form.read_result`."""
@@ -86,7 +87,7 @@ class OfProto03:
 
     def write_params(self, operation: Operation, params: Params) -> Params:
         """As `Form.write_params`."""
-        return proto03.params_to_03(operation, params)
+        return proto03.params_to_03(operation, _below_no_tenant(params))
 
     def read_result(self, operation: Operation, given: object) -> Params:
         """As `Form.read_result`."""
@@ -107,6 +108,13 @@ class OfHttpJson03(OfProto03):
     def write_result(self, operation: Operation, result: Params) -> Any:
         """As `Form.write_result`."""
         return (_RPC_03 if operation is CARD else _PROTO_03).write_result(operation, result)
+
+
+def _below_no_tenant(params: Params) -> Params:
+    """Rules and evidence saw a tenant; an agent that would not hear of it would do the same for another's."""
+    if params.get("tenant"):
+        raise UnreadableError("/tenant", "means nothing in A2A 0.3")
+    return params
 
 
 _RPC_03: Final = OfJsonRpc03()

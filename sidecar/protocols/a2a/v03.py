@@ -2,8 +2,9 @@
 
 0.3 tells its objects apart by `kind`, writes states and roles in small letters, and says `blocking` where 1.0 says
 `returnImmediately`. What it says is read as strictly as 1.0 is: every value by its type, every word from its list, one
-content to a part, and nothing missing that the official models demand. What 1.0 has and 0.3 has not (a tenant, a text's
-media type, a device flow) does not cross; that is so in the official compatibility layer too, which judges all of this.
+content to a part, and nothing missing that the official models demand. What 1.0 has and 0.3 has not (a text's media
+type, a device flow) does not cross; that is so in the official compatibility layer too, which judges all of this. A
+tenant, which it drops as well, is refused before (`forms.py`).
 
 `kind` may be missing, as it is with the oldest peers: an object is then what its members say. It may not be wrong.
 """

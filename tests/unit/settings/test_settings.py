@@ -177,6 +177,11 @@ REFUSED = [
         "authorization is a credential's header",
     ),
     (
+        'upstreams: {a: {a2a: {url: "grpc://a:1", card_url: "http://a/card", headers: {X-A-Bin: b}}}}\n',
+        "S114",
+        "X-A-Bin holds bytes in gRPC, and no text",
+    ),
+    (
         'upstreams: {a: {mcp: {url: "http://a/mcp", headers: {X-A: b, x-a: c}}}}\n',
         "S114",
         "x-a is there more than once",

@@ -1,0 +1,32 @@
+"""What does not cross between versions and bindings, because somebody would be misled?"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from sidecar.a2a.dialects import details_of
+from sidecar.protocols.a2a.errors import ERROR_INFO, AgentError
+from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.operations import GET, LIST, Binding
+from sidecar.protocols.a2a.schema import UnreadableError
+
+OURS: dict[str, Any] = {"@type": ERROR_INFO, "reason": "DENIED_BY_RULE", "domain": "sidecar", "metadata": {}}
+THEIRS: dict[str, Any] = {"@type": ERROR_INFO, "reason": "BUSY", "domain": "agent.example", "metadata": {}}
+
+
+@pytest.mark.parametrize("binding", get_args(Binding))
+def test_an_agent_of_0_3_is_not_called_below_a_tenant(binding: Binding) -> None:
+    """Rules saw the tenant, and the agent would not: what it does would be done for anybody's."""
+    for operation, params in ((GET, {"id": "t1"}), (LIST, {})):
+        assert "tenant" not in form_of("0.3", binding).write_params(operation, {**params, "tenant": ""})
+        with pytest.raises(UnreadableError, match="tenant"):
+            form_of("0.3", binding).write_params(operation, {**params, "tenant": "acme"})
+        assert form_of("1.0", binding).write_params(operation, {**params, "tenant": "acme"})["tenant"] == "acme"
+
+
+def test_an_agent_does_not_speak_in_our_name() -> None:
+    assert details_of(AgentError(-32603, "no", (OURS, THEIRS))) == [THEIRS]
+    (instead,) = details_of(AgentError(-32603, "no", (OURS,)))
+    assert (instead["reason"], instead["domain"]) == ("INTERNAL_ERROR", "a2a-protocol.org")
