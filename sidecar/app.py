@@ -130,7 +130,8 @@ class App:
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             metrics = Metrics(upstreams=tuple(settings.upstreams))
             audit = _open_audit(settings, metrics)
-            undo.callback(audit.close)
+            audit.writer.start()
+            undo.push_async_callback(audit.close)
             seen = look_at(path, settings)  # before it is read: what is written from now on is a change
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
@@ -149,9 +150,9 @@ class App:
             )
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
-            app._witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
+            await app._witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app._listen(data, undo)
-            app._now_serving()
+            await app._now_serving()
             app._run_background()
             undo.pop_all()
             return app
@@ -265,8 +266,8 @@ class App:
         await self.pipeline.tasks.store.close()
         await self.callbacks.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
-            self._witness("stop", "sidecar")
-        self.audit.close()
+            await self._witness("stop", "sidecar")
+        await self.audit.close()
 
     # --- what operators ask -----------------------------------------------------------------------------------------
 
@@ -380,10 +381,10 @@ class App:
         """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
         return await self.reloader.reload(by)
 
-    def _witness(self, what: str, by: str, **facts: object) -> None:
+    async def _witness(self, what: str, by: str, **facts: object) -> None:
         """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
         try:
-            self.audit.control(what, by, **facts)
+            await self.audit.control(what, by, **facts)
         except Refusal:
             log.error("the audit file cannot be written", extra={"control": what})
             hint = "is its disk full, or read-only?"
@@ -470,7 +471,7 @@ class App:
             found.append((scraped, Admin(self, self.metrics, Entrance(None), {}, health_only=True)))
         return [(listener, handler.handle) for listener, handler in found]
 
-    def _broken(self, peer: str, status: int) -> web.StreamResponse:
+    async def _broken(self, peer: str, status: int) -> web.StreamResponse:
         """Bytes that were no HTTP request are refused, and recorded, like everything else."""
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = self.audit.recording(protocol="http", peer=peer)
@@ -478,7 +479,7 @@ class App:
         told = tell(refusal, Shape.PLAIN, decision_id=record.decision_id)
         self.metrics.request_started("http")
         try:
-            record.refused(refusal, http_status=told.status)
+            await record.refused(refusal, http_status=told.status)
         except Refusal as unrecorded:
             told = tell(unrecorded, Shape.PLAIN, decision_id=record.decision_id)
         self.metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
@@ -516,13 +517,14 @@ class App:
                 metrics.streams(protocol, sum(one.call.protocol == protocol for one in streams))
             crowds.look(len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
-            self._tell_mode()  # shadow mode ends by the clock
-            self.drift.look()
+            metrics.audit_depth(self.audit.writer.depth)
+            await self._tell_mode()  # shadow mode ends by the clock
+            await self.drift.look()
 
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]
 
-    def _now_serving(self) -> None:
+    async def _now_serving(self) -> None:
         """A snapshot came into force: tell the operators what it is."""
         now = self.live.current
         engine = now.engine
@@ -537,7 +539,7 @@ class App:
         self._observed = accounts
         for listener in self.listeners:  # who was let in by authorities that were changed comes anew
             listener.part_with_stale()
-        self._tell_mode()
+        await self._tell_mode()
         for banner in self.banners():
             log.warning(banner)
         self.watcher.hint()  # other files may count now
@@ -545,7 +547,7 @@ class App:
     def _mode(self) -> str:
         return SHADOW if self.live.current.shadows(self.pipeline.clock()) else ENFORCE
 
-    def _tell_mode(self) -> None:
+    async def _tell_mode(self) -> None:
         """The mode in force, as a metric, and each change of it on record."""
         mode, until = self._mode(), self.live.current.shadow_until
         self.metrics.enforcement(mode)
@@ -554,10 +556,10 @@ class App:
         self._mode_told = mode
         log.warning("policy is in another mode now", extra={"mode": mode, "shadow_until": until and rfc3339(until)})
         with suppress(SettingsError):  # logged
-            self._witness("mode", "sidecar", mode=mode, shadow_until=until and rfc3339(until))
+            await self._witness("mode", "sidecar", mode=mode, shadow_until=until and rfc3339(until))
 
 
-def _broken_at_admin(peer: str, status: int) -> web.Response:
+async def _broken_at_admin(peer: str, status: int) -> web.Response:
     """The evidence is of callers; who sends garbage to the operators' address is told so, and no more."""
     return web.Response(status=status, headers={"Server": "sidecar"})
 
@@ -566,7 +568,7 @@ def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
     audit = Audit.open(
         path=settings.audit_path,
         key=load_or_make_key(settings.audit_key_path),
-        durability="best_effort" if settings.audit.durability == "best_effort" else "strict",
+        durability=settings.audit.durability,
         instance=f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}",
         clock=time,
         new_id=time_ordered_ids(time),

@@ -33,7 +33,7 @@ log = logging.getLogger("sidecar.drift")
 class Witness(Protocol):
     """Puts on record what was seen. Raises ConfigError if it cannot."""
 
-    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class DriftWatch:
     clock_mono: Callable[[], float]
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Compare and tell. Cheap where nothing is new: called often."""
         now = self.live.current
         for name in self._watched.keys() - now.services.keys():
@@ -69,7 +69,7 @@ class DriftWatch:
             watched = self._watched.get(service.name)
             if watched is None or watched.catalogue is not service.catalogue:
                 watched = self._watched[service.name] = _Watched(service.catalogue)
-            self._look_at(service, watched, now)
+            await self._look_at(service, watched, now)
 
     def summary(self, service: Service) -> Mapping[str, Any]:
         """For operators: what holds for the server, and what is different."""
@@ -86,7 +86,7 @@ class DriftWatch:
             "hidden_text": {tool.name: list(tool.hidden) for tool in tools.values() if tool.hidden},
         }
 
-    def _look_at(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+    async def _look_at(self, service: Service, watched: _Watched, now: Snapshot) -> None:
         catalogue, seen = service.catalogue, service.sightings.take()
         if catalogue.lists and (watched.lists != catalogue.lists or watched.pins is not now.pins):
             watched.lists, watched.pins = catalogue.lists, now.pins
@@ -99,7 +99,7 @@ class DriftWatch:
             if len(watched.drifts) < MAX_DRIFTS:
                 watched.drifts.setdefault(tool, drift)
         if watched.drifts != watched.told and self.clock_mono() >= watched.next_at:
-            self._tell(service, watched, now)
+            await self._tell(service, watched, now)
 
     def _look_for_hidden(self, service: Service, watched: _Watched) -> None:
         hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
@@ -109,7 +109,7 @@ class DriftWatch:
             log.warning("hidden characters in texts of tools", extra={"upstream": service.name, "tools": names})
         watched.hidden = hidden
 
-    def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
+    async def _tell(self, service: Service, watched: _Watched, now: Snapshot) -> None:
         fresh = {tool: drift for tool, drift in watched.drifts.items() if watched.told.get(tool) != drift}
         watched.told, watched.next_at = dict(watched.drifts), self.clock_mono() + TELL_EVERY_S
         self.metrics.pins_mismatched(service.name, len(watched.drifts))
@@ -117,14 +117,14 @@ class DriftWatch:
         held: dict[str, object] = {"upstream": server, "pinned": approved, "refused": server in now.required}
         for tool, drift in islice(fresh.items(), MAX_TOLD):
             digests = {"old_digest": drift.old or None, "new_digest": drift.new or None}
-            self._put_on_record({**held, "tool": tool, **digests, "members": drift.members})
+            await self._put_on_record({**held, "tool": tool, **digests, "members": drift.members})
         if len(fresh) > MAX_TOLD:
-            self._put_on_record({**held, "more": len(fresh) - MAX_TOLD})
+            await self._put_on_record({**held, "more": len(fresh) - MAX_TOLD})
 
-    def _put_on_record(self, facts: Mapping[str, object]) -> None:
+    async def _put_on_record(self, facts: Mapping[str, object]) -> None:
         log.warning("a tool is not what it was", extra=dict(facts))
         try:
-            self.witness("pin-drift", "sidecar", **facts)
+            await self.witness("pin-drift", "sidecar", **facts)
         except ConfigError:
             pass  # logged; the tool is refused all the same, and each refusal is on record
 

@@ -93,7 +93,7 @@ class Exchanges:
             case Listen():
                 return await self._listen(exchange, intent)
             case Leave():
-                return self.leave(turn, intent.session)
+                return await self.leave(turn, intent.session)
             case _:
                 assert_never(intent)
 
@@ -143,10 +143,10 @@ class Exchanges:
             undo.callback(self.part, server, upstream_id, exchange.call.protocol_version)
             passed = await relay.whole(answer)
             if not passed.version:
-                return relay.respond(passed)
+                return await relay.respond(passed)
             session = self._session(exchange, passed.version, upstream_id)
             undo.callback(self.sessions.end, session)
-            response = relay.respond(passed, {"Mcp-Session-Id": session.id})
+            response = await relay.respond(passed, {"Mcp-Session-Id": session.id})
             undo.pop_all()
             return response
 
@@ -172,7 +172,7 @@ class Exchanges:
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
         if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
             exchange.turn.paired.begin_to_hear()
-        return empty(exchange.turn, 202)
+        return await empty(exchange.turn, 202)
 
     async def _listen(self, exchange: Exchange, intent: Listen) -> web.StreamResponse:
         with self.place(exchange):
@@ -247,24 +247,24 @@ class Exchanges:
             await asyncio.sleep(pause_s)
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
-    def leave(self, turn: Turn, session: Session) -> web.StreamResponse:
+    async def leave(self, turn: Turn, session: Session) -> web.StreamResponse:
         """End a session, at the caller's word."""
         self.sessions.end(session)
         self.say_farewell(session)
-        return empty(turn, 204)
+        return await empty(turn, 204)
 
-    def metadata(self, turn: Turn, server: str, folder: str) -> web.StreamResponse:
+    async def metadata(self, turn: Turn, server: str, folder: str) -> web.StreamResponse:
         """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
         body = turn.now.resource_metadata(server, folder)
         turn.method = "metadata"
-        turn.record.outcome(http_status=200, bytes_out=len(body))
+        await turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
 
-    def key_set(self, turn: Turn) -> web.StreamResponse:
+    async def key_set(self, turn: Turn) -> web.StreamResponse:
         """RFC 7517: with which keys do we sign? Open to all."""
         body = turn.now.key_set
         turn.method = "jwks"
-        turn.record.outcome(http_status=200, bytes_out=len(body))
+        await turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
 
     def drain(self) -> None:
@@ -330,7 +330,7 @@ def _forwarded(exchange: Exchange, message: Request | Notification) -> dict[str,
     return mcp.forwarded_params(message, exchange.call.protocol_version, tasks=tasks)
 
 
-def empty(turn: Turn, status: int) -> web.StreamResponse:
+async def empty(turn: Turn, status: int) -> web.StreamResponse:
     """An answer that says all with its status, on record."""
-    turn.ended(status, 0)
+    await turn.ended(status, 0)
     return Whole(status)

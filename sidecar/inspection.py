@@ -30,13 +30,13 @@ class Inspection:
     replaced: int
     result: dict[str, Any] | None
 
-    def settle(self, passed: Passed) -> None:
+    async def settle(self, passed: Passed) -> None:
         """It was judged, and may go out: put on record what was taken out of it, and keep it if it is to be kept.
         Raises Refusal: RESPONSE_REFUSED for what is too large to be kept, AUDIT_UNAVAILABLE."""
         record = self.exchange.turn.record
         record.replaced(self.replaced)
         if self.result is not None and passed.out is not None:
-            record.keep(
+            await record.keep(
                 server=self.exchange.service.name,
                 tool=self.asked.tool,
                 invocation=self.asked.decision_id,

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import _ErrInfo
 
@@ -26,7 +28,7 @@ _NO_ACCESS_LOG = logging.getLogger("sidecar.access")
 _NO_ACCESS_LOG.setLevel(logging.CRITICAL)
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-HandleBroken = Callable[[str, int], web.StreamResponse]
+HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
 """(peer, status) → the answer to bytes that are no HTTP request."""
 
 IsStale = Callable[[asyncio.BaseTransport], bool]
@@ -145,9 +147,24 @@ class Connection(web.RequestHandler):
             log.error("a handler failed", exc_info=exc)
         server = self._manager
         assert isinstance(server, Server)
-        response = server.handle_broken(request.remote or "local", status)
-        response.force_close()
-        return response
+        return _Recorded(server.handle_broken(request.remote or "local", status))
+
+
+class _Recorded(web.StreamResponse):
+    """What aiohttp asks for without waiting, and what is on record before it goes out."""
+
+    def __init__(self, answer: Coroutine[Any, Any, web.StreamResponse]) -> None:
+        super().__init__()
+        self._answer = asyncio.ensure_future(answer)
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        answer = await self._answer
+        answer.force_close()
+        return await answer.prepare(request)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await (await self._answer).write_eof(data)
 
 
 class Server(web.Server):

@@ -197,6 +197,7 @@ class Metrics:
         self._callback_s = Table(
             "histogram", "callback_duration_seconds", "Time of one attempt to call back.", bounds=REQUEST_BUCKETS_S
         )
+        self._audit_depth = Table("gauge", "audit_queue_depth", "Records that are on their way to their sink.")
         self._loop_lag_s = Table(
             "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
         )
@@ -350,6 +351,10 @@ class Metrics:
         """How many are not at their end."""
         self._callbacks_waiting.set((), count)
 
+    def audit_depth(self, depth: int) -> None:
+        """So many records are on their way to their sink."""
+        self._audit_depth.set((), depth)
+
     def loop_lagged(self, lag_s: float) -> None:
         """One measurement of the event loop's lag."""
         self._loop_lag_s.observe((), lag_s)
@@ -393,6 +398,7 @@ class Metrics:
             self._store_s,
             self._callbacks_waiting,
             self._callback_s,
+            self._audit_depth,
             self._loop_lag_s,
         ):
             table.declare()

@@ -63,14 +63,14 @@ class Passage:
         if isinstance(message, jsonrpc.Response):
             return await self._response(message, owned, foreign=foreign)
         if isinstance(message, jsonrpc.Request):
-            return self._request(message, owned, foreign=foreign)
-        return Passed() if foreign or self._lost_one(owned) else self._notification(message, owned)
+            return await self._request(message, owned, foreign=foreign)
+        return Passed() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
 
     async def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> Passed:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
         earlier = self._earlier(response.id)
-        if (lost := self._lost_in_answer(earlier, owned)) is not None:
+        if (lost := await self._lost_in_answer(earlier, owned)) is not None:
             if earlier is None:
                 raise Refusal(lost)
             return Passed(final=True, withheld=lost)
@@ -101,18 +101,21 @@ class Passage:
             raise refused("it answers another request")
         return asked
 
-    def _lost_in_answer(self, earlier: Asked | None, owned: Owned) -> Reason | None:
+    async def _lost_in_answer(self, earlier: Asked | None, owned: Owned) -> Reason | None:
         """Why an answer is not to be had any more: rules and switches were others when its call was let in, or the
         task created that it is about."""
         if earlier is not None and not earlier.question.object.startswith("nhi:"):
-            return self._lost(earlier.question)
+            return await self._lost(earlier.question)
         method = self.exchange.call.method if earlier is None else earlier.method
-        return None if method in mcp_tasks.ENDING_OR_LISTING else self._lost_one(owned)
+        return None if method in mcp_tasks.ENDING_OR_LISTING else await self._lost_one(owned)
 
-    def _lost_one(self, owned: Owned) -> Reason | None:
-        return next((lost for record in owned.values() if (lost := self._lost(record.question)) is not None), None)
+    async def _lost_one(self, owned: Owned) -> Reason | None:
+        for record in owned.values():
+            if (lost := await self._lost(record.question)) is not None:
+                return lost
+        return None
 
-    def _lost(self, question: Question) -> Reason | None:
+    async def _lost(self, question: Question) -> Reason | None:
         """Why what was allowed once is not any more; where it is not, that is on record."""
         exchange, now_s = self.exchange, self.now_s()
         decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
@@ -120,7 +123,7 @@ class Passage:
             if self.switch.switched_off.find(question.object, now_s) is None:
                 return None
             decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
-        exchange.turn.record.judged(question, decision)
+        await exchange.turn.record.judged(question, decision)
         return decision.reason
 
     @property
@@ -168,7 +171,7 @@ class Passage:
         if result.get("resultType", "complete") not in mcp.RESULT_TYPES:
             raise refused("its resultType is not one that was asked for")
         for method in mcp.asked_of_client(result):
-            self._ask(method).or_refuse()
+            (await self._ask(method)).or_refuse()
         if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
             result["capabilities"] = mcp.without_tasks(result["capabilities"])
         if "requestState" in result:
@@ -232,7 +235,7 @@ class Passage:
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
-    def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> Passed:
+    async def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> Passed:
         session = self.exchange.session
         if self._beginning:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
@@ -241,10 +244,10 @@ class Passage:
         shown = request if self._outward is None else self._outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in mcp.SERVER_REQUESTS):
             return Passed(reply=_no(request.id, _UNKNOWN_METHOD))
-        if foreign or self._lost_one(owned):
+        if foreign or await self._lost_one(owned):
             return Passed(reply=_no(request.id, _NOT_PERMITTED))
         if request.method != "ping":
-            if not self._ask(request.method).allowed:
+            if not (await self._ask(request.method)).allowed:
                 return Passed(reply=_no(request.id, _NOT_PERMITTED))
             self.exchange.wait_for_caller()
         session.expect(request.id, request.method)
@@ -252,16 +255,16 @@ class Passage:
         params = {key: value for key, value in shown.params.items() if key != "task"}
         return Passed(jsonrpc.encode_request(shown._replace(params=params)))
 
-    def _ask(self, method: str) -> Decision:
+    async def _ask(self, method: str) -> Decision:
         """What holds for a question of the server; in shadow mode yes, and policy's own answer is on record."""
         exchange, now_s = self.exchange, self.now_s()
         question = mcp.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
         shadow = exchange.judged_by.shadows(now_s)
-        exchange.turn.record.judged(question, decision, "shadow" if shadow else "enforce")
+        await exchange.turn.record.judged(question, decision, "shadow" if shadow else "enforce")
         return decision._replace(allowed=True) if shadow else decision
 
-    def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> Passed:
+    async def _notification(self, notification: jsonrpc.Notification, owned: Owned) -> Passed:
         if notification.method not in mcp.SERVER_NOTIFICATIONS:
             return Passed()  # unknown means no
         if notification.method == "notifications/tools/list_changed":
@@ -270,7 +273,7 @@ class Passage:
             "resources", notification.params, self.now_s()
         ):
             return Passed()
-        if notification.method in mcp_tasks.NOTIFICATIONS and not self._may_hear(notification.params, owned):
+        if notification.method in mcp_tasks.NOTIFICATIONS and not await self._may_hear(notification.params, owned):
             return Passed()
         if notification.method == "notifications/subscriptions/acknowledged":
             notification = mcp_tasks.acknowledged(notification, self.exchange.call.tasks)
@@ -278,12 +281,13 @@ class Passage:
             notification = self._outward.notification(notification)
         return Passed(jsonrpc.encode_notification(notification))
 
-    def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
+    async def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
         """Whether it is its hearer's, and may ask of them what it asks."""
         if mcp_tasks.listed_id(task) not in owned:
             return False
         try:
-            return all(self._ask(method).allowed for method in mcp.asked_of_client(task))
+            decisions = [await self._ask(method) for method in mcp.asked_of_client(task)]
+            return all(decision.allowed for decision in decisions)
         except Refusal:
             return False
 

@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from aiohttp import web
@@ -87,6 +87,7 @@ class Pipeline:
     draining: bool = False
     inside: int = 0
     over: bool = False
+    _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answer one request. `entrance` is the listener it came through."""
@@ -100,13 +101,13 @@ class Pipeline:
         try:
             return await way
         except Refusal as refusal:
-            return self._refuse(turn, refusal)
+            return await self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            turn.remember(Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE), 499)
+            await turn.remember(Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE), 499)
             raise
         except Exception:  # of calls, the one place: a bug is answered once, recorded once, told to nobody outside
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
-            return self._refuse(turn, Refusal(Reason.INTERNAL))
+            return await self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
             if not turn.handed_on:
                 self._over(turn)
@@ -122,9 +123,9 @@ class Pipeline:
         arrival.check_entrance(turn.headers, entrance)
         route = arrival.route_of(turn.raw_path, turn.verb)
         if route.kind in METADATA_FOLDERS:
-            return self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind])
+            return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind])
         if route.kind == arrival.KEYS:
-            return self.exchanges.key_set(turn)
+            return await self.exchanges.key_set(turn)
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
             turn.base = f"http://{turn.headers['host'][0]}"
         if route.kind == arrival.PUSH:
@@ -173,8 +174,10 @@ class Pipeline:
     def _abandoned(self, turn: Turn, task: asyncio.Task[None]) -> None:
         """The stream ended before the task had its first step."""
         if turn.handed_on:
-            turn.remember(Refusal(Reason.CALLER_GONE), 499)
-            self._over(turn)
+            told = asyncio.create_task(turn.remember(Refusal(Reason.CALLER_GONE), 499))
+            self._telling.add(told)
+            told.add_done_callback(self._telling.discard)
+            told.add_done_callback(lambda _: self._over(turn))
 
     async def _carry(self, turn: Turn, caller: Caller, intent: Intent) -> web.StreamResponse:
         """From the decision on: what was let in has its answer before the sidecar goes."""
@@ -242,7 +245,7 @@ class Pipeline:
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
             turn.record.limits, turn.record.charged = lease.states, lease.charged
             turn.record.mark("limits")
-            turn.record.decided()
+            await turn.record.decided()
             turn.record.mark("audit")
             try:
                 yield lease, plan.timeout_s
@@ -260,7 +263,7 @@ class Pipeline:
         for _ in servers if spread.asks_each else servers[:1]:  # as many calls as it would be at their own addresses
             self._charge_session_call(turn, caller, spread.call)
         turn.record.mark("limits")
-        turn.record.decided()  # evidence first, then the upstreams
+        await turn.record.decided()  # evidence first, then the upstreams
         turn.record.mark("audit")
         try:
             return await self.fronts.federation.carry_out(turn, caller, spread, servers)
@@ -390,9 +393,9 @@ class Pipeline:
             turn.shadow, record.enforcement = True, "shadow"
         return turn
 
-    def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
+    async def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
         told = self._told(turn, refusal)
-        recorded = turn.remember(refusal, told.status)
+        recorded = await turn.remember(refusal, told.status)
         if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end
             turn.break_off()
             return turn.begun

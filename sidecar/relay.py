@@ -55,11 +55,11 @@ class Relay:
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """The answer to a request: one JSON object, or a stream that ends with it."""
         if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-            return self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
+            return await self._respond(jsonrpc.encode_response(await self._error(answer)), answer.status)
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
         try:
-            return self.respond(await self.whole(answer))
+            return await self.respond(await self.whole(answer))
         except Refusal:
             withhold(answer)
             raise
@@ -101,7 +101,7 @@ class Relay:
         inspection = await inspect(self.exchange, message, raw, owned)
         passed = await self.passage.judge(message, owned)
         if inspection is not None:
-            inspection.settle(passed)
+            await inspection.settle(passed)
         if passed.withheld is not None:
             passed = passed._replace(out=self._instead(message, passed.withheld))
         if passed.created is not None:
@@ -115,9 +115,9 @@ class Relay:
             refusal, request_id, facts_of(refusal, self._record.decision_id, self.exchange.turn.now.manner)
         )
 
-    def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
+    async def respond(self, passed: Passed, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         """The judged answer as one JSON object, on record."""
-        return self._respond(passed.out or b"", 200, headers)
+        return await self._respond(passed.out or b"", 200, headers)
 
     async def stream(self, answer: Answer) -> web.StreamResponse:
         """A stream that answers nothing in particular: the session's own, or a resumed one."""
@@ -140,11 +140,11 @@ class Relay:
         # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
-            inspection.settle(Passed())
+            await inspection.settle(Passed())
         return own
 
-    def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
-        self.exchange.turn.ended(status, len(body))
+    async def _respond(self, body: bytes, status: int, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
+        await self.exchange.turn.ended(status, len(body))
         return Whole(status, body, JSON, headers)
 
     async def _stream(self, source: Closable, passing: Passing, *, until_answer: bool) -> web.StreamResponse:
@@ -155,30 +155,30 @@ class Relay:
             if until_answer and not complete and not sent.resumable:
                 raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
             if not self._record.done:
-                self.exchange.turn.ended(200, sent.bytes_out)
+                await self.exchange.turn.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
-            self._caller_left(sent)
+            await self._caller_left(sent)
             raise
         except Refusal as refusal:
             if refusal.reason is Reason.CALLER_GONE:
-                self._caller_left(sent)
+                await self._caller_left(sent)
             withhold(source)
             await self._break_off(refusal, sent, until_answer)
         return sent.response
 
-    def _caller_left(self, sent: Outlet) -> None:
+    async def _caller_left(self, sent: Outlet) -> None:
         """Leaving is how a stream without an end ends, and how a resumed one does once its answer has come."""
         if not self.exchange.endless or self._record.done:
             return
         try:
-            self.exchange.turn.ended(200, sent.bytes_out)
+            await self.exchange.turn.ended(200, sent.bytes_out)
         except Refusal as unrecorded:
-            self.exchange.turn.remember(unrecorded, 499)
+            await self.exchange.turn.remember(unrecorded, 499)
 
     async def _break_off(self, refusal: Refusal, sent: Outlet, until_answer: bool) -> None:
         """The status line is out: the refusal follows in the protocol, as the answer or as a stream's last words."""
-        told = self.exchange.turn.remember(refusal, 200)
+        told = await self.exchange.turn.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
         facts = facts_of(told, self._record.decision_id, self.exchange.turn.now.manner)
@@ -263,7 +263,7 @@ class Relay:
         final = until_answer and passed.final
         written = sse.encode_event(passed.out, id=event_id)
         if final:  # evidence before the answer is complete
-            self.exchange.turn.ended(200, sent.bytes_out + len(written))
+            await self.exchange.turn.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
 

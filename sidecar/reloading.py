@@ -32,7 +32,7 @@ log = logging.getLogger("sidecar.reloading")
 class Witness(Protocol):
     """Puts on record what was done to the sidecar itself. Raises SettingsError if it cannot."""
 
-    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class Build(Protocol):
@@ -51,7 +51,7 @@ class Reloader:
     watcher: Watcher
     metrics: Metrics
     witness: Witness
-    serves: Callable[[], None]
+    serves: Callable[[], Awaitable[None]]
     loaded_at: float = field(default_factory=time.time)
     trouble: tuple[str, ...] = ()
     retiring: set[asyncio.Task[None]] = field(default_factory=set)
@@ -67,16 +67,16 @@ class Reloader:
                 self.watcher.seen = await self.watcher.look()  # before reading: what is written meanwhile is news again
                 new = await self._next(old, by, only_if_changed)
             except ConfigError as error:
-                self._fail(error, by, anew=not only_if_changed)
+                await self._fail(error, by, anew=not only_if_changed)
                 raise
             except Exception as error:  # what no reader foresaw must not end the watching: told, and tried again
                 unforeseen = _unforeseen(error, self.watcher.config)
-                self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
+                await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
             if new is old:
                 self._nothing_new()
             else:
-                self._serve(new, old, by)
+                await self._serve(new, old, by)
             return new.engine.revision
 
     async def files_changed(self) -> bool:
@@ -101,27 +101,27 @@ class Reloader:
         if new is old:
             return old
         try:
-            self.witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+            await self.witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
             if new.pins != old.pins:
                 pinned, unpinned = new.pins.changes(old.pins)
-                self.witness("pins", by, pinned=pinned, unpinned=unpinned)
+                await self.witness("pins", by, pinned=pinned, unpinned=unpinned)
         except SettingsError:
             await self._retire(new, old)
             raise
         return new
 
-    def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
+    async def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
         self.live.current = new
         self.loaded_at = time.time()
         self._failed, self.trouble = (), _waiting(new)
-        self.serves()
+        await self.serves()
         self.metrics.policy_reloaded("ok")
         log.info("reloaded", extra={"by": by, "old": old.engine.revision, "new": new.engine.revision})
         retiring = asyncio.create_task(self._retire(old, new))
         self.retiring.add(retiring)
         retiring.add_done_callback(self.retiring.discard)
 
-    def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
+    async def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
         told = tuple(map(str, error.faults))
         more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
         self.trouble = ("the newest files are not in force, the old policy serves", *told[:MAX_TOLD], *more)
@@ -132,7 +132,7 @@ class Reloader:
         shown = "\n".join((*told[:MAX_TOLD], *more))
         log.error("reload failed; the old policy serves on\n%s", shown, extra={"by": by}, exc_info=cause)
         with suppress(SettingsError):
-            self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision)
+            await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision)
 
     def _nothing_new(self) -> None:
         """The files say what serves already, also if they were wrong for a while."""

@@ -142,27 +142,28 @@ class Turn:
             self.record.excused = (*self.record.excused, name)
         return self.shadow
 
-    def ended(self, status: int, bytes_out: int) -> None:
+    async def ended(self, status: int, bytes_out: int) -> None:
         """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""
         self.record.mark("upstream")
-        self.record.outcome(http_status=self._told(status), bytes_out=bytes_out)
+        await self.record.outcome(http_status=self._told(status), bytes_out=bytes_out)
 
     def break_off(self) -> None:
         """End a stream so that its reader sees that it is not whole."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
-    def remember(self, refusal: Refusal, status: int) -> Refusal:
+    async def remember(self, refusal: Refusal, status: int) -> Refusal:
         """Put a refusal on record, if nothing terminal is. What cannot be recorded is refused as exactly that."""
         if self.record.done:
             return refusal
         self.refusal = refusal
         try:
-            self.record.refused(refusal, http_status=self._told(status))
+            await self.record.refused(refusal, http_status=self._told(status))
             return refusal
         except Refusal as unrecorded:
-            self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             self.refusal = unrecorded
+            if not self.record.done:  # else it may be on record by now, and two would be one too many
+                await self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             return unrecorded
 
     def _told(self, status: int) -> int:

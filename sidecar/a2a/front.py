@@ -132,7 +132,7 @@ class AgentFront:
 
         body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
         known = ",".join(turn.headers.get("if-none-match", ()))
-        return _whole(turn, cards.told(body, public=caller.is_anonymous, known=known))
+        return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known))
 
     def owning(self, caller: Caller, intent: Operate) -> Owning:
         """Whose the tasks are that the operation is about."""
@@ -178,10 +178,10 @@ class AgentFront:
                 lease.forwarded = True
                 answer = await agent.wire.ask(outgoing._replace(params=params))
                 if isinstance(answer, AgentError):
-                    return _whole(turn, _dialect(turn).error(answer))
+                    return await _whole(turn, _dialect(turn).error(answer))
                 admitted = await owning.admit(answer)
                 await pushing.settle(admitted)
-                return _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
+                return await _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
             finally:
                 await pushing.undo()
 
@@ -195,7 +195,7 @@ class AgentFront:
         page, dialect = await self.pages.page(owning, ask), _dialect(overseen.turn)
         lease.forwarded = True
         told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
-        return _whole(overseen.turn, told)
+        return await _whole(overseen.turn, told)
 
     async def _extended(self, overseen: Overseen, agent: Agent, outgoing: Outgoing) -> web.StreamResponse:
         """The card for callers that we know: the agent's own extended one where it has one, else its card, as ours."""
@@ -204,7 +204,7 @@ class AgentFront:
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
             card = await agent.wire.ask(outgoing)
         if isinstance(card, AgentError):
-            return _whole(turn, _dialect(turn).error(card))
+            return await _whole(turn, _dialect(turn).error(card))
         try:
             documents.check(card)
         except UnreadableError as error:
@@ -212,7 +212,7 @@ class AgentFront:
         base = turn.base or now.base_url
         view = cards.view_of(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
         shown = cards.ours(agent, card, view)
-        return _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
+        return await _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
     async def _stream(
         self,
@@ -240,7 +240,7 @@ class AgentFront:
             raise
         if isinstance(heard, AgentError):
             await pushing.undo()
-            return _whole(turn, dialect.error(heard))
+            return await _whole(turn, dialect.error(heard))
         try:
             async with aclosing(_begun(heard, overseen, agent.timeout_s)) as events:
                 async with overseen.under_way(calls):
@@ -248,7 +248,7 @@ class AgentFront:
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
-                        return _whole(turn, dialect.error(first))
+                        return await _whole(turn, dialect.error(first))
                     first = await owning.admit(first)
                     await pushing.settle(first)
                 return await self._passed_on(overseen, heard, events, first, owning)
@@ -266,7 +266,7 @@ class AgentFront:
         turn.goes_to(record.server)
         turn.record.caller = record.caller
         await self.pushes.pushed(record, await _body(turn))
-        turn.record.outcome(http_status=204, bytes_out=0)
+        await turn.record.outcome(http_status=204, bytes_out=0)
         return Whole(204)
 
     async def _passed_on(
@@ -291,14 +291,14 @@ class AgentFront:
                         break
                     else:
                         await sent.write(dialect.event(operation, await owning.admit(event)))
-            turn.ended(200, sent.bytes_out)
+            await turn.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
             if not turn.record.done:
-                turn.ended(200, sent.bytes_out)  # leaving is how a reader ends a stream
+                await turn.ended(200, sent.bytes_out)  # leaving is how a reader ends a stream
             raise
         except Refusal as refusal:
-            told = turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
+            told = await turn.remember(Refusal(overseen.cut) if overseen.cut is not None else refusal, 200)
             if told.reason is not Reason.CALLER_GONE:
                 await self._last_word(turn, sent, dialect, told)
         return sent.response
@@ -366,7 +366,7 @@ def _understood(turn: Turn, intent: Operate) -> Operate:
     return intent
 
 
-def _whole(turn: Turn, told: Any) -> Whole:
+async def _whole(turn: Turn, told: Any) -> Whole:
     """A whole answer, on record before it is complete."""
-    turn.ended(told.status, len(told.body))
+    await turn.ended(told.status, len(told.body))
     return Whole(told.status, told.body, told.content_type, told.headers)

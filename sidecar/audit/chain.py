@@ -11,7 +11,9 @@ Anyone can check a line, without a key:
 `sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
 
 A chain shows what happened inside it; where it ends it cannot show. That is the anchor's part: `<file>.head`, one line
-of fixed length, holds the last sequence and hash under a MAC, and is written over with every append.
+of fixed length under a MAC, is written over twice with every append of one or more lines: before it with where the log
+ends and where it is to end, after it with where it ends. So no line can be cut off, or put behind the last one; and
+what a kill in the middle of an append leaves is told from what somebody did.
 
 Pure: bytes in, values out. Files are the writer's and the verifier's.
 """
@@ -23,7 +25,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -35,8 +37,9 @@ HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
 _SEALED = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')
 _SEAL_BYTES = len(_SEAL) + 64 + len(b'"}')
-_HEAD = re.compile(rb"sidecar-audit-head 1 (\d{20}) ([0-9a-f]{64}) ([0-9a-f]{%d}) ([0-9a-f]{64})\n\Z" % KEY_ID_CHARS)
-HEAD_BYTES = len("sidecar-audit-head 1 ") + 20 + 1 + 64 + 1 + KEY_ID_CHARS + 1 + 64 + 1
+_END = rb"(\d{20}) ([0-9a-f]{64})"
+_HEAD = re.compile(rb"sidecar-audit-head 1 %b %b ([0-9a-f]{%d}) ([0-9a-f]{64})\n\Z" % (_END, _END, KEY_ID_CHARS))
+HEAD_BYTES = len("sidecar-audit-head 1 ") + 2 * (20 + 1 + 64 + 1) + KEY_ID_CHARS + 1 + 64 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +53,29 @@ class Sealed:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where the chain ended, as the anchor says it."""
+class End(NamedTuple):
+    """Where a chain ends: the sequence and hash of its last line."""
 
     seq: int
     hash: str
+
+
+BEGINNING = End(0, GENESIS)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an anchor says: where the chain ends, and where it ends once the append that is under way is done; the same
+    where none is."""
+
+    end: End
+    next: End
     key_id: str
     mac: str
 
     def made_with(self, key: AuditKey) -> bool:
         """Whether this very key wrote it."""
-        return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.seq, self.hash))
+        return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
 
 
 def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -87,14 +101,11 @@ def unseal(line: bytes) -> Sealed | None:
     return Sealed(seq, prev_hash, digest, sha256(line[: match.start()]).hexdigest() == digest, fields)
 
 
-def head_line(key: AuditKey, seq: int, digest: str) -> bytes:
+def head_line(key: AuditKey, end: End, next_end: End | None = None) -> bytes:
     """The anchor's whole file: HEAD_BYTES bytes, so that one write replaces it."""
-    return b"sidecar-audit-head 1 %020d %b %b %b\n" % (
-        seq,
-        digest.encode(),
-        key.id.encode(),
-        _mac(key, seq, digest).encode(),
-    )
+    ahead = next_end or end
+    ends = f"{end.seq:020d} {end.hash} {ahead.seq:020d} {ahead.hash}"
+    return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode()
 
 
 def parse_head(raw: bytes) -> Head | None:
@@ -102,8 +113,9 @@ def parse_head(raw: bytes) -> Head | None:
     match = _HEAD.match(raw)
     if match is None:
         return None
-    seq, digest, key_id, mac = match.groups()
-    return Head(int(seq), digest.decode(), key_id.decode(), mac.decode())
+    seq, digest, next_seq, next_digest, key_id, mac = match.groups()
+    ends = End(int(seq), digest.decode()), End(int(next_seq), next_digest.decode())
+    return Head(*ends, key_id.decode(), mac.decode())
 
 
 def ascii_json(record: Mapping[str, Any]) -> bytes:
@@ -120,5 +132,5 @@ def _escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def _mac(key: AuditKey, seq: int, digest: str) -> str:
-    return key.anchor(frame(b"%d" % seq) + frame(digest.encode()))
+def _mac(key: AuditKey, *ends: End) -> str:
+    return key.anchor(b"".join(frame(b"%d" % end.seq) + frame(end.hash.encode()) for end in ends))

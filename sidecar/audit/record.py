@@ -212,14 +212,15 @@ def to_ms(spent_s: float) -> float:
     return int(spent_s * 1e6 + 0.5) / 1000
 
 
-def control_facts(what: str, by: str, given: Mapping[str, object]) -> dict[str, object]:
-    """What a control event says: the act, who did it, and its particulars."""
+def control(what: str, by: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """A control record, which says the act, who did it, and its particulars."""
     particulars = list(given.items())[:PARTICULARS]
-    return {
+    said = {
         "what": text(what, ID_CHARS),
         "by": text(by, NAME_CHARS),
         **{text(name, ID_CHARS): _plain(value) for name, value in particulars},
     }
+    return {**BLANK, "control": said}
 
 
 @dataclass(frozen=True, slots=True)

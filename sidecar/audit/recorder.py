@@ -2,53 +2,59 @@
 
     recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000")
     recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
-    recording.decided()                                   evidence first, then the upstream
-    recording.outcome(http_status=200, bytes_out=512)     or .refused(refusal, http_status=403): exactly one of the two
+    await recording.decided()                                 evidence first, then the upstream
+    await recording.outcome(http_status=200, bytes_out=512)   or .refused(refusal, http_status=403): exactly one of them
 
-`decided`, `outcome` and `refused` write before they return. What cannot be written is refused (`strict`): they raise
-Refusal(AUDIT_UNAVAILABLE), and a terminal record that failed may be tried once more, as the refusal that came of it:
+`decided`, `outcome` and `refused` return when it is written: handed to the operating system (`strict`), or on the disk
+(`disk`). What cannot be written is refused: they raise Refusal(AUDIT_UNAVAILABLE), and a terminal record that failed
+may be tried once more, as the refusal that came of it, unless it is `done` nonetheless:
 
-    except Refusal as refusal:                            # audit-unavailable among them
-        recording.refused(refusal, http_status=503)       # never raises for that reason
+    except Refusal as refusal:                                # audit-unavailable among them
+        await recording.refused(refusal, http_status=503)     # never raises for that reason
 
-With `best_effort` a failure is counted and the call goes on.
+Whoever is cancelled while waiting has not undone what was begun. With `best_effort` nobody waits, and a loss is
+counted.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import EvidenceFile, Named, evidence_line, evidence_record
+from sidecar.audit.file import AuditFile
 from sidecar.audit.record import Counts, Event
 from sidecar.audit.stamps import Clock, timestamps
-from sidecar.audit.writer import AuditFile
+from sidecar.audit.writer import Writer
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
-Durability = Literal["strict", "best_effort"]
+Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow"]
 RECOVERED = "recovered"  # what the control record is called that says what a start found
 
 
 class Audit:
-    """The evidence of one sidecar: one file, one writer, synchronous, for one event loop."""
+    """The evidence of one sidecar: one sink, one writer, for one event loop."""
 
     __slots__ = (
         "_counted",
         "_durability",
         "_evidence",
-        "_file",
         "_instance",
         "_timestamp",
         "clock",
         "describer",
+        "found",
         "key",
         "new_id",
+        "writer",
     )
 
     def __init__(
@@ -63,7 +69,9 @@ class Audit:
         metrics: Counts | None,
         evidence_path: Path | None,
     ) -> None:
-        self._file = file
+        self.found = file.found.what
+        """What was not in order at the start, as `file` names it; for the operator's log."""
+        self.writer = Writer(file)
         self._evidence = EvidenceFile(evidence_path)
         self._durability = durability
         self._instance = shape.text(instance, shape.ID_CHARS)
@@ -92,7 +100,7 @@ class Audit:
         `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
         `evidence_path` is where results are kept, a file that is made for the first.
         """
-        file = AuditFile.open(path, key)
+        file = AuditFile.open(path, key, to_disk=durability == "disk")
         audit = cls(
             file,
             key=key,
@@ -105,16 +113,11 @@ class Audit:
         )
         if file.found.what:
             try:
-                audit.control(RECOVERED, "sidecar", **file.found.facts)
-            except Refusal:
-                audit.close()
+                file.append([audit._stamped("control", shape.control(RECOVERED, "sidecar", file.found.facts))])
+            except OSError:
+                file.close()
                 raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111")]) from None
         return audit
-
-    @property
-    def found(self) -> tuple[str, ...]:
-        """What was not in order at the start, as `writer` names it; for the operator's log."""
-        return self._file.found.what
 
     def recording(
         self,
@@ -129,46 +132,52 @@ class Audit:
         """The record of one request, from its first byte on."""
         return Recording(self, protocol, peer, request_id, trace_id, run_id, thread_id)
 
-    def control(self, what: str, by: str, **facts: object) -> None:
+    async def control(self, what: str, by: str, **facts: object) -> None:
         """Record what an operator or the sidecar itself did: start, stop, reload, mode, switches, keys."""
-        self.write("control", {**shape.BLANK, "control": shape.control_facts(what, by, facts)})
+        await self.write("control", shape.control(what, by, facts))
 
-    def write(self, event: Event, record: dict[str, Any]) -> None:
-        """Stamp the record, give it its place in the chain, hand it to the operating system."""
+    async def write(self, event: Event, record: dict[str, Any]) -> None:
+        """Stamp the record, and have it written. From here on it is the writer's. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        stamped = self._stamped(event, record)
+        if self._durability == "best_effort":
+            self.writer.post(stamped, partial(self._count, event))
+            return
+        try:
+            await self.writer.append(stamped, partial(self._count, event))
+        except OSError as error:
+            raise _unavailable(error) from None  # what cannot be recorded does not happen (threats I3, O2)
+
+    def _stamped(self, event: Event, record: dict[str, Any]) -> dict[str, Any]:
         record["event"] = event
         record["id"] = self.new_id()
         record["timestamp"] = self._timestamp(self.clock.time())
         record["instance"] = self._instance
         record["key_id"] = self.key.id
-        try:
-            self._file.append(record)
-        except OSError:
-            self._counted(event, "failed")
-            if self._durability == "strict":  # what cannot be recorded does not happen (threats I3, O2)
-                raise Refusal(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0) from None
-        else:
-            self._counted(event, "written")
+        return record
 
-    def keep(self, about: Mapping[str, Any]) -> Named | None:
+    def _count(self, event: str, error: OSError | None) -> None:
+        self._counted(event, "written" if error is None else "failed")
+
+    async def keep(self, about: Mapping[str, Any]) -> Named | None:
         """Keep a result (`evidence.evidence_record` without id and time); what the outcome names it by. None where
         `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
         line = evidence_line({**about, "id": record_id, "timestamp": self._timestamp(self.clock.time())})
         try:
-            torn_bytes = self._evidence.append(line)
-        except OSError:
-            self._counted("evidence", "failed")
-            if self._durability == "strict":  # the caller would have what nobody can prove afterwards
-                raise Refusal(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0) from None
+            torn_bytes = await self.writer.run(partial(self._evidence.append, line))
+        except OSError as error:
+            self._count("evidence", error)
+            if self._durability != "best_effort":  # the caller would have what nobody can prove afterwards
+                raise _unavailable(error) from None
             return None
-        self._counted("evidence", "written")
+        self._count("evidence", None)
         if torn_bytes:
-            self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
+            await self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
         return Named.of(record_id, line)
 
-    def close(self) -> None:
-        """Let the files go. Whatever is recorded afterwards fails."""
-        self._file.close()
+    async def close(self) -> None:
+        """Write what waits, and let the files go. Whatever is recorded afterwards fails."""
+        await self.writer.close()
         self._evidence.close()
 
 
@@ -229,16 +238,20 @@ class Recording:
         self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._marked_mono_s
         self._marked_mono_s = now
 
-    def decided(self) -> None:
+    async def decided(self) -> None:
         """Write `decision`, immediately before the upstream is written to.
 
         Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL for arguments that cannot be hashed.
         """
         if self._known is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        record = self._gather(self._args_hash(), charged=self.charged)
-        self.audit.write("decision", record)
-        self._known = record
+        self._known = self._gather(self._args_hash(), charged=self.charged)
+        try:
+            await self.audit.write("decision", {**self._known})
+        except Refusal as refusal:
+            if not may_be_written(refusal):
+                self._known = None
+            raise
 
     @property
     def args_hash(self) -> str | None:
@@ -249,7 +262,7 @@ class Recording:
         """A rule for responses looked at a message, and replaced so much in it."""
         self.redactions = (self.redactions or 0) + count
 
-    def keep(
+    async def keep(
         self, *, server: str, tool: str, invocation: str, args_hash: str | None, redacted: bool, data: Mapping[str, Any]
     ) -> None:
         """Keep a result as evidence, before its caller has it; the outcome will name it. `invocation` is the decision
@@ -265,11 +278,11 @@ class Recording:
             redacted=redacted,
             data=data,
         )
-        named = self.audit.keep(about)
+        named = await self.audit.keep(about)
         if named is not None:
             self._kept.append(named)
 
-    def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
+    async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write what policy said during this request to what it does not name: a request that the server makes of its
         client, the answer to an earlier call. It is a `decision` with an id of its own, and a reason where that does
         not reach the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
@@ -278,13 +291,13 @@ class Recording:
         record["method"] = record["action"] = question.action
         record["object"] = question.object
         record["reason"] = decision.reason if enforcement == "enforce" else None
-        self.audit.write("decision", record)
+        await self.audit.write("decision", record)
 
-    def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
+    async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
         """Write how it ended. `bytes_out` is the answer's body. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        self._end("outcome", reason, http_status, bytes_out)
+        await self._end("outcome", reason, http_status, bytes_out)
 
-    def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
+    async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
         """Write that it was refused: `refusal`, or the `outcome` of a call that was already decided.
 
         Raises Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself.
@@ -293,16 +306,16 @@ class Recording:
             self.limits = (*self.limits, refusal.limit)
         event: Event = "refusal" if self._known is None else "outcome"
         try:
-            self._end(event, refusal.reason, http_status, bytes_out)
+            await self._end(event, refusal.reason, http_status, bytes_out)
         except Refusal:
             if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
                 raise
             self.done = True  # the caller hears 503; there is nobody left to tell
 
-    def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
+    async def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
         if self.done:
             raise AssertionError("a request has one terminal record")
-        record = self._known or self._gather(self._args_hash_if_any(), charged=0)
+        record = {**self._known} if self._known else self._gather(self._args_hash_if_any(), charged=0)
         answer = ANSWERS[reason] if reason is not None else None
         record["redactions"] = self.redactions
         record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
@@ -316,8 +329,12 @@ class Recording:
         record["bytes_out"] = bytes_out
         record["duration_ms"] = shape.to_ms(self.duration_s)
         record["latency"] = shape.milliseconds(self.stages_s)
-        self.audit.write(event, record)
-        self.done = True
+        self.done = True  # also for whoever does not wait for it
+        try:
+            await self.audit.write(event, record)
+        except Refusal as refusal:
+            self.done = may_be_written(refusal)
+            raise
 
     def _limits(self, charged: int) -> list[dict[str, Any]]:
         """Mostly the outcome tells what the decision told."""
@@ -375,3 +392,20 @@ class Recording:
         if enforcement == "shadow" and not decision.allowed:
             fields["would_deny"] = shape.rule_names((*decision.would_deny, *decision.denied_by))
         return fields
+
+
+class Unwritten(Refusal):
+    """Evidence that could not be recorded. `late`: it was under way, so that it may be recorded nonetheless."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__(Reason.AUDIT_UNAVAILABLE, retry_after_s=1.0)
+        self.late = late
+
+
+def _unavailable(error: OSError) -> Refusal:
+    return Unwritten(late=error.errno == errno.ETIMEDOUT)
+
+
+def may_be_written(refusal: Refusal) -> bool:
+    """Whether what was refused may be on record nonetheless: nobody knows, so nothing is recorded in its place."""
+    return isinstance(refusal, Unwritten) and refusal.late

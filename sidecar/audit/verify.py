@@ -33,8 +33,8 @@ from typing import BinaryIO
 from sidecar.audit.chain import GENESIS, HEAD_BYTES, HEAD_SUFFIX, MAX_LINE_BYTES, Head, Sealed, parse_head, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import Named, named_in, read_evidence
+from sidecar.audit.file import HARMLESS
 from sidecar.audit.recorder import RECOVERED
-from sidecar.audit.writer import HARMLESS
 
 MAX_PROBLEMS = 100  # shown; all are counted
 MAX_GAPS = 10_000  # remembered, so as to tell a moved line from a lost one
@@ -92,7 +92,7 @@ def verify(
     report = Report()
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
-    walk = _Walk(report, part=part, anchor_seq=before.head.seq if before.head else 0)
+    walk = _Walk(report, part=part, anchor=before.head)
     for path in paths:
         walk.read(path)
     walk.close_gaps()
@@ -122,13 +122,13 @@ class _Gap:
 class _Walk:
     """The chain, line after line. After a contradiction it goes on from what the line itself says."""
 
-    def __init__(self, report: Report, *, part: bool, anchor_seq: int) -> None:
+    def __init__(self, report: Report, *, part: bool, anchor: Head | None) -> None:
         self.report = report
         self.part = part
         self.torn_bytes = 0
         self.named: dict[str, Named] = {}
-        self.anchored = GENESIS if anchor_seq == 0 else ""  # the hash of the line that the anchor names, once it came
-        self._anchor_seq = anchor_seq
+        # The hashes of the lines that the anchor names, once they came.
+        self.anchored = dict.fromkeys((anchor.end.seq, anchor.next.seq), "") | {0: GENESIS} if anchor else {}
         self._path, self._line = Path(), 0
         self._expected: int | None = None if part else 1
         self._previous = GENESIS
@@ -195,8 +195,8 @@ class _Walk:
         report.records += 1
         report.first_seq = report.first_seq or sealed.seq
         report.last_seq = max(report.last_seq, sealed.seq)
-        if sealed.seq == self._anchor_seq:
-            self.anchored = sealed.hash
+        if sealed.seq in self.anchored:
+            self.anchored[sealed.seq] = sealed.hash
         event = fields.get("event")
         report.events[str(event)] += 1
         if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
@@ -249,7 +249,7 @@ def _check_evidence(report: Report, paths: Sequence[Path], named: Mapping[str, N
 
 _NOTES = {
     "torn-tail": "the run before ended in the middle of an append that nobody was told had succeeded",
-    "anchor-behind": "the run before was killed between a line and its anchor",
+    "cut-short": "the run before was killed in the middle of an append that nobody was told had succeeded",
     "continued": "the file before this one had been moved away",
 }
 
@@ -282,18 +282,25 @@ def _check_end(walk: _Walk, path: Path, before: _Anchor, after: _Anchor, key: Au
         return
     if key is not None and not head.made_with(key):
         report.add(path, 0, "forged", f"the key {key.id} did not make this anchor (it names {head.key_id})")
-    elif head.seq > last_seq:
-        report.add(path, 0, "cut-end", f"the anchor knows {head.seq} records, the log ends with {last_seq}")
-    elif head.hash != walk.anchored:
-        report.add(path, 0, "changed", f"record {head.seq} is not the one that the anchor knows")
-    elif last_seq - head.seq > 1 and not _went_on(after, last_seq, key):
-        report.add(path, 0, "inserted", f"the anchor knows {head.seq} records, the log has {last_seq}")
+    elif head.end.seq > last_seq:
+        report.add(path, 0, "cut-end", f"the anchor knows {head.end.seq} records, the log ends with {last_seq}")
+    elif head.end.hash != walk.anchored[head.end.seq]:
+        report.add(path, 0, "changed", f"record {head.end.seq} is not the one that the anchor knows")
+    elif last_seq >= head.next.seq and head.next.hash != walk.anchored[head.next.seq]:
+        report.add(path, 0, "changed", f"record {head.next.seq} is not the one that the anchor announces")
+    elif last_seq > head.next.seq and not _went_on(after, last_seq, key):
+        report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
+    elif head.end != head.next and after.head == head:
+        report.notes.append(
+            f"an append that would have ended with record {head.next.seq} was cut short by a kill: nobody was told "
+            "that it had succeeded, and a cut in it does not show"
+        )
 
 
 def _went_on(after: _Anchor, last_seq: int, key: AuditKey | None) -> bool:
     """Whether the log was being written meanwhile, so that the anchor has caught up with what was read."""
     head = after.head
-    return head is not None and head.seq >= last_seq - 1 and (key is None or head.made_with(key))
+    return head is not None and head.next.seq >= last_seq and (key is None or head.made_with(key))
 
 
 def _sum_up(walk: _Walk, head: Head | None, key: AuditKey | None) -> None:

@@ -1,207 +1,239 @@
-"""How does a line get onto the file whole, or not at all?
+"""How does evidence get to its sink without the loop ever waiting for a disk?
 
-One writer for each file (a lock says so), one `write` for each line, handed to the operating system before `append`
-returns: no crash of ours loses it. A line that was written in part is taken back. After each line the anchor beside the
-file is written over; a kill between the two leaves it one line behind, and that is the only way it may be behind.
+One thread does what can block. It is given all that came since its last turn, and writes it in one append: whoever
+waits for the disk waits for it together (group commit), and nobody waits for a turn that is not theirs.
 
-What `open` finds is never mended in silence:
+    waiting     what came while the thread was at work; the next append
+    at work     what the thread has
+    stalled     the thread is late by `deadline_s`: who waits is refused, and so is who comes, until it is back. What it
+                had may still be written: a record may say more than its caller heard, never less
 
-    torn-tail        bytes after the last newline: an append that was never acknowledged; taken away
-    anchor-behind    by the one line that a kill may leave behind
-    continued        no lines, but an anchor: the file was moved away; the chain goes on
-    key-changed      the anchor was made with another key, so that nothing can be said about it
-    anchor-missing   lines, but no anchor                    \\
-    anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
-    anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
-    records-lost     the anchor knows lines that are gone     |
-    line-changed     the last line's seal does not fit it    /
+Nothing is dropped where somebody waits for it. Where nobody does (`best_effort`), what finds `MAX_WAITING` before it is
+lost, and counted.
+
+Until `start`, and for programs without a loop, everything is written where it is said.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
+import asyncio
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol
 
-from sidecar.audit.chain import (
-    GENESIS,
-    HEAD_BYTES,
-    HEAD_SUFFIX,
-    MAX_LINE_BYTES,
-    Head,
-    Sealed,
-    head_line,
-    parse_head,
-    seal,
-    unseal,
-)
-from sidecar.audit.digest import AuditKey
-from sidecar.errors import SettingsError, fault_in
+DEADLINE_S: Final = 2.0
+MAX_AT_ONCE: Final = 256
+MAX_WAITING: Final = 20_000  # some 40 MB of records; each is of a call that is in flight, or of nobody's
+CLOSE_S: Final = 5.0
 
-HARMLESS = frozenset({"torn-tail", "anchor-behind", "continued", "key-changed"})
-_OURS = b'{"v":'
+log = logging.getLogger("sidecar.audit")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the last run left. `facts` is what the control record says about it; empty when all is in order."""
-
-    seq: int
-    hash: str
-    size: int
-    what: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+def _nobody(_: OSError | None) -> None:
+    """Nobody counts it."""
 
 
-class AuditFile:
-    """One file of evidence and its anchor. Not for threads: one event loop appends."""
+class Sink(Protocol):
+    """Where records go. Everything may block, and is called by one thread at a time."""
 
-    def __init__(self, key: AuditKey, descriptor: int, head_descriptor: int, found: Found) -> None:
-        self.found = found
-        self._key = key
-        self._file = descriptor
-        self._head = head_descriptor
-        self._seq, self._hash, self._size = found.seq, found.hash, found.size
-        self._unsettled = False
-
-    @classmethod
-    def open(cls, path: Path, key: AuditKey) -> AuditFile:
-        """Lock the file, see what the last run left, take a torn tail away. Raises SettingsError."""
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _opened(path, os.O_APPEND) as descriptor:
-                _lock(path, descriptor)
-                with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
-                    found = _inspect(path, descriptor, head_descriptor, key)
-                    os.ftruncate(descriptor, found.size)
-                    if found.seq == 0:
-                        os.pwrite(head_descriptor, head_line(key, 0, GENESIS), 0)
-                    return cls(key, os.dup(descriptor), os.dup(head_descriptor), found)
-        except OSError as error:
-            raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
-
-    @property
-    def seq(self) -> int:
-        """The sequence of the last line; 0 before the first."""
-        return self._seq
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Give the record its place in the chain and write it. Raises OSError; the file is then as it was before."""
-        if self._unsettled:
-            self._take_back()
-        record["seq"] = seq = self._seq + 1
-        record["prev_hash"] = self._hash
-        line, digest = seal(record)
-        if len(line) > MAX_LINE_BYTES:
-            raise OSError("the record is too long")  # its bounds make it impossible; no reader could check it
-        head = head_line(self._key, seq, digest)
-        self._unsettled = True
-        try:
-            _write_all(self._file, line)
-            os.pwrite(self._head, head, 0)
-        except OSError:
-            self._take_back()
-            raise
-        self._unsettled = False
-        self._seq, self._hash, self._size = seq, digest, self._size + len(line)
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        """Give the first of the records their places in the chain and put them there, all or none: how many they were,
+        one at least. Raises OSError; nothing is there then."""
 
     def close(self) -> None:
-        """Let the file go; what is appended afterwards fails."""
-        for descriptor in {self._file, self._head} - {-1}:
-            os.close(descriptor)
-        self._file = self._head = -1
-
-    def _take_back(self) -> None:
-        """Back to the last whole line. `_unsettled` stays set when even that fails, and the next append tries again."""
-        if os.fstat(self._file).st_size > self._size:
-            os.ftruncate(self._file, self._size)
-        self._unsettled = False
+        """Let go of it. What is appended afterwards fails."""
 
 
-def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -> Found:
-    raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
-    size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, 2 * MAX_LINE_BYTES, max(0, size - 2 * MAX_LINE_BYTES))
-    whole, newline, torn = tail.rpartition(b"\n")
-    if not newline and torn and not torn.startswith(_OURS[: len(torn)]) and torn.strip(b"\0"):
-        raise _foreign(path)
-    last = None
-    if newline:
-        last = unseal(whole.rpartition(b"\n")[2])
-        if last is None:
-            raise _foreign(path)
-    head = parse_head(raw_head)
-    what = _findings(last, raw_head, head, key)
-    trusted = head if head is not None and head.made_with(key) else None
-    seq = max(last.seq if last else 0, trusted.seq if trusted else 0)
-    digest = last.hash if last else trusted.hash if trusted else GENESIS
-    facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.seq if head else None}
-    if torn:
-        what = ("torn-tail", *what)
-        facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
-    return Found(seq, digest, size - len(torn), what, {"found": list(what), **facts} if what else {})
+Told = Callable[[OSError | None], object]
+"""Hears once what became of a record, whoever waited for it: None, or what lost it."""
 
 
-def _findings(last: Sealed | None, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
-    changed = ("line-changed",) if last is not None and not last.intact else ()
-    return (*changed, *_anchor_findings(last, raw_head, head, key))
+class _Job(NamedTuple):
+    """A record, or work of another kind; and where somebody waits for it, if anybody does."""
+
+    record: dict[str, Any] | None
+    work: Callable[[], Any] | None
+    told: Told
+    end: asyncio.Future[Any] | None = None
+
+    def answer(self, value: Any) -> None:
+        """Tell who waits, if nobody did."""
+        if self.end is not None and not self.end.done():
+            self.end.set_result(value)
+
+    def close(self, value: Any) -> None:
+        """This is what became of it."""
+        self.told(value if isinstance(value, OSError) else None)
+        self.answer(value)
 
 
-def _anchor_findings(last: Sealed | None, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
-    if not raw_head:
-        return ("anchor-missing",) if last else ()
-    if head is None:
-        return ("anchor-forged",)
-    if head.key_id != key.id:
-        return ("key-changed",)
-    if not head.made_with(key):
-        return ("anchor-forged",)
-    if last is None:
-        return ("continued",) if head.seq else ()
-    if head.seq > last.seq:
-        return ("records-lost",)
-    if (head.seq, head.hash) == (last.seq, last.hash):
-        return ()
-    if (head.seq, head.hash) == (last.seq - 1, last.prev_hash):
-        return ("anchor-behind",)
-    return ("anchor-differs",)
+Ends = list[tuple[_Job, Any]]
+"""What each job came to: a value, or an exception."""
 
 
-@contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """A descriptor for the length of `open`; who keeps it takes a copy (locks go with the copy)."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+class Writer:
+    """The one way to a sink."""
+
+    def __init__(self, sink: Sink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
+        self.sink = sink
+        self._deadline_s = deadline_s
+        self._max_waiting = max_waiting
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: SimpleQueue[Sequence[_Job] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting: deque[_Job] = deque()
+        self._at_work: Sequence[_Job] = ()
+        self._begins = False
+        self._late: asyncio.TimerHandle | None = None
+        self._stalled = False
+        self._idle: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def depth(self) -> int:
+        """How much is not yet at its sink."""
+        return len(self._waiting) + len(self._at_work)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the thread has not come back in time."""
+        return self._stalled
+
+    def start(self) -> None:
+        """From here on a thread writes, for the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
+        self._thread.start()
+
+    async def append(self, record: dict[str, Any], told: Told = _nobody) -> None:
+        """Put a record there. Raises OSError. Whoever does not wait for the end has not undone it."""
+        await self._done(record, None, told)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Do something else that may block, before every record that comes later. Raises OSError."""
+        return await self._done(None, work, _nobody)
+
+    def post(self, record: dict[str, Any], told: Told) -> None:
+        """Put a record there some time."""
+        self._put(_Job(record, None, told))
+
+    async def close(self) -> None:
+        """Write what waits, within CLOSE_S, and let go."""
+        if self._thread is not None and not self._closed and self.depth:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._idle], timeout=CLOSE_S)
+        self._closed = True
+        if self._thread is None:
+            self.sink.close()
+        elif not self._at_work:
+            self._jobs.put(None)
+            self._thread.join(CLOSE_S)
+            self.sink.close()
+        # Else it hangs at its disk; it is a daemon, and what nobody could write was refused.
+
+    # --- in the loop --------------------------------------------------------------------------------------------------
+
+    async def _done(self, record: dict[str, Any] | None, work: Callable[[], Any] | None, told: Told) -> Any:
+        if self._loop is None:
+            return _value(self._put(_Job(record, work, told)))
+        end: asyncio.Future[Any] = self._loop.create_future()
+        self._put(_Job(record, work, told, end))
+        return _value(await end)
+
+    def _put(self, job: _Job) -> Any:
+        if self._loop is None:
+            ((_, value),) = self._ended([job])
+            job.close(value)
+            return value
+        is_late = self._stalled and job.end is not None
+        if self._closed or is_late or len(self._waiting) >= self._max_waiting:
+            job.close(_cannot())
+        else:
+            self._waiting.append(job)
+            if not self._begins and not self._at_work:
+                self._begins = True
+                self._loop.call_soon(self._begin)
+        return None
+
+    def _begin(self) -> None:
+        self._begins = False
+        if self._at_work or not self._waiting or self._loop is None:
+            return
+        waiting = self._waiting
+        self._at_work = [waiting.popleft() for _ in range(min(len(waiting), MAX_AT_ONCE))]
+        self._late = self._loop.call_later(self._deadline_s, self._stall)
+        self._jobs.put(self._at_work)
+
+    def _end(self, ends: Ends) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        if self._stalled:
+            log.warning("the evidence can be written again")
+        self._stalled, self._at_work = False, ()
+        for job, value in ends:
+            job.close(value)
+        self._begin()
+        if self._idle is not None and not self.depth and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _stall(self) -> None:
+        """Whoever waits is told now. What the thread has is told again, to nobody, when it comes back."""
+        self._stalled = True
+        log.error("the evidence cannot be written: its sink does not answer", extra={"deadline_s": self._deadline_s})
+        for job in self._at_work:
+            job.answer(OSError(errno.ETIMEDOUT, "it was not written in time, and may be written later"))
+        awaited = [job for job in self._waiting if job.end is not None]
+        self._waiting = deque(job for job in self._waiting if job.end is None)
+        for job in awaited:
+            job.close(_cannot())
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        loop = self._loop
+        while loop is not None and (jobs := self._jobs.get()) is not None:
+            ends = self._ended(jobs)
+            try:
+                loop.call_soon_threadsafe(self._end, ends)
+            except RuntimeError:  # the loop is gone, and everybody who waited with it
+                return
+
+    def _ended(self, jobs: Sequence[_Job]) -> Ends:
+        """Each job done, in order; records that stand together in one append."""
+        ends: Ends = []
+        while len(ends) < len(jobs):
+            rest = jobs[len(ends) :]
+            if rest[0].work is not None:
+                ends.append((rest[0], _tried(rest[0].work)))
+                continue
+            records = []
+            for job in rest:
+                if job.record is None:
+                    break
+                records.append(job.record)
+            written = _tried(partial(self.sink.append, records))
+            failed = isinstance(written, Exception)
+            ends += [(job, written if failed else None) for job in rest[: len(records) if failed else written]]
+        return ends
+
+
+def _tried(work: Callable[[], Any]) -> Any:
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _unusable(path, "is not a regular file", code="A112")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        return work()
+    except Exception as error:
+        return error
 
 
-def _lock(path: Path, descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        hint = "give each sidecar a data folder of its own"
-        raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
+def _value(end: Any) -> Any:
+    if isinstance(end, BaseException):
+        raise end
+    return end
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    written = os.write(descriptor, data)
-    while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
-        written += os.write(descriptor, data[written:])
-
-
-def _foreign(path: Path) -> SettingsError:
-    return _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
-
-
-def _unusable(path: Path, message: str, *, code: str, hint: str = "") -> SettingsError:
-    return SettingsError([fault_in(path, f"the audit file {message}", code=code, hint=hint)])
+def _cannot() -> OSError:
+    return OSError(errno.EBUSY, "it cannot be written now")

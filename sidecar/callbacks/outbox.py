@@ -45,7 +45,7 @@ log = logging.getLogger("sidecar.callbacks")
 class Witness(Protocol):
     """Puts on record what the sidecar did by itself. Raises Refusal if it cannot."""
 
-    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class Counts(Protocol):
@@ -175,7 +175,7 @@ class Outbox:
             if callback is None:  # another process had it
                 return Happening.DROPPED, "", None
             if (reason := self.objection(callback.kind, callback.behalf)) is not None:
-                return self._withheld(callback, reason)
+                return await self._withheld(callback, reason)
             signed = self.key().sign(parse_strictly(callback.url), callback.id, now_s, callback.body)
             answer = await self.post(callback.url, (*callback.headers, *signed), callback.body)
         except (NotAllowed, InvalidRequest, ValueError) as refused:
@@ -191,7 +191,7 @@ class Outbox:
             return Happening.UNWANTED, why, None
         return self._failed(waiting, rules), why, _seconds(answer.retry_after)
 
-    def _withheld(self, callback: Callback, reason: Reason) -> tuple[Happening, str, float | None]:
+    async def _withheld(self, callback: Callback, reason: Reason) -> tuple[Happening, str, float | None]:
         """Evidence first: what cannot be recorded waits, and is not sent either."""
         facts = {
             "kind": callback.kind,
@@ -199,7 +199,7 @@ class Outbox:
             "upstream": callback.behalf.server,
         }
         try:
-            self.witness("callback-withheld", "sidecar", **facts, callback=callback.id, reason=reason.value)
+            await self.witness("callback-withheld", "sidecar", **facts, callback=callback.id, reason=reason.value)
         except Refusal:
             raise _Held from None
         return Happening.WITHHELD, reason.value, None

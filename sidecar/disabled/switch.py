@@ -33,7 +33,7 @@ Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
 class Witness(Protocol):
     """Puts on record what was done to a principal, and by whom. Raises Refusal if it cannot."""
 
-    def __call__(self, what: str, by: str, **facts: object) -> None: ...
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
 class SwitchError(Exception):
@@ -113,7 +113,7 @@ class KillSwitch:
         flip = Flip(principal, True, self._ledger.next_number(), reason, until, by, now_s)
         self._take(flip)  # before anything that could wait: a disk or a store that hangs holds up nothing
         async with self._turning:
-            failed = [*await self._saved(), *self._recorded(flip)]
+            failed = [*await self._saved(), *await self._recorded(flip)]
         await self.sync()
         if failed:
             raise SwitchError(f"{principal} is disabled here, but {' and '.join(failed)}")
@@ -135,9 +135,9 @@ class KillSwitch:
             if known is None or not known.disabled:
                 return False
             flip = Flip(principal, False, self._ledger.next_number(), "", None, by, self._clock())
-            failed = self._recorded(flip)
+            failed = await self._recorded(flip)
             if not failed and (failed := await self._saved(flip)):
-                self._recorded(flip, failed=True)
+                await self._recorded(flip, failed=True)
             if failed:
                 raise SwitchError(f"{principal} stays disabled: {failed[0]}")
             self._take(flip)
@@ -185,7 +185,7 @@ class KillSwitch:
             if name not in theirs or flip.newer_than(theirs[name])
         }
         for flip in newer:
-            self._recorded(flip, via="store")
+            await self._recorded(flip, via="store")
         if newer:
             await self._saved()
         return bool(self._untold or self._stale)
@@ -207,13 +207,13 @@ class KillSwitch:
         self._unsaved = False
         return []
 
-    def _recorded(self, flip: Flip, *, failed: bool = False, **facts: object) -> list[str]:
+    async def _recorded(self, flip: Flip, *, failed: bool = False, **facts: object) -> list[str]:
         words = TOOL_WORDS if is_object(flip.principal) else WORDS
         what = words.failed if failed else words.off if flip.disabled else words.on
         facts = {words.target: flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
         log.warning(what, extra={"by": flip.by, **facts})
         try:
-            self._witness(what, flip.by, **facts)
+            await self._witness(what, flip.by, **facts)
         except Refusal as refusal:
             log.error("a turn of the kill switch is not on record", extra={"reason": refusal.reason})
             return ["it cannot be recorded"]

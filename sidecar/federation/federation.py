@@ -165,7 +165,7 @@ class Federation:
         for other in ended:
             self.exchanges.say_farewell(other)
         try:
-            return _respond(turn, message, result, {"Mcp-Session-Id": session.id})
+            return await _respond(turn, message, result, {"Mcp-Session-Id": session.id})
         except Refusal:
             self.sessions.end(session)
             raise
@@ -182,7 +182,7 @@ class Federation:
             "cacheScope": "private",
             "_meta": {"io.modelcontextprotocol/serverInfo": _SERVER_INFO},
         }
-        return _respond(turn, _request(spread), result)
+        return await _respond(turn, _request(spread), result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
         """All that any of them can do; of one that has not said, everything is assumed."""
@@ -198,7 +198,7 @@ class Federation:
         return union
 
     async def _ping(self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]) -> web.StreamResponse:
-        return _respond(turn, _request(spread), {})
+        return await _respond(turn, _request(spread), {})
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class Federation:
         if spread.era is Era.STATELESS:
             result |= {"resultType": "complete", "ttlMs": _ttl_ms(pages, missing), "cacheScope": "private"}
         meta = _meta(pages, missing)
-        return _respond(turn, message, {**result, "_meta": meta} if meta else result)
+        return await _respond(turn, message, {**result, "_meta": meta} if meta else result)
 
     # --- what goes to the sessions behind one -------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Federation:
         if reached:
             _, missing = await self.gathering.each(turn, reached, told)
         meta = _meta((), missing)
-        return _respond(turn, message, {"_meta": meta} if meta else {})
+        return await _respond(turn, message, {"_meta": meta} if meta else {})
 
     async def _tell(self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]) -> web.StreamResponse:
         """A notification goes to the sessions that it concerns; the client hears that we have it."""
@@ -251,7 +251,7 @@ class Federation:
         assert isinstance(message, Notification)
         concerned = [service for service in servers if _concerns(message, session.parts.get(service.name))]
         await asyncio.gather(*(self._notify(turn, service, caller, spread) for service in concerned))
-        return empty(turn, 202)
+        return await empty(turn, 202)
 
     async def _notify(self, turn: Turn, service: Service, caller: Caller, spread: Spread) -> None:
         part, message = _session(spread).parts[service.name], spread.message
@@ -265,7 +265,7 @@ class Federation:
     async def _leave(
         self, turn: Turn, caller: Caller, spread: Spread, servers: Sequence[Service]
     ) -> web.StreamResponse:
-        return self.exchanges.leave(turn, _session(spread))
+        return await self.exchanges.leave(turn, _session(spread))
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
@@ -388,9 +388,9 @@ def _session(spread: Spread) -> Session:
     return spread.session
 
 
-def _respond(
+async def _respond(
     turn: Turn, message: Request, result: dict[str, Any], headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     body = jsonrpc.encode_response(Response(message.id, result))
-    turn.ended(200, len(body))
+    await turn.ended(200, len(body))
     return Whole(200, body, JSON, headers or {})

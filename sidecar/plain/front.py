@@ -77,11 +77,11 @@ class Plain:
         latency_ms = round((loop.time() - begun_s) * 1000, 3)
         call_id = exchange.turn.record.decision_id
         if passed.result is None:
-            return _respond(exchange, _server_error(passed, call_id))
+            return await _respond(exchange, _server_error(passed, call_id))
         result = {name: value for name, value in passed.result.items() if name != "resultType"}
         if result.get("isError") is True:
-            return _respond(exchange, _error(TOOL_ERROR, "The tool reported an error", call_id, result))
-        return _respond(exchange, McpCallResult(call_id, result, latency_ms))
+            return await _respond(exchange, _error(TOOL_ERROR, "The tool reported an error", call_id, result))
+        return await _respond(exchange, McpCallResult(call_id, result, latency_ms))
 
     async def _list(self, exchange: Exchange, message: Request) -> web.StreamResponse:
         tools: list[McpTool] = []
@@ -93,14 +93,14 @@ class Plain:
                 more = {"cursor": cursor}
             passed = await self._ask(exchange, message._replace(params={**message.params, **more}))
             if passed.result is None:
-                return _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
+                return await _respond(exchange, _server_error(passed, exchange.turn.record.decision_id))
             tools += _tools_in(passed.result)
             room_bytes -= len(passed.out or b"")
             cursor = _cursor_in(passed.result)
             if len(tools) > MAX_TOOLS or room_bytes < 0:
                 break
             if cursor is None:
-                return _respond(exchange, McpTools(tools), _LIST_HEADERS)
+                return await _respond(exchange, McpTools(tools), _LIST_HEADERS)
         raise refused("its list is longer than a plain answer may be")
 
     def _charge(self, exchange: Exchange) -> None:
@@ -188,7 +188,7 @@ def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> M
     return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
 
 
-def _respond(
+async def _respond(
     exchange: Exchange, said: McpTools | McpCallResult | McpError, headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     status, media, body = 200, JSON, b""
@@ -196,5 +196,5 @@ def _respond(
         status, media, body = said.status, PROBLEM_JSON, said.encoded()
     else:
         body = orjson.dumps(said)
-    exchange.turn.ended(status, len(body))
+    await exchange.turn.ended(status, len(body))
     return Whole(status, body, media, headers or {})

@@ -17,9 +17,9 @@ class AuditSettings(Section):
         not_yet("the audit sink otlp", "otlp"),
     ] = "file"
     """`file`. `stdout`, `redis` and `otlp` are not supported by this version."""
-    durability: Annotated[Literal["strict", "disk", "best_effort"], not_yet("durability disk", "disk")] = "strict"
-    """`strict`: handed to the operating system before the next step; `best_effort`: a loss is only counted.
-    `disk` is not supported by this version."""
+    durability: Literal["strict", "disk", "best_effort"] = "strict"
+    """`strict`: handed to the operating system before the next step; `disk`: on the disk too; `best_effort`: nobody
+    waits, and a loss is only counted."""
     path: PathField | None = None
     """The file; by default audit/audit.jsonl in the data folder."""
     key_path: PathField | None = None

@@ -120,10 +120,10 @@ class Course:
                     continue
                 await self._look_again()
         except asyncio.CancelledError:
-            self._close(Refusal(Reason.DRAINING))
+            await self._close(Refusal(Reason.DRAINING))
             raise
         except StoreOut:
-            self._close(Refusal(Reason.STORE_UNAVAILABLE))
+            await self._close(Refusal(Reason.STORE_UNAVAILABLE))
             raise
         finally:
             if self.ear is not None:
@@ -176,7 +176,7 @@ class Course:
         """The message goes out, once, and is answered. Raises Refusal."""
         owning = Owning(self.means.tasks, self.caller, intent)
         await owning.check()
-        recording.decided()  # evidence first, then on disk that it is being sent, then the agent
+        await recording.decided()  # evidence first, then on disk that it is being sent, then the agent
         await self._save(self.record.at(Step.SENDING))
         await agent.cards.prepare()
         lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
@@ -215,7 +215,7 @@ class Course:
             self._check(now, intent)
             if self.recording is None:  # another process sent it
                 recording = self._new_recording(intent)
-                recording.decided()
+                await recording.decided()
                 self.recording = recording
             if self._now_s() - record.created_at > patience.whole_s:
                 raise TooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
@@ -340,14 +340,14 @@ class Course:
             return
         with suppress(Refusal):
             recording = self._new_recording(intent)
-            recording.decided()
+            await recording.decided()
             try:
                 limit_s = min(CANCEL_S, agent.timeout_s)
                 await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, limit_s))
             except Refusal as refusal:
-                recording.refused(refusal, http_status=refusal.answer.http)
+                await recording.refused(refusal, http_status=refusal.answer.http)
             else:
-                recording.outcome(http_status=200, bytes_out=0)
+                await recording.outcome(http_status=200, bytes_out=0)
 
     async def _fail(self, code: str, message: str, refusal: Refusal | None = None) -> None:
         await self._end(self.record, State.FAILED, code, message, refusal=refusal)
@@ -364,7 +364,7 @@ class Course:
     ) -> None:
         facts = {"error_code": error_code, "error_message": error_message, "result": result}
         await self._save(record.ended(state, self._now_s(), **facts))
-        self._close(refusal)
+        await self._close(refusal)
         with suppress(Refusal):  # the ownership may be out; the task over A2A is only kept for longer then
             await self._saw(record)
 
@@ -409,15 +409,15 @@ class Course:
         recording.upstream, recording.method = self.record.target, intent.call.method
         return recording
 
-    def _close(self, refusal: Refusal | None) -> None:
+    async def _close(self, refusal: Refusal | None) -> None:
         recording, self.recording = self.recording, None
         if recording is None or recording.done:
             return
         with suppress(Refusal):  # it cannot be recorded; the next that could not be is refused
             if refusal is not None:
-                recording.refused(refusal, http_status=refusal.answer.http)
+                await recording.refused(refusal, http_status=refusal.answer.http)
             else:
-                recording.outcome(http_status=200, bytes_out=0)
+                await recording.outcome(http_status=200, bytes_out=0)
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
@@ -434,7 +434,7 @@ class Course:
         if record is None:  # it was over, and is forgotten
             record = self.record._replace(step=Step.OVER)
         if record.is_over:
-            self._close(None if record.a2a_task else Refusal(Reason.CALLER_GONE))
+            await self._close(None if record.a2a_task else Refusal(Reason.CALLER_GONE))
         self.record = record
 
     async def _rest(self) -> None:

@@ -155,7 +155,7 @@ class TaskFront:
             return await self._cancel(turn, caller, decision, asked, lease, timeout_s)
         lease.forwarded = True
         if isinstance(asked, Show):
-            return _respond(turn, 200, shown(asked.record, turn.now))
+            return await _respond(turn, 200, shown(asked.record, turn.now))
         return await self._list(turn, caller, asked)
 
     # --- one by one ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class TaskFront:
             await self._end(record, State.CANCELLED)
             raise
         self.runner.begin(record, caller)
-        return response
+        return await response
 
     async def _list(self, turn: Turn, caller: Caller, wanted: Wanted) -> web.StreamResponse:
         now_s = self.runner.means.live.clock()
@@ -200,7 +200,9 @@ class TaskFront:
         except StoreOut as out:
             raise unavailable(out) from None
         entries = _within([shown(one, turn.now) for one in records], turn.now.bounds.max_response_bytes)
-        return _respond(turn, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset})
+        return await _respond(
+            turn, 200, {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
+        )
 
     async def _cancel(
         self, turn: Turn, caller: Caller, decision: Decision, asked: Cancel, lease: Lease, timeout_s: float | None
@@ -216,10 +218,10 @@ class TaskFront:
                         raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
                     if record.step is Step.SENT:
                         said = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
-                        return _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
+                        return await _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
                     ended = await self._end(record, State.CANCELLED) if record.step is Step.UNSENT else None
                     if ended is not None:
-                        return _respond(turn, 200, cancelled(ended))
+                        return await _respond(turn, 200, cancelled(ended))
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, pause_s * 2)
                     record = await self._own(caller, record.id)
@@ -284,7 +286,7 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     return entries
 
 
-def _respond(turn: Turn, status: int, said: Mapping[str, Any], headers: Mapping[str, str] = {}) -> Whole:
+async def _respond(turn: Turn, status: int, said: Mapping[str, Any], headers: Mapping[str, str] = {}) -> Whole:
     body = orjson.dumps(said)
-    turn.ended(status, len(body))
+    await turn.ended(status, len(body))
     return Whole(status, body, JSON, {**_PRIVATE, **headers})

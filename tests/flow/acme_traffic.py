@@ -27,6 +27,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine, PolicySource
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Principal, Question
 from sidecar.workbench.places import configured
+from tests.at_once import at_once
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 ISSUER = "https://idp.acme.example/realms/acme"
@@ -81,7 +82,7 @@ def write_traffic(folder: Path, out: Path, *, key: AuditKey = KEY) -> None:
             clock.now_s = one.at_s
             _record(audit, engine, one)
     finally:
-        audit.close()
+        at_once(audit.close())
 
 
 def traffic(source: PolicySource, week: Mapping[str, Any]) -> list[Asked]:
@@ -130,10 +131,10 @@ def _record(audit: Audit, engine: Engine, asked: Asked) -> None:
     recording.call = Call(recording.protocol, version, upstream, question.action, (question,))
     recording.decision = decision
     if decision.allowed:
-        recording.decided()
-        recording.outcome(http_status=200, bytes_out=256)
+        at_once(recording.decided())
+        at_once(recording.outcome(http_status=200, bytes_out=256))
     else:
-        recording.refused(Refusal(decision.reason or Reason.NO_MATCHING_RULE), http_status=403)
+        at_once(recording.refused(Refusal(decision.reason or Reason.NO_MATCHING_RULE), http_status=403))
 
 
 def _credentials(chain: Chain) -> tuple[Credential, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 import sidecar.pipeline
+from sidecar.audit.file import AuditFile
 from sidecar.errors import Reason
 from tests.flow.idp import APPS, SETTINGS, Idp, bearer
 from tests.flow.talk import ERAS, Answer, Era, Talk
@@ -314,7 +315,8 @@ async def store_unavailable(talk: Talk) -> Answer:
 @contextmanager
 def full_disk(talk: Talk) -> Iterator[None]:
     """The audit file is on a device without room."""
-    file = talk.world.app.audit._file
+    file = talk.world.app.audit.writer.sink
+    assert isinstance(file, AuditFile)
     full, real = os.open("/dev/full", os.O_WRONLY), os.dup(file._file)
     os.dup2(full, file._file)
     try:

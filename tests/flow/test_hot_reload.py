@@ -242,10 +242,10 @@ async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeyp
     monkeypatch.setattr(sidecar.watching, "POLL_S", 0.2)
     control, refusing = None, True
 
-    def full(what: str, by: str, **facts: object) -> None:
+    async def full(what: str, by: str, **facts: object) -> None:
         if refusing:
             raise Refusal(Reason.AUDIT_UNAVAILABLE)
-        control(what, by, **facts)
+        await control(what, by, **facts)
 
     async with world(tmp_path) as running:
         control = running.app.audit.control

@@ -109,7 +109,7 @@ async def test_a_new_tool_is_off_and_a_tool_that_is_gone_is_only_gone(tmp_path: 
         changed(running, SEARCH, {"name": "wipe", "inputSchema": {"type": "object"}})
         assert await listed(talk) == ["search"]
         assert (await called(talk, "wipe"), await called(talk, "read")) == ("pin-mismatch", "tool-unknown")
-        running.app.drift.look()
+        await running.app.drift.look()
         told = running.app.status()["upstreams"]["github"]
         assert (told["pins"], told["pinned"], told["new"], told["gone"]) == ("require", 2, ["wipe"], ["read"])
 
@@ -147,11 +147,11 @@ async def test_what_a_change_costs_is_the_upstreams_to_say(
     async with world(tmp_path, rules=ALL, files=files, upstream=offering(SEARCH), upstream_settings=setting) as running:
         talk = Talk(running, "stateless")
         await called(talk)
-        running.app.drift.look()  # without pins, this is the list that others are compared with
+        await running.app.drift.look()  # without pins, this is the list that others are compared with
         changed(running, {**SEARCH, "description": "Other."})
         assert await called(talk) == reason
         assert await listed(talk) == ([] if reason else ["search"])
-        running.app.drift.look()
+        await running.app.drift.look()
         assert running.app.status()["upstreams"]["github"]["pins"] == mode
         told = [drift for drift in drifts(running) if drift["old_digest"]]
         assert [drift["refused"] for drift in told] == (
@@ -164,7 +164,7 @@ async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pyte
     async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)) as running:
         talk = Talk(running, "session")
         await called(talk)
-        running.app.drift.look()
+        await running.app.drift.look()
         assert gauge(await running.metrics(), 'pin_mismatches{upstream="github"}') == 0
         with caplog.at_level(logging.WARNING, "sidecar.drift"):
             changed(running, other)
@@ -173,7 +173,7 @@ async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pyte
             for _ in range(3):
                 changed(running, other)
                 await called(talk)
-                running.app.drift.look()
+                await running.app.drift.look()
         (drift,) = drifts(running)
         assert (drift["upstream"], drift["tool"]) == ("github", "search")
         assert (drift["old_digest"], drift["new_digest"]) == (digest_of(SEARCH), digest_of(other))
@@ -193,7 +193,7 @@ async def test_a_server_that_never_stays_the_same_fills_no_disk(tmp_path: Path) 
         for turn in range(5):
             changed(running, *({**tool, "title": f"{turn}"} for tool in many))
             await called(talk, "t1")
-            running.app.drift.look()
+            await running.app.drift.look()
         assert len(drifts(running)) == 21 and drifts(running)[-1]["more"] == 180
 
 
@@ -210,7 +210,7 @@ async def test_a_server_that_shows_callers_something_else_is_found_out(tmp_path:
     upstream.script["tools/list"] = lie
     async with world(tmp_path, rules=ALL, files=pins(SEARCH, READ), upstream=upstream) as running:
         assert await listed(Talk(running, era)) == ["read"]
-        running.app.drift.look()
+        await running.app.drift.look()
         assert [(drift["tool"], drift["new_digest"]) for drift in drifts(running)] == [("search", digest_of(poisoned))]
 
 
@@ -223,7 +223,7 @@ async def test_a_server_that_starts_anew_unchanged_trips_nothing(tmp_path: Path)
         changed(running, *running.upstream.tools)
         talk.session = ""
         assert (await called(talk), await listed(talk)) == ("", ["search"])
-        running.app.drift.look()
+        await running.app.drift.look()
         assert drifts(running) == []
 
 
@@ -293,8 +293,8 @@ async def test_hidden_text_is_flagged(tmp_path: Path, caplog: pytest.LogCaptureF
         talk = Talk(running, "stateless")
         assert (await talk.ask("tools/list"))[1]["result"]["tools"] == [*CORPUS, SEARCH]
         with caplog.at_level(logging.WARNING, "sidecar.drift"):
-            running.app.drift.look()
-            running.app.drift.look()
+            await running.app.drift.look()
+            await running.app.drift.look()
         (record,) = caplog.records
         assert "t0" in record.tools  # type: ignore[attr-defined]
         told = running.app.status()["upstreams"]["github"]["hidden_text"]

@@ -140,7 +140,7 @@ async def test_a_pinned_tool_is_the_same_tool_on_both_sides_of_the_bridge(era: E
     async with world(tmp_path, rules=ALL, files=pins(LISTING), upstream=server) as running:
         talk = Talk(running, era)
         assert (await listed(talk), await called(talk)) == (["search"], "")
-        running.app.drift.look()
+        await running.app.drift.look()
         assert running.app.status()["upstreams"]["github"]["changed"] == {}
 
 

@@ -164,7 +164,7 @@ async def test_the_command_does_it_and_says_so(tmp_path: Path) -> None:
 async def test_what_cannot_be_recorded_stays_off(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         await running.app.switch_off("github", "search_code", **FOREVER)
-        running.app.audit.close()
+        await running.app.audit.close()
         with pytest.raises(SwitchError):
             await running.app.switch_on("github", "search_code", by="test")
         assert len(running.app.switched_off()) == 1

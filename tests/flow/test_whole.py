@@ -19,6 +19,10 @@ JSON = "application/json"
 Make = Callable[[], web.StreamResponse]
 
 
+async def broken(peer: str, status: int) -> web.StreamResponse:
+    return Whole(status)
+
+
 @asynccontextmanager
 async def answering(*makes: Make) -> AsyncIterator[int]:
     """A listener whose `/0`, `/1`, … answer with what these make; the port."""
@@ -28,7 +32,7 @@ async def answering(*makes: Make) -> AsyncIterator[int]:
         return makes[int(request.path[1:])]()
 
     listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    await listener.serve(handle, broken, Patience())
     try:
         yield listener.port
     finally:
@@ -164,7 +168,7 @@ async def test_a_caller_who_is_gone_costs_nothing() -> None:
         return Whole(200, b"{}", JSON)
 
     listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    await listener.serve(handle, broken, Patience())
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(REQUESTS["plain"] % 0)
     await asyncio.sleep(0.05)
@@ -190,7 +194,7 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
         return response
 
     listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    await listener.serve(handle, broken, Patience())
     assert await heard(listener.port, REQUESTS["get"] % 0) == b""
     assert len(raised) == 1
     await listener.close(1.0)
@@ -205,7 +209,7 @@ async def test_an_answer_is_sent_once() -> None:
         return response
 
     listener = open_listener(Address("127.0.0.1", 0))
-    await listener.serve(handle, lambda peer, status: Whole(status), Patience())
+    await listener.serve(handle, broken, Patience())
     received = await heard(listener.port, LAST % 0)
     assert received.count(b"HTTP/1.1 200 OK") == 1
     await listener.close(1.0)

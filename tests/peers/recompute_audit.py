@@ -35,14 +35,17 @@ def check_chain(path):
 
 
 def check_head(path, secret):
-    """(sequence, hash) as the anchor says; raises ValueError when the key did not make it."""
-    name, version, seq, digest, key_id, mac = Path(f"{path}.head").read_text("ascii").split()
+    """(sequence, hash) as the anchor says; ValueError where the key did not make it, or an append is under way."""
+    name, version, seq, digest, next_seq, next_digest, key_id, mac = Path(f"{path}.head").read_text("ascii").split()
     if (name, version) != ("sidecar-audit-head", "1"):
         raise ValueError("not an anchor")
     if key_id != key_id_of(secret):
         raise ValueError("another key")
-    if mac != keyed(secret, b"sidecar/head/1", b"%d" % int(seq), digest.encode()):
+    ends = (b"%d" % int(seq), digest.encode(), b"%d" % int(next_seq), next_digest.encode())
+    if mac != keyed(secret, b"sidecar/head/1", *ends):
         raise ValueError("mac")
+    if (seq, digest) != (next_seq, next_digest):
+        raise ValueError("an append is under way")
     return int(seq), digest
 
 

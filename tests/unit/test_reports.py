@@ -74,9 +74,10 @@ BL-027
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_malformed_body_is_called_malformed_and_never_denied
 BL-028
+  flow/test_audit_trouble.py test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else
   flow/test_kill.py test_whatever_was_answered_is_on_record_after_a_kill
-  unit/audit/test_writer.py test_what_is_written_in_part_is_taken_back_and_refused
-  unit/audit/test_writer.py test_best_effort_counts_what_it_loses_and_goes_on
+  unit/audit/test_file.py test_what_is_written_in_part_is_taken_back_and_refused
+  unit/audit/test_file.py test_best_effort_counts_what_it_loses_and_goes_on
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
 BL-031

@@ -23,6 +23,7 @@ from sidecar.vocabulary import (
     Question,
     Rule,
 )
+from tests.at_once import at_once
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
@@ -119,16 +120,23 @@ def understood(audit: Audit, **changes: Any) -> Recording:
 def forward(audit: Audit, **changes: Any) -> Recording:
     """A call that went through."""
     recording = understood(audit, **changes)
-    recording.decided()
-    recording.outcome(http_status=200, bytes_out=512)
+    at_once(recording.decided())
+    at_once(recording.outcome(http_status=200, bytes_out=512))
     return recording
+
+
+async def forward_over_a_loop(audit: Audit) -> None:
+    """The same, where a thread writes."""
+    recording = understood(audit)
+    await recording.decided()
+    await recording.outcome(http_status=200, bytes_out=512)
 
 
 def refuse(audit: Audit, reason: Reason = Reason.DENIED_BY_RULE, http_status: int = 403) -> Recording:
     """A call that did not."""
     recording = understood(audit)
     recording.decision = decision(allowed=False)
-    recording.refused(Refusal(reason), http_status=http_status)
+    at_once(recording.refused(Refusal(reason), http_status=http_status))
     return recording
 
 
@@ -141,4 +149,4 @@ def write_log(path: Path, *, calls: int = 5, key: AuditKey = KEY) -> None:
     audit = open_audit(path, key=key)
     for _ in range(calls):
         forward(audit)
-    audit.close()
+    at_once(audit.close())

@@ -15,6 +15,7 @@ from sidecar.audit import load_or_make_key
 from sidecar.audit.render import render_record, wants_colour
 from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason
+from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse
 
 
@@ -28,13 +29,13 @@ def path(tmp_path: Path, key_path: Path) -> Path:
     path = tmp_path / "audit.jsonl"
     clock = FakeClock()
     audit = open_audit(path, key=load_or_make_key(key_path), clock=clock)
-    audit.control("start", "sidecar", version="1")
+    at_once(audit.control("start", "sidecar", version="1"))
     forward(audit)
     clock.now += 3600
     refuse(audit)
     refuse(audit, Reason.RATE_LIMITED, 429)
     forward(audit, object="nhi:github", action="tools/list", name="", arguments={})
-    audit.close()
+    at_once(audit.close())
     return path
 
 

@@ -21,6 +21,7 @@ from sidecar.audit.recorder import Audit
 from sidecar.audit.stamps import ENTROPY_BYTES
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, PermissionKind, Principal, Question, Rule
+from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, understood
 
@@ -44,11 +45,11 @@ def path(tmp_path: Path) -> Path:
 def audit(path: Path) -> Any:
     audit = open_audit(path)
     yield audit
-    audit.close()
+    at_once(audit.close())
 
 
 def test_every_field_of_the_contract_is_in_every_event_in_one_order(audit: Audit, path: Path) -> None:
-    audit.control("start", "sidecar", version="1")
+    at_once(audit.control("start", "sidecar", version="1"))
     forward(audit)
     refuse(audit)
     written = records(path)
@@ -61,11 +62,11 @@ def test_every_field_of_the_contract_is_in_every_event_in_one_order(audit: Audit
 
 def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path: Path) -> None:
     recording = understood(audit)
-    recording.decided()
+    at_once(recording.decided())
     assert isinstance(audit.clock, FakeClock)
     audit.clock.now += 0.25
     recording.mark("upstream")
-    recording.outcome(http_status=200, bytes_out=512)
+    at_once(recording.outcome(http_status=200, bytes_out=512))
     decision, outcome = records(path)
     digest = peer.args_hash(KEY.secret, "corp", "tools/call", "tool:github/search", ARGUMENTS)
     expected = {
@@ -133,7 +134,7 @@ def test_what_credentials_granted_is_on_record_whole_or_not_at_all(audit: Audit,
     for chain in ((alice, Principal("nhi:planner")), (many,), (odd,), (Principal("user:bob"),)):
         recording = understood(audit)
         recording.caller = Caller(chain, ())
-        recording.decided()
+        at_once(recording.decided())
     granted = [record["granted"] for record in records(path)]
     assert granted == [
         [{"roles": ["role:corp/eng"], "scopes": ["a", "b"]}, {"roles": [], "scopes": []}],
@@ -146,7 +147,7 @@ def test_what_credentials_granted_is_on_record_whole_or_not_at_all(audit: Audit,
 @pytest.mark.parametrize("reason", list(Reason))
 def test_each_reason_has_its_status_and_message_from_the_closed_table(audit: Audit, path: Path, reason: Reason) -> None:
     recording = understood(audit)
-    recording.refused(Refusal(reason, "a detail that evidence does not repeat"), http_status=403)
+    at_once(recording.refused(Refusal(reason, "a detail that evidence does not repeat"), http_status=403))
     (record,) = records(path)
     answer = ANSWERS[reason]
     told = (record["event"], record["reason"], record["status"], record["error_message"], record["http_status"])
@@ -157,7 +158,7 @@ def test_each_reason_has_its_status_and_message_from_the_closed_table(audit: Aud
 def test_a_refusal_before_anything_is_known_is_on_record_too(audit: Audit, path: Path) -> None:
     recording = audit.recording(protocol="mcp", peer="unix")
     recording.upstream = "github"
-    recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401)
+    at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))
     (record,) = records(path)
     unknown = ("agent_id", "args_hash", "object", "action", "policy_revision", "method", "request_id")
     assert [record[name] for name in unknown] == [None] * len(unknown)
@@ -171,9 +172,9 @@ def test_a_refusal_before_anything_is_known_is_on_record_too(audit: Audit, path:
 
 def test_a_refusal_after_the_decision_is_the_calls_outcome(audit: Audit, path: Path) -> None:
     recording = understood(audit)
-    recording.decided()
+    at_once(recording.decided())
     recording.charged = 0
-    recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502)
+    at_once(recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502))
     decision, outcome = records(path)
     assert (outcome["event"], outcome["reason"], outcome["status"]) == ("outcome", "upstream-failed", "error")
     assert (decision["limits"][0]["charged"], outcome["limits"][0]["charged"]) == (1, 0)
@@ -181,17 +182,19 @@ def test_a_refusal_after_the_decision_is_the_calls_outcome(audit: Audit, path: P
 
 def test_what_was_charged_is_told_anew_for_each_record(audit: Audit, path: Path) -> None:
     recording = understood(audit)
-    recording.decided()
+    at_once(recording.decided())
     assert recording.call is not None and recording.decision is not None
-    recording.judged(recording.call.question, recording.decision)
+    at_once(recording.judged(recording.call.question, recording.decision))
     recording.charged = 0
-    recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502)
+    at_once(recording.refused(Refusal(Reason.UPSTREAM_FAILED), http_status=502))
     assert [record["limits"][0]["charged"] for record in records(path)] == [1, 0, 0]
 
 
 def test_the_limit_that_refused_is_named_and_nothing_was_charged(audit: Audit, path: Path) -> None:
     recording = understood(audit)
-    recording.refused(Refusal(Reason.RATE_LIMITED, limit=LimitState("tool:github/*", 10, 0, 1.0)), http_status=429)
+    at_once(
+        recording.refused(Refusal(Reason.RATE_LIMITED, limit=LimitState("tool:github/*", 10, 0, 1.0)), http_status=429)
+    )
     (record,) = records(path)
     assert [(limit["name"], limit["charged"], limit["remaining"]) for limit in record["limits"]] == [
         ("row:reads-github", 0, 119),
@@ -208,26 +211,26 @@ def test_nothing_can_be_written_after_the_terminal_record(audit: Audit, path: Pa
         "refused": lambda: recording.refused(Refusal(Reason.INTERNAL), http_status=500),
         "decided": recording.decided,
     }
-    ends[first]()
+    at_once(ends[first]())
     assert recording.done
     with pytest.raises(AssertionError):
-        ends[second]()
+        at_once(ends[second]())
     assert len(records(path)) == 1
 
 
 def test_a_decision_is_recorded_once(audit: Audit) -> None:
     recording = understood(audit)
-    recording.decided()
+    at_once(recording.decided())
     with pytest.raises(AssertionError):
-        recording.decided()
+        at_once(recording.decided())
 
 
 def test_arguments_that_cannot_be_hashed_do_not_pass_and_their_refusal_is_recorded(audit: Audit, path: Path) -> None:
     recording = understood(audit, arguments={"x": "\ud800"})
     with pytest.raises(Refusal) as refused:
-        recording.decided()
+        at_once(recording.decided())
     assert refused.value.reason is Reason.MALFORMED_CALL
-    recording.refused(refused.value, http_status=400)
+    at_once(recording.refused(refused.value, http_status=400))
     (record,) = records(path)
     assert (record["event"], record["reason"], record["args_hash"]) == ("refusal", "malformed-call", None)
 
@@ -256,7 +259,9 @@ def test_raw_arguments_and_fact_inputs_are_nowhere(audit: Audit, path: Path) -> 
 
 
 def test_a_control_event_says_what_who_and_with_what(audit: Audit, path: Path) -> None:
-    audit.control("reload", "signal", old_revision="a", new_revision="b", rules=3, faults=["x"], ok=True, more=None)
+    at_once(
+        audit.control("reload", "signal", old_revision="a", new_revision="b", rules=3, faults=["x"], ok=True, more=None)
+    )
     (record,) = records(path)
     assert record["control"] == {
         "what": "reload",
@@ -284,10 +289,10 @@ def hostile_request(audit: Audit, text: str) -> None:
     link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40, facts=(fact,) * 40)
     recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40)
     recording.limits = (LimitState(text, 1, 1),) * 40
-    recording.decided()
-    recording.refused(Refusal(Reason.INTERNAL, text), http_status=500)
-    audit.control(text, text, **{f"{number}{text}": [text] * 40 for number in range(40)})
-    audit.control(text, text, text=text, integer=10**400)
+    at_once(recording.decided())
+    at_once(recording.refused(Refusal(Reason.INTERNAL, text), http_status=500))
+    at_once(audit.control(text, text, **{f"{number}{text}": [text] * 40 for number in range(40)}))
+    at_once(audit.control(text, text, text=text, integer=10**400))
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -316,7 +321,7 @@ def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, pat
     text = HOSTILE.rstrip("\ud800")
     recording = audit.recording(protocol="mcp", peer=text, run_id=text)
     recording.caller = Caller((Principal(f"user:{text}"),), (Credential("jwt", text, text),))
-    recording.refused(Refusal(Reason.INTERNAL), http_status=500)
+    at_once(recording.refused(Refusal(Reason.INTERNAL), http_status=500))
     (record,) = records(path)
     assert (record["peer"], record["run_id"], record["chain"]) == (text, text, [f"user:{text}"])
 

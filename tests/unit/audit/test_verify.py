@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.chain import MAX_LINE_BYTES, head_line, seal, unseal
+from sidecar.audit.chain import MAX_LINE_BYTES, End, head_line, seal, unseal
 from sidecar.audit.verify import MAX_PROBLEMS, Report, verify
+from tests.at_once import at_once
 from tests.unit.audit.scenes import KEY, OTHER_KEY, forward, open_audit, understood, write_log
 
 Lines = list[bytes]
@@ -163,7 +164,7 @@ def test_what_is_no_anchor_is_called_forged(path: Path, content: bytes) -> None:
 
 def test_an_anchor_of_another_key_is_called_forged(path: Path) -> None:
     last = orjson.loads(path.read_bytes().splitlines()[-1])
-    head_of(path).write_bytes(head_line(OTHER_KEY, last["seq"], last["hash"]))
+    head_of(path).write_bytes(head_line(OTHER_KEY, End(last["seq"], last["hash"])))
     assert kinds(verify([path], key=KEY)) == ["forged"]
 
 
@@ -178,31 +179,35 @@ def test_a_log_rewritten_from_end_to_end_needs_the_key(path: Path) -> None:
     path.write_bytes(b"".join(forged))
     assert kinds(verify([path])) == ["cut-end"]
     last = orjson.loads(forged[-1])
-    head_of(path).write_bytes(head_line(OTHER_KEY, last["seq"], last["hash"]))
+    head_of(path).write_bytes(head_line(OTHER_KEY, End(last["seq"], last["hash"])))
     assert verify([path]).ok, "a chain alone cannot know; the report says so"
     assert kinds(verify([path], key=KEY)) == ["forged"]
 
 
-def test_one_line_more_than_the_anchor_knows_is_what_a_kill_leaves(path: Path) -> None:
+def test_lines_that_the_anchor_did_not_announce_are_nobodys(path: Path) -> None:
     lines = path.read_bytes().splitlines()
-    nine = orjson.loads(lines[8])
-    head_of(path).write_bytes(head_line(KEY, 9, nine["hash"]))
-    assert verify([path], key=KEY).ok
-    eight = orjson.loads(lines[7])
-    head_of(path).write_bytes(head_line(KEY, 8, eight["hash"]))
-    assert kinds(verify([path], key=KEY)) == ["inserted"]
+    seven, eight, nine, ten = (End(each["seq"], each["hash"]) for each in map(orjson.loads, lines[6:10]))
+    for head in (head_line(KEY, eight, ten), head_line(KEY, ten), head_line(KEY, nine, ten)):
+        head_of(path).write_bytes(head)
+        assert verify([path], key=KEY).ok
+    for head in (head_line(KEY, nine), head_line(KEY, seven, nine)):
+        head_of(path).write_bytes(head)
+        assert kinds(verify([path], key=KEY)) == ["inserted"]
+    for head in (head_line(KEY, eight, End(10, "ab" * 32)), head_line(KEY, End(8, "ab" * 32), ten)):
+        head_of(path).write_bytes(head)
+        assert kinds(verify([path], key=KEY)) == ["changed"]
 
 
 def test_a_log_that_is_being_written_verifies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = open_audit(path)
 
     def while_reading(line: bytes) -> object:
-        forward(audit) if audit._file.seq < 20 else None
+        forward(audit) if audit.writer.sink.end.seq < 20 else None
         return unseal(line)
 
     monkeypatch.setattr("sidecar.audit.verify.unseal", while_reading)
     report = verify([path], key=KEY)
-    audit.close()
+    at_once(audit.close())
     assert report.ok and report.last_seq == 20
 
 
@@ -229,8 +234,8 @@ def test_files_of_one_log_are_one_chain(path: Path, tmp_path: Path) -> None:
 
 def test_decisions_without_an_outcome_are_counted(path: Path) -> None:
     audit = open_audit(path)
-    understood(audit).decided()
-    audit.close()
+    at_once(understood(audit).decided())
+    at_once(audit.close())
     report = verify([path], key=KEY)
     assert report.ok and len(report.unfinished) == 1
 
@@ -249,6 +254,6 @@ def test_problems_without_end_are_counted_but_not_kept(path: Path) -> None:
 
 def test_an_empty_log_with_its_anchor_holds(tmp_path: Path) -> None:
     path = tmp_path / "empty"
-    open_audit(path).close()
+    at_once(open_audit(path).close())
     report = verify([path], key=KEY)
     assert report.ok and report.records == 0 and report.proved == []

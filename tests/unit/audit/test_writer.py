@@ -1,422 +1,238 @@
-"""Is every acknowledged record on disk, whatever kills us?"""
+"""Does nobody but whose evidence it is wait for a disk, and is nothing lost that somebody waited for?"""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import errno
-import multiprocessing
-import os
-import random
-import resource
-import signal
-import subprocess
-import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import GENESIS, HEAD_BYTES, head_line, parse_head
 from sidecar.audit.verify import verify
-from sidecar.audit.writer import HARMLESS
-from sidecar.errors import Reason, Refusal, SettingsError
-from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import (
-    KEY,
-    OTHER_KEY,
-    Counted,
-    forward,
-    open_audit,
-    records,
-    refuse,
-    understood,
-    write_log,
-)
+from sidecar.audit.writer import MAX_AT_ONCE, Writer
+from sidecar.errors import Reason, Refusal
+from tests.unit.audit.scenes import KEY, Counted, forward_over_a_loop, open_audit, records, understood
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "audit.jsonl"
+class Disk:
+    """A sink that is as quick as the test says. `go` is whether it answers at all, `full` whether there is room."""
+
+    def __init__(self) -> None:
+        self.appends: list[list[int]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.full = False
+        self.most = MAX_AT_ONCE
+        self.closed = False
+
+    def append(self, given: Sequence[dict[str, Any]]) -> int:
+        self.go.wait(10)
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        taken = [record["n"] for record in given[: self.most]]
+        self.appends.append(taken)
+        return len(taken)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def written(self) -> list[int]:
+        return [number for one in self.appends for number in one]
 
 
-def head_of(path: Path) -> Path:
-    return Path(f"{path}.head")
-
-
-def found_at_start(path: Path) -> tuple[str, ...]:
-    audit = open_audit(path)
-    audit.close()
-    return audit.found
-
-
-# --- in good order ---------------------------------------------------------------------------------------------------
-
-
-def test_a_second_program_agrees_on_chain_and_anchor(path: Path) -> None:
-    write_log(path, calls=20)
-    last = peer.check_chain(path)
-    assert last == peer.check_head(path, KEY.secret) == (40, records(path)[-1]["hash"])
-
-
-def test_a_restart_goes_on_where_the_last_run_ended(path: Path) -> None:
-    for _ in range(3):
-        write_log(path, calls=2)
-    assert peer.check_chain(path)[0] == 12
-    assert [record["event"] for record in records(path)] == ["decision", "outcome"] * 6
-
-
-def test_the_anchor_is_one_line_of_fixed_length(path: Path) -> None:
-    lengths = {len(head_line(KEY, seq, GENESIS)) for seq in (0, 9, 10**6, 2**63)}
-    write_log(path)
-    assert lengths == {HEAD_BYTES} == {head_of(path).stat().st_size}
-
-
-def test_log_and_anchor_are_for_the_owner_alone(path: Path) -> None:
-    write_log(path)
-    assert [each.stat().st_mode & 0o777 for each in (path, head_of(path))] == [0o600, 0o600]
-
-
-def test_a_second_writer_is_refused_and_says_why(path: Path) -> None:
-    audit = open_audit(path)
-    with pytest.raises(SettingsError, match="being written by another sidecar"):
-        open_audit(path)
-    audit.close()
-    open_audit(path).close()
-
-
-@pytest.mark.parametrize(
-    "content", [b"hello\n", b"hello", b'{"v":1}\n', b"{}\n\n", b'{"v":1,"hash":"' + b"0" * 64 + b'"}\n']
-)
-def test_somebody_elses_file_is_left_alone(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(SettingsError, match="no audit record"):
-        open_audit(path)
-    assert path.read_bytes() == content
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(SettingsError, match="not a regular file"):
-        open_audit(tmp_path / "fifo")
-    with pytest.raises(SettingsError, match="cannot be written"):
-        open_audit(tmp_path)
-
-
-def test_each_record_is_counted_by_event_and_result(path: Path) -> None:
-    counted = Counted()
-    audit = open_audit(path, metrics=counted)
-    forward(audit)
-    refuse(audit)
-    audit.control("stop", "signal")
-    audit.close()
-    assert counted.counts == {
-        ("decision", "written"): 1,
-        ("outcome", "written"): 1,
-        ("refusal", "written"): 1,
-        ("control", "written"): 1,
-    }
-
-
-# --- what a start finds ----------------------------------------------------------------------------------------------
-
-
-def test_a_tail_torn_anywhere_is_taken_away_and_reported(path: Path) -> None:
-    write_log(path, calls=1)
-    whole, anchor = path.read_bytes(), head_of(path).read_bytes()
-    first = whole.index(b"\n") + 1
-    behind = head_line(KEY, 1, records(path)[0]["hash"])
-    for cut in [*range(first + 1, len(whole) - 90, 17), *range(len(whole) - 90, len(whole), 3)]:
-        path.write_bytes(whole[:cut])
-        head_of(path).write_bytes(behind)
-        assert found_at_start(path) == ("torn-tail",)
-        control = records(path)[-1]["control"]
-        assert (control["what"], control["torn_bytes"]) == ("recovered", cut - first)
-        assert peer.check_chain(path)[0] == 2
-        report = verify([path], key=KEY)
-        assert report.ok and len(report.notes) == 1
-    path.write_bytes(whole)
-    head_of(path).write_bytes(anchor)
-    assert found_at_start(path) == ()
-
-
-def test_the_very_first_append_may_be_torn_too(path: Path) -> None:
-    open_audit(path).close()
-    path.write_bytes(b'{"v":1,"eve')
-    assert found_at_start(path) == ("torn-tail",)
-    assert verify([path], key=KEY).ok
-
-
-def test_an_anchor_one_behind_is_closed_by_a_control_record(path: Path) -> None:
-    write_log(path)
-    lines = records(path)
-    head_of(path).write_bytes(head_line(KEY, 9, lines[8]["hash"]))
-    assert found_at_start(path) == ("anchor-behind",)
-    control = records(path)[-1]["control"]
-    assert (control["last_seq"], control["anchor_seq"], control["found"]) == (10, 9, ["anchor-behind"])
-    assert verify([path], key=KEY).ok
-    assert found_at_start(path) == ()
-
-
-def damaged(path: Path, kind: str) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    anchor = head_of(path).read_bytes()
-    match kind:
-        case "records-lost":
-            path.write_bytes(b"".join(lines[:-3]))
-        case "anchor-missing":
-            head_of(path).unlink()
-            path.write_bytes(b"".join(lines[:-3]))
-        case "anchor-forged":
-            head_of(path).write_bytes(anchor[:40] + b"%x" % (15 - int(anchor[40:41], 16)) + anchor[41:])
-        case "anchor-differs":
-            head_of(path).write_bytes(head_line(KEY, 10, "ab" * 32))
-        case "line-changed":
-            path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b'"bytes_out":512', b'"bytes_out":513'))
-        case _:
-            raise ValueError(kind)
-
-
-@pytest.mark.parametrize("kind", ["records-lost", "anchor-missing", "anchor-forged", "anchor-differs", "line-changed"])
-def test_damage_is_recorded_at_the_start_and_never_forgiven(path: Path, kind: str) -> None:
-    write_log(path)
-    damaged(path, kind)
-    assert not verify([path], key=KEY).ok
-    assert found_at_start(path) == (kind,)
-    write_log(path)
-    report = verify([path], key=KEY)
-    assert not report.ok
-    assert "at-start" in {problem.kind for problem in report.problems}
-    assert kind not in HARMLESS
-
-
-def test_no_sequence_is_given_out_twice_after_records_were_lost(path: Path) -> None:
-    write_log(path)
-    damaged(path, "records-lost")
-    write_log(path, calls=1)
-    assert [record["seq"] for record in records(path)] == [1, 2, 3, 4, 5, 6, 7, 11, 12, 13]
-
-
-def test_a_file_that_was_moved_away_is_continued(path: Path, tmp_path: Path) -> None:
-    write_log(path)
-    older = path.rename(tmp_path / "audit.1.jsonl")
-    assert found_at_start(path) == ("continued",)
-    assert records(path)[0]["seq"] == 11
-    assert verify([older, path], key=KEY).ok
-    alone = verify([path], key=KEY)
-    assert [problem.kind for problem in alone.problems] == ["removed"]
-    assert verify([path], key=KEY, part=True).ok
-
-
-def test_another_key_starts_anew_and_says_so(path: Path) -> None:
-    write_log(path)
-    audit = open_audit(path, key=OTHER_KEY)
-    audit.close()
-    assert audit.found == ("key-changed",)
-    report = verify([path], key=OTHER_KEY)
-    assert report.ok
-    assert any("another key" in what for what in report.unproved)
-
-
-# --- disks that fail -------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def no_file_may_grow_beyond(size: int) -> Iterator[None]:
-    """The kernel takes what fits and then says EFBIG, as a full disk says ENOSPC."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+@asynccontextmanager
+async def writing(disk: Disk, **more: Any) -> AsyncIterator[Writer]:
+    writer = Writer(disk, **more)
+    writer.start()
     try:
-        yield
+        yield writer
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        disk.go.set()
+        await writer.close()
 
 
-@pytest.mark.parametrize("room", [0, 1, 700])
-def test_what_is_written_in_part_is_taken_back_and_refused(path: Path, room: int) -> None:
-    """BL-028, a full disk."""
-    counted = Counted()
-    audit = open_audit(path, metrics=counted)
-    forward(audit)
-    before = path.read_bytes()
-    recording = understood(audit)
-    with no_file_may_grow_beyond(len(before) + room), pytest.raises(Refusal) as refused:
-        recording.decided()
-    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE
-    assert path.read_bytes() == before
-    recording.refused(refused.value, http_status=503)  # by now there is room again
-    audit.close()
-    assert records(path)[-1]["reason"] == "audit-unavailable"
-    assert records(path)[-1]["event"] == "refusal"
-    assert verify([path], key=KEY).ok
-    assert counted.counts["decision", "failed"] == 1
+def appended(writer: Writer, *numbers: int) -> list[asyncio.Task[None]]:
+    return [asyncio.ensure_future(writer.append({"n": number})) for number in numbers]
 
 
-def test_an_outcome_that_cannot_be_written_is_refused_and_may_be_told_once_more(path: Path) -> None:
-    audit = open_audit(path)
-    recording = understood(audit)
-    recording.decided()
-    with no_file_may_grow_beyond(path.stat().st_size), pytest.raises(Refusal) as refused:
-        recording.outcome(http_status=200, bytes_out=1)
-    assert not recording.done
-    recording.refused(refused.value, http_status=503)
-    audit.close()
-    assert [(record["event"], record["reason"]) for record in records(path)] == [
-        ("decision", None),
-        ("outcome", "audit-unavailable"),
-    ]
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
-def test_a_refusal_that_cannot_be_written_becomes_503_and_then_ends(path: Path) -> None:
-    audit = open_audit(path)
-    recording = understood(audit)
-    audit.close()
-    with pytest.raises(Refusal) as refused:
-        recording.refused(Refusal(Reason.NO_MATCHING_RULE), http_status=403)
-    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE and not recording.done
-    recording.refused(refused.value, http_status=503)
-    assert recording.done
+async def test_what_comes_while_the_disk_is_busy_is_one_append_in_order() -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        disk.go.clear()
+        first = appended(writer, 0)
+        await until(lambda: writer.depth == 1)
+        rest = appended(writer, *range(1, 600))
+        await asyncio.sleep(0.01)
+        assert writer.depth == 600 and not any(one.done() for one in rest)
+        disk.go.set()
+        await asyncio.gather(*first, *rest)
+        assert disk.written == list(range(600))
+        assert [len(one) for one in disk.appends] == [1, MAX_AT_ONCE, MAX_AT_ONCE, 599 - 2 * MAX_AT_ONCE]
 
 
-def test_best_effort_counts_what_it_loses_and_goes_on(path: Path) -> None:
-    """BL-028: drops are counted."""
-    counted = Counted()
-    audit = open_audit(path, durability="best_effort", metrics=counted)
-    with no_file_may_grow_beyond(0):
-        recording = forward(audit)
-        audit.control("reload", "signal")
-    forward(audit)
-    audit.close()
-    assert recording.done
-    assert counted.counts == {
-        ("decision", "failed"): 1,
-        ("outcome", "failed"): 1,
-        ("control", "failed"): 1,
-        ("decision", "written"): 1,
-        ("outcome", "written"): 1,
-    }
-    assert verify([path], key=KEY).ok
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("broken", ["pwrite", "write", "ftruncate"])
-def test_any_failing_call_leaves_a_log_that_verifies(
-    path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
-) -> None:
-    audit = open_audit(path)
-    forward(audit)
-    limit = path.stat().st_size + 100
-
-    def fails(*_: Any) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as patched, no_file_may_grow_beyond(limit):
-        patched.setattr(os, broken, fails)
-        for _ in range(2):
-            with pytest.raises(Refusal):
-                audit.control("reload", "signal")
-    forward(audit)
-    audit.close()
-    assert peer.check_chain(path)[0] == 4
-    assert verify([path], key=KEY).ok
-
-
-def test_an_interrupt_in_the_middle_of_an_append_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    audit = open_audit(path)
-
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            audit.control("reload", "signal")
-    forward(audit)
-    audit.close()
-    assert [record["event"] for record in records(path)] == ["decision", "outcome"]
-    assert verify([path], key=KEY).ok
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
-    if mount.returncode:
-        pytest.skip("no file system can be mounted here; the file size limit stands in for it above")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -> None:
-    path, ballast = tiny_disk / "audit.jsonl", tiny_disk / "ballast"
-    ballast.write_bytes(b"x" * 20_000)
-    audit = open_audit(path)
-    with pytest.raises(Refusal) as refused:
+async def test_the_loop_turns_while_the_disk_does_not() -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        disk.go.clear()
+        (waits,) = appended(writer, 1)
         for _ in range(100):
-            forward(audit)
-    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE
-    assert verify([path], key=KEY).ok
-    ballast.unlink()
-    forward(audit)
-    audit.close()
-    assert verify([path], key=KEY).ok
+            await asyncio.sleep(0)
+        assert not waits.done()
+        disk.go.set()
+        await waits
 
 
-# --- kill -9 ---------------------------------------------------------------------------------------------------------
+async def test_a_sink_that_takes_a_part_is_given_the_rest() -> None:
+    disk = Disk()
+    disk.most = 7
+    async with writing(disk) as writer:
+        await asyncio.gather(*appended(writer, *range(50)))
+        assert disk.written == list(range(50)) and max(map(len, disk.appends)) == 7
 
-KILLS, FILES = 200, 10
+
+async def test_what_a_full_disk_refuses_is_told_to_everybody_who_waits_and_to_nobody_later() -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        disk.full = True
+        ends = await asyncio.gather(*appended(writer, 1, 2, 3), return_exceptions=True)
+        assert [isinstance(end, OSError) and end.errno for end in ends] == [errno.ENOSPC] * 3
+        disk.full = False
+        await asyncio.gather(*appended(writer, 4))
+        assert disk.written == [4]
 
 
-def record_until_killed(path: Path, told: Connection) -> None:
-    """Acknowledge each record after it was written, as the answer to a caller would."""
-    audit = open_audit(path)
-    told.send_bytes(b"%d" % audit._file.seq)
-    while True:
+async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_until_it_thaws() -> None:
+    disk = Disk()
+    async with writing(disk, deadline_s=0.05) as writer:
+        disk.go.clear()
+        (at_work,) = appended(writer, 1)
+        await until(lambda: writer.depth == 1)
+        (waiting,) = appended(writer, 2)
+        ends = await asyncio.gather(at_work, waiting, return_exceptions=True)
+        assert [isinstance(end, OSError) and end.errno for end in ends] == [errno.ETIMEDOUT, errno.EBUSY]
+        assert writer.stalled
+        for number in range(3, 6):
+            with pytest.raises(OSError, match="cannot be written now"):
+                await asyncio.wait_for(writer.append({"n": number}), 0.02)
+        disk.go.set()
+        await until(lambda: not writer.stalled)
+        await writer.append({"n": 6})
+        assert disk.written == [1, 6], "what the disk had it wrote; what nobody had given it is not there"
+
+
+async def test_who_goes_away_has_not_undone_what_was_begun() -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        disk.go.clear()
+        gone, stays = appended(writer, 1, 2)
+        await until(lambda: writer.depth == 2)
+        gone.cancel()
+        disk.go.set()
+        await stays
+        assert disk.written == [1, 2]
+
+
+async def test_where_nobody_waits_a_bound_says_what_is_lost() -> None:
+    disk, ends = Disk(), []
+    async with writing(disk, max_waiting=10) as writer:
+        disk.go.clear()
+        for number in range(15):
+            writer.post({"n": number}, ends.append)
+            await asyncio.sleep(0)
+        assert [end.errno for end in ends] == [errno.EBUSY] * 4, "one is at work, ten wait"
+        disk.go.set()
+        await until(lambda: writer.depth == 0)
+        assert disk.written == list(range(11)) and ends[4:] == [None] * 11
+
+
+async def test_other_work_keeps_its_place_among_the_records() -> None:
+    disk, seen = Disk(), []
+    async with writing(disk) as writer:
+        tasks = appended(writer, 1)
+        tasks += [asyncio.ensure_future(writer.run(lambda: seen.append(list(disk.written)) or 7))]
+        tasks += appended(writer, 2)
+        assert await asyncio.gather(*tasks) == [None, 7, None]
+        assert seen == [[1]] and disk.written == [1, 2]
+
+        def fails() -> None:
+            raise OSError(errno.EIO, "i/o error")
+
+        with pytest.raises(OSError, match="i/o error"):
+            await writer.run(fails)
+
+
+async def test_closing_writes_what_waits_and_then_nothing() -> None:
+    disk = Disk()
+    writer = Writer(disk)
+    writer.start()
+    tasks = appended(writer, *range(1000))
+    await asyncio.sleep(0)
+    await writer.close()
+    await asyncio.gather(*tasks)
+    assert disk.written == list(range(1000)) and disk.closed
+    with pytest.raises(OSError, match="cannot be written now"):
+        await writer.append({"n": 1})
+    await writer.close()
+
+
+# --- as evidence ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["strict", "disk", "best_effort"])
+async def test_a_thousand_calls_at_once_are_one_chain(tmp_path: Path, durability: str) -> None:
+    counted = Counted()
+    audit = open_audit(tmp_path / "audit.jsonl", durability=durability, metrics=counted)
+    audit.writer.start()
+    await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(1000)))
+    await audit.close()
+    report = verify([tmp_path / "audit.jsonl"], key=KEY)
+    assert report.ok and report.records == 2000 and not report.unfinished
+    assert counted.counts == {("decision", "written"): 1000, ("outcome", "written"): 1000}
+
+
+async def test_a_caller_who_leaves_in_the_middle_of_a_record_has_one_terminal_record(tmp_path: Path) -> None:
+    audit = open_audit(tmp_path / "audit.jsonl")
+    audit.writer.start()
+    for leaves_in in ("decided", "outcome"):
         recording = understood(audit)
-        recording.decided()
-        told.send_bytes(b"%d" % audit._file.seq)
-        recording.outcome(http_status=200, bytes_out=1)
-        told.send_bytes(b"%d" % audit._file.seq)
+        if leaves_in == "outcome":
+            await recording.decided()
+        end = recording.decided() if leaves_in == "decided" else recording.outcome(http_status=200, bytes_out=1)
+        task = asyncio.ensure_future(end)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if not recording.done:
+            await recording.refused(Refusal(Reason.CALLER_GONE), http_status=499)
+    await audit.close()
+    told = [(record["event"], record["reason"]) for record in records(tmp_path / "audit.jsonl")]
+    assert told == [("decision", None), ("outcome", "caller-gone"), ("decision", None), ("outcome", None)]
 
 
-def kill_at_a_random_point(context: Any, path: Path, lives_s: float) -> int:
-    """The last sequence that was acknowledged before the kill."""
-    listener, teller = context.Pipe(duplex=False)
-    process = context.Process(target=record_until_killed, args=(path, teller), daemon=True)
-    process.start()
-    teller.close()
-    acknowledged = int(listener.recv_bytes())
-    until = time.monotonic() + lives_s
-    while (left_s := until - time.monotonic()) > 0 and listener.poll(left_s):
-        acknowledged = int(listener.recv_bytes())
-    os.kill(process.pid, signal.SIGKILL)
-    with contextlib.suppress(EOFError, OSError):  # what it still said before it died counts as well
-        while True:
-            acknowledged = int(listener.recv_bytes())
-    process.join()
-    process.close()
-    listener.close()
-    return acknowledged
-
-
-def test_whatever_was_acknowledged_before_a_kill_is_on_disk_and_verifies_after_the_restart(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    chance = random.Random(20261127)
-    seen = set()
-    for number in range(KILLS):
-        path = tmp_path / f"audit.{number % FILES}.jsonl"
-        acknowledged = kill_at_a_random_point(context, path, chance.uniform(0, 0.004))
-        whole = path.read_bytes().rpartition(b"\n")[0].count(b"\n") + 1 if acknowledged else 0
-        assert whole >= acknowledged
-        head = parse_head(head_of(path).read_bytes())
-        assert head is not None and head.made_with(KEY) and head.seq in (whole, whole - 1)
-        seen.update(found_at_start(path))
-        report = verify([path], key=KEY)
-        assert report.ok, report.problems
-        assert report.last_seq >= acknowledged
-    assert seen <= HARMLESS
-    for number in range(FILES):
-        assert peer.check_chain(tmp_path / f"audit.{number}.jsonl")[0] > 20
+async def test_what_was_late_is_not_told_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = open_audit(tmp_path / "audit.jsonl")
+    monkeypatch.setattr(audit.writer, "_deadline_s", 0.02)
+    audit.writer.start()
+    recording, thaws = understood(audit), threading.Event()
+    await recording.decided()
+    freezing = asyncio.ensure_future(audit.writer.run(lambda: thaws.wait(5)))
+    ending = asyncio.ensure_future(recording.outcome(http_status=200, bytes_out=1))
+    with pytest.raises(Refusal) as refused:
+        await ending
+    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE and recording.done
+    thaws.set()
+    await asyncio.gather(freezing, return_exceptions=True)
+    await audit.close()
+    assert [record["event"] for record in records(tmp_path / "audit.jsonl")] == ["decision", "outcome"]

@@ -42,7 +42,7 @@ class Seen:
     def objection(self, kind: Kind, behalf: Behalf) -> Reason | None:
         return Reason.PRINCIPAL_DISABLED if behalf.caller.last.name in self.disabled else None
 
-    def witness(self, what: str, by: str, **facts: object) -> None:
+    async def witness(self, what: str, by: str, **facts: object) -> None:
         if not self.is_recorded:
             raise Refusal(Reason.AUDIT_UNAVAILABLE)
         self.witnessed.append({"what": what, **facts})

@@ -213,7 +213,6 @@ NOT_YET = [
     ("store: {on_failure: degraded}", "on_failure degraded"),
     ("audit: {sink: redis}", "the audit sink redis"),
     ("audit: {sink: otlp}", "the audit sink otlp"),
-    ("audit: {durability: disk}", "durability disk"),
     ("agents: {a: {executable: /bin/x}}", "a CLI agent"),
     ("schedules: {a: {agent: a, cron: '0 2 * * *'}}", "a schedule"),
 ]

@@ -25,6 +25,7 @@ from sidecar.workbench.suggest import Evidence, Known, Wanted
 from sidecar.workbench.suggest import evidence as reading
 from sidecar.workbench.suggest.naming import role_name, rule_id, set_name
 from sidecar.workbench.suggest.shape import Draft, pattern_of
+from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, open_audit
 from tests.unit.policy.world import REPOSITORY, chain, engine, write
 
@@ -74,10 +75,10 @@ class World:
         try:
             decision.or_refuse()
         except Refusal as refusal:
-            record.refused(refusal, http_status=403)
+            at_once(record.refused(refusal, http_status=403))
             return False
-        record.decided()
-        record.outcome(http_status=200, bytes_out=1)
+        at_once(record.decided())
+        at_once(record.outcome(http_status=200, bytes_out=1))
         if not session:
             self.asked.append((tuple(names), obj, action))
         return True
@@ -108,7 +109,7 @@ def a_day_at_work(world: World) -> None:
     assert not world.call("nhi:pay-ledger", "tool:bank/delete_all")
     assert not world.call("user:eve", "tool:github/get_file")
     assert not world.call("nhi:researcher", "tool:github/search_code", args={"repo": "evil/x"})
-    world.audit.close()
+    at_once(world.audit.close())
 
 
 def test_a_day_at_work_is_suggested_as_agreed(world: World) -> None:
@@ -193,7 +194,7 @@ def test_a_catalogue_keeps_patterns_from_covering_what_nobody_used(world: World)
 
 def test_what_was_refused_for_want_of_a_rule_is_taken_when_asked_for(world: World) -> None:
     world.call("user:eve", "tool:github/get_file")
-    world.audit.close()
+    at_once(world.audit.close())
     nothing = world.suggest()
     assert (nothing.exit_code, "nothing was recorded" in nothing.stderr) == (1, True)
     data = json.loads(world.suggest("--include", "denied", "--json").stdout)
@@ -203,7 +204,7 @@ def test_what_was_refused_for_want_of_a_rule_is_taken_when_asked_for(world: Worl
 def test_only_the_time_that_is_asked_for_counts(world: World) -> None:
     for tool in ("get_a", "get_b"):
         world.call("user:ann", f"tool:github/{tool}")
-    world.audit.close()
+    at_once(world.audit.close())
     second = json.loads(world.log.read_text().splitlines()[2])["timestamp"]
     for option, tool in (("--since", "get_b"), ("--until", "get_a")):
         data = json.loads(world.suggest("--json", option, second).stdout)

@@ -14,6 +14,7 @@ from sidecar.policy import Engine
 from sidecar.vocabulary import Call, Caller, Credential, Decision, Principal
 from sidecar.workbench.places import in_folder
 from sidecar.workbench.records import is_session, question_of
+from tests.at_once import at_once
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
@@ -76,7 +77,7 @@ def record(path: Path, engine: Engine, calls: Iterable[Sent], *, key: AuditKey =
     audit = Audit.open(
         path=path, key=key, durability="strict", instance="one", clock=clock, new_id=numbered_ids(), metrics=None
     )
-    audit.control("start", "sidecar", version="1")
+    at_once(audit.control("start", "sidecar", version="1"))
     decisions = []
     for sent in calls:
         question = question_of(sent.object, sent.action, sent.args, sent.meta)
@@ -88,12 +89,12 @@ def record(path: Path, engine: Engine, calls: Iterable[Sent], *, key: AuditKey =
         recording.call = Call("mcp", "2026-07-28", question.server, sent.action, (question,))
         recording.decision = decision
         if decision.allowed:
-            recording.decided()
-            recording.outcome(http_status=200, bytes_out=2)
+            at_once(recording.decided())
+            at_once(recording.outcome(http_status=200, bytes_out=2))
         else:
-            recording.refused(Refusal(decision.reason or Reason.INTERNAL), http_status=403)
+            at_once(recording.refused(Refusal(decision.reason or Reason.INTERNAL), http_status=403))
         decisions.append(decision)
     recording = audit.recording(protocol="mcp", peer="local")
-    recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401)
-    audit.close()
+    at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))
+    at_once(audit.close())
     return decisions

@@ -1,0 +1,242 @@
+"""How do lines get onto the file whole, or not at all?
+
+One writer for each file (a lock says so), one `write` for each append of one or more lines, handed to the operating
+system before `append` returns: no crash of ours loses them. With `to_disk` they are on the disk by then, and so is the
+anchor that announced them: no power cut loses them either. Lines that were written in part are taken back. The anchor
+beside the file says before each append where the log will end, and after it where it ends.
+
+What `open` finds is never mended in silence:
+
+    torn-tail        bytes after the last newline: an append that was never acknowledged; taken away
+    cut-short        the anchor announces an append that a kill cut short, or kept from being confirmed
+    continued        no lines, but an anchor: the file was moved away; the chain goes on
+    key-changed      the anchor was made with another key, so that nothing can be said about it
+    anchor-missing   lines, but no anchor                    \\
+    anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
+    anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
+    records-lost     the anchor knows lines that are gone     |
+    line-changed     the last line's seal does not fit it    /
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sidecar.audit.chain import (
+    BEGINNING,
+    GENESIS,
+    HEAD_BYTES,
+    HEAD_SUFFIX,
+    MAX_LINE_BYTES,
+    End,
+    Head,
+    Sealed,
+    head_line,
+    parse_head,
+    seal,
+    unseal,
+)
+from sidecar.audit.digest import AuditKey
+from sidecar.errors import SettingsError, fault_in
+
+HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
+MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines that are appended together
+_OURS = b'{"v":'
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the last run left. `facts` is what the control record says about it; empty when all is in order."""
+
+    end: End
+    size: int
+    what: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class AuditFile:
+    """One file of evidence and its anchor. Not for threads: one appends."""
+
+    def __init__(self, key: AuditKey, descriptor: int, head_descriptor: int, found: Found, *, to_disk: bool) -> None:
+        self.found = found
+        self.end = found.end
+        self._key = key
+        self._file = descriptor
+        self._head = head_descriptor
+        self._size = found.size
+        self._to_disk = to_disk
+        self._unsettled = False
+
+    @classmethod
+    def open(cls, path: Path, key: AuditKey, *, to_disk: bool = False) -> AuditFile:
+        """Lock the file, see what the last run left, take a torn tail away. Raises SettingsError."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _opened(path, os.O_APPEND) as descriptor:
+                _lock(path, descriptor)
+                with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
+                    found = _inspect(path, descriptor, head_descriptor, key)
+                    os.ftruncate(descriptor, found.size)
+                    if found.end == BEGINNING:
+                        os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
+                    return cls(key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
+        except OSError as error:
+            raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
+
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        """As `Sink.append`. Raises OSError; the file is then as it was."""
+        if self._unsettled:
+            self._take_back()
+        lines, end = _sealed(records, self.end)
+        count = end.seq - self.end.seq
+        self._unsettled = True
+        try:
+            os.pwrite(self._head, head_line(self._key, self.end, end), 0)
+            if self._to_disk:
+                os.fdatasync(self._head)
+            _write_all(self._file, lines)
+            if self._to_disk:
+                os.fdatasync(self._file)
+            os.pwrite(self._head, head_line(self._key, end), 0)
+        except OSError:
+            self._take_back()
+            raise
+        self._unsettled = False
+        self.end, self._size = end, self._size + len(lines)
+        return count
+
+    def close(self) -> None:
+        """Let the file go; what is appended afterwards fails."""
+        for descriptor in {self._file, self._head} - {-1}:
+            os.close(descriptor)
+        self._file = self._head = -1
+
+    def _take_back(self) -> None:
+        """Back to the last whole append. `_unsettled` stays set when even that fails, and the next append tries
+        again."""
+        if os.fstat(self._file).st_size > self._size:
+            os.ftruncate(self._file, self._size)
+        os.pwrite(self._head, head_line(self._key, self.end), 0)
+        self._unsettled = False
+
+
+def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -> Found:
+    raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
+    size = os.fstat(descriptor).st_size
+    reach = MAX_APPEND_BYTES + MAX_LINE_BYTES
+    tail = os.pread(descriptor, reach, max(0, size - reach))
+    whole, newline, torn = tail.rpartition(b"\n")
+    if not newline and torn and not torn.startswith(_OURS[: len(torn)]) and torn.strip(b"\0"):
+        raise _foreign(path)
+    last = None
+    if newline:
+        last = unseal(whole.rpartition(b"\n")[2])
+        if last is None:
+            raise _foreign(path)
+    head = parse_head(raw_head)
+    what = _findings(last, whole, raw_head, head, key)
+    trusted = head.end if head is not None and head.made_with(key) else BEGINNING
+    end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
+    facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
+    if torn:
+        what = ("torn-tail", *what)
+        facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
+    return Found(end, size - len(torn), what, {"found": list(what), **facts} if what else {})
+
+
+def _sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
+    """As many of the records as fit into one append, as lines behind that end; and where they end themselves."""
+    lines, size = [], 0
+    seq, digest = end
+    for record in records:
+        record["seq"], record["prev_hash"] = seq + 1, digest
+        line, its_digest = seal(record)
+        if len(line) > MAX_LINE_BYTES:
+            raise OSError("the record is too long")  # its bounds make it impossible; no reader could check it
+        size += len(line)
+        if size > MAX_APPEND_BYTES:
+            break
+        lines.append(line)
+        seq, digest = seq + 1, its_digest
+    return b"".join(lines), End(seq, digest)
+
+
+def _findings(last: Sealed | None, lines: bytes, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
+    changed = ("line-changed",) if last is not None and not last.intact else ()
+    return (*changed, *_anchor_findings(last, lines, raw_head, head, key))
+
+
+def _anchor_findings(
+    last: Sealed | None, lines: bytes, raw_head: bytes, head: Head | None, key: AuditKey
+) -> tuple[str, ...]:
+    if not raw_head:
+        return ("anchor-missing",) if last else ()
+    if head is None:
+        return ("anchor-forged",)
+    if head.key_id != key.id:
+        return ("key-changed",)
+    if not head.made_with(key):
+        return ("anchor-forged",)
+    end = End(last.seq, last.hash) if last is not None else BEGINNING
+    if last is None and head.end != BEGINNING:
+        return ("continued",)
+    if head.end.seq > end.seq:
+        return ("records-lost",)
+    if end.seq > head.next.seq or (end.seq == head.next.seq and end != head.next) or not _follows(lines, head.end):
+        return ("anchor-differs",)
+    return ("cut-short",) if head.end != head.next else ()
+
+
+def _follows(lines: bytes, end: End) -> bool:
+    """Whether that end stands there, and what stands behind it was sealed upon it, line after line."""
+    later: Sealed | None = None
+    for line in reversed(lines.split(b"\n")):
+        sealed = unseal(line)
+        if sealed is None or (later is not None and later.prev_hash != sealed.hash):
+            break
+        if sealed.seq == end.seq:
+            return sealed.hash == end.hash
+        later = sealed
+    return end == BEGINNING and (later is None or (later.seq, later.prev_hash) == (1, GENESIS))
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """A descriptor for the length of `open`; who keeps it takes a copy (locks go with the copy)."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _unusable(path, "is not a regular file", code="A112")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        hint = "give each sidecar a data folder of its own"
+        raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
+        written += os.write(descriptor, data[written:])
+
+
+def _foreign(path: Path) -> SettingsError:
+    return _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
+
+
+def _unusable(path: Path, message: str, *, code: str, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, f"the audit file {message}", code=code, hint=hint)])

@@ -1,0 +1,102 @@
+"""What do callers and operators hear when the evidence cannot be written? Report BL-028."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.audit.verify import verify
+from sidecar.audit.writer import Sink
+from tests.flow.causes import GOOD
+from tests.flow.talk import Talk
+from tests.flow.world import World, world
+
+RULES = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"
+DEADLINE_S = 0.2
+
+
+class Frozen:
+    """A disk that answers again once it thaws."""
+
+    def __init__(self, disk: Sink) -> None:
+        self.disk = disk
+        self.thawed = threading.Event()
+
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        self.thawed.wait(20)
+        return self.disk.append(records)
+
+    def close(self) -> None:
+        self.disk.close()
+
+
+@contextmanager
+def frozen(running: World) -> Iterator[None]:
+    writer: Any = running.app.audit.writer
+    disk, writer._deadline_s = writer.sink, DEADLINE_S
+    writer.sink = frost = Frozen(disk)
+    try:
+        yield
+    finally:
+        frost.thawed.set()
+        writer.sink = disk
+
+
+async def test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else(tmp_path: Path) -> None:
+    """BL-028, a slow sink."""
+    async with world(tmp_path, rules=RULES) as running:
+        talk = Talk(running, "stateless")
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        reached = len(running.upstream.calls())
+        with frozen(running):
+            begun = time.monotonic()
+            crowd = await asyncio.gather(*(talk.call("search_code", GOOD) for _ in range(20)))
+            assert {code for code, _, _ in crowd} == {503}
+            assert {body["error"]["data"]["reason"] for _, body, _ in crowd} == {"audit-unavailable"}
+            assert time.monotonic() - begun < 3 * DEADLINE_S + 0.5
+            begun = time.monotonic()
+            assert (await talk.call("search_code", GOOD))[0] == 503
+            async with running.http.get(f"{running.admin_url}/livez") as alive:
+                assert alive.status == 200
+            assert time.monotonic() - begun < DEADLINE_S, "who comes is refused at once"
+            assert len(running.upstream.calls()) == reached, "what cannot be recorded does not happen"
+        async with asyncio.timeout(5):
+            while (await talk.call("search_code", GOOD))[0] != 200:
+                await asyncio.sleep(0.01)
+    assert verify([running.app.settings.audit_path]).ok
+    ends = [one["decision_id"] for one in running.records() if one["event"] in ("outcome", "refusal")]
+    assert len(ends) == len(set(ends)), "nobody has two ends"
+
+
+@pytest.mark.parametrize("durability", ["disk", "best_effort"])
+async def test_calls_of_every_durability_are_on_record(tmp_path: Path, durability: str) -> None:
+    settings = f"audit: {{durability: {durability}}}\n"
+    async with world(tmp_path, rules=RULES, settings=settings) as running:
+        talk = Talk(running, "stateless")
+        crowd = await asyncio.gather(*(talk.call("search_code", GOOD) for _ in range(50)))
+        assert {code for code, _, _ in crowd} == {200}
+    assert verify([running.app.settings.audit_path]).ok
+    events = [record["event"] for record in running.records()]
+    assert (events.count("decision"), events.count("outcome")) == (50, 50)
+
+
+async def test_best_effort_goes_on_while_the_disk_does_not(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, settings="audit: {durability: best_effort}\n") as running:
+        talk = Talk(running, "stateless")
+        with frozen(running):
+            for pause_s in (0.0, DEADLINE_S * 1.5):
+                await asyncio.sleep(pause_s)
+                assert {(await talk.call("search_code", GOOD))[0] for _ in range(5)} == {200}
+        async with asyncio.timeout(5):
+            while running.app.audit.writer.depth:
+                await asyncio.sleep(0.01)
+        events = [record["event"] for record in running.records()]
+        assert (events.count("decision"), events.count("outcome")) == (10, 10), "nothing was lost: there was room"
+    assert verify([running.app.settings.audit_path]).ok

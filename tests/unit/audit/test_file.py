@@ -1,0 +1,428 @@
+"""Is every acknowledged record on disk, whatever kills us?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.audit.chain import BEGINNING, HEAD_BYTES, End, head_line, parse_head
+from sidecar.audit.file import HARMLESS
+from sidecar.audit.verify import verify
+from sidecar.errors import Reason, Refusal, SettingsError
+from tests.at_once import at_once
+from tests.peers import recompute_audit as peer
+from tests.unit.audit.scenes import (
+    KEY,
+    OTHER_KEY,
+    Counted,
+    forward,
+    open_audit,
+    records,
+    refuse,
+    understood,
+    write_log,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def head_of(path: Path) -> Path:
+    return Path(f"{path}.head")
+
+
+def found_at_start(path: Path) -> tuple[str, ...]:
+    audit = open_audit(path)
+    at_once(audit.close())
+    return audit.found
+
+
+# --- in good order ---------------------------------------------------------------------------------------------------
+
+
+def test_a_second_program_agrees_on_chain_and_anchor(path: Path) -> None:
+    write_log(path, calls=20)
+    last = peer.check_chain(path)
+    assert last == peer.check_head(path, KEY.secret) == (40, records(path)[-1]["hash"])
+
+
+def test_a_restart_goes_on_where_the_last_run_ended(path: Path) -> None:
+    for _ in range(3):
+        write_log(path, calls=2)
+    assert peer.check_chain(path)[0] == 12
+    assert [record["event"] for record in records(path)] == ["decision", "outcome"] * 6
+
+
+def test_the_anchor_is_one_line_of_fixed_length(path: Path) -> None:
+    lengths = {len(head_line(KEY, End(seq, BEGINNING.hash))) for seq in (0, 9, 10**6, 2**63)}
+    write_log(path)
+    assert lengths == {HEAD_BYTES} == {head_of(path).stat().st_size}
+
+
+def test_log_and_anchor_are_for_the_owner_alone(path: Path) -> None:
+    write_log(path)
+    assert [each.stat().st_mode & 0o777 for each in (path, head_of(path))] == [0o600, 0o600]
+
+
+def test_a_second_writer_is_refused_and_says_why(path: Path) -> None:
+    audit = open_audit(path)
+    with pytest.raises(SettingsError, match="being written by another sidecar"):
+        open_audit(path)
+    at_once(audit.close())
+    at_once(open_audit(path).close())
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello\n", b"hello", b'{"v":1}\n', b"{}\n\n", b'{"v":1,"hash":"' + b"0" * 64 + b'"}\n']
+)
+def test_somebody_elses_file_is_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match="no audit record"):
+        open_audit(path)
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(SettingsError, match="not a regular file"):
+        open_audit(tmp_path / "fifo")
+    with pytest.raises(SettingsError, match="cannot be written"):
+        open_audit(tmp_path)
+
+
+def test_each_record_is_counted_by_event_and_result(path: Path) -> None:
+    counted = Counted()
+    audit = open_audit(path, metrics=counted)
+    forward(audit)
+    refuse(audit)
+    at_once(audit.control("stop", "signal"))
+    at_once(audit.close())
+    assert counted.counts == {
+        ("decision", "written"): 1,
+        ("outcome", "written"): 1,
+        ("refusal", "written"): 1,
+        ("control", "written"): 1,
+    }
+
+
+# --- what a start finds ----------------------------------------------------------------------------------------------
+
+
+def test_a_tail_torn_anywhere_is_taken_away_and_reported(path: Path) -> None:
+    write_log(path, calls=1)
+    whole, anchor = path.read_bytes(), head_of(path).read_bytes()
+    first = whole.index(b"\n") + 1
+    lines = records(path)
+    behind = head_line(KEY, End(1, lines[0]["hash"]), End(2, lines[1]["hash"]))
+    for cut in [*range(first + 1, len(whole) - 90, 17), *range(len(whole) - 90, len(whole), 3)]:
+        path.write_bytes(whole[:cut])
+        head_of(path).write_bytes(behind)
+        assert found_at_start(path) == ("torn-tail", "cut-short")
+        control = records(path)[-1]["control"]
+        assert (control["what"], control["torn_bytes"]) == ("recovered", cut - first)
+        assert peer.check_chain(path)[0] == 2
+        report = verify([path], key=KEY)
+        assert report.ok and len(report.notes) == 2
+    path.write_bytes(whole)
+    head_of(path).write_bytes(anchor)
+    assert found_at_start(path) == ()
+
+
+def test_the_very_first_append_may_be_torn_too(path: Path) -> None:
+    at_once(open_audit(path).close())
+    path.write_bytes(b'{"v":1,"eve')
+    assert found_at_start(path) == ("torn-tail",)
+    assert verify([path], key=KEY).ok
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_an_append_that_was_cut_short_anywhere_is_closed_by_a_control_record(path: Path, written: int) -> None:
+    write_log(path)
+    lines, whole = records(path), path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[: 7 + written]))
+    head_of(path).write_bytes(head_line(KEY, End(7, lines[6]["hash"]), End(10, lines[9]["hash"])))
+    before = verify([path], key=KEY)
+    assert before.ok and "cut short by a kill" in before.notes[0]
+    assert found_at_start(path) == ("cut-short",)
+    control = records(path)[-1]["control"]
+    assert (control["last_seq"], control["anchor_seq"], control["found"]) == (7 + written, 7, ["cut-short"])
+    assert verify([path], key=KEY).ok
+    assert found_at_start(path) == ()
+
+
+def damaged(path: Path, kind: str) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    anchor = head_of(path).read_bytes()
+    match kind:
+        case "records-lost":
+            path.write_bytes(b"".join(lines[:-3]))
+        case "anchor-missing":
+            head_of(path).unlink()
+            path.write_bytes(b"".join(lines[:-3]))
+        case "anchor-forged":
+            head_of(path).write_bytes(anchor[:40] + b"%x" % (15 - int(anchor[40:41], 16)) + anchor[41:])
+        case "anchor-differs":
+            head_of(path).write_bytes(head_line(KEY, End(10, "ab" * 32)))
+        case "line-changed":
+            path.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b'"bytes_out":512', b'"bytes_out":513'))
+        case _:
+            raise ValueError(kind)
+
+
+@pytest.mark.parametrize("kind", ["records-lost", "anchor-missing", "anchor-forged", "anchor-differs", "line-changed"])
+def test_damage_is_recorded_at_the_start_and_never_forgiven(path: Path, kind: str) -> None:
+    write_log(path)
+    damaged(path, kind)
+    assert not verify([path], key=KEY).ok
+    assert found_at_start(path) == (kind,)
+    write_log(path)
+    report = verify([path], key=KEY)
+    assert not report.ok
+    assert "at-start" in {problem.kind for problem in report.problems}
+    assert kind not in HARMLESS
+
+
+def test_no_sequence_is_given_out_twice_after_records_were_lost(path: Path) -> None:
+    write_log(path)
+    damaged(path, "records-lost")
+    write_log(path, calls=1)
+    assert [record["seq"] for record in records(path)] == [1, 2, 3, 4, 5, 6, 7, 11, 12, 13]
+
+
+def test_a_file_that_was_moved_away_is_continued(path: Path, tmp_path: Path) -> None:
+    write_log(path)
+    older = path.rename(tmp_path / "audit.1.jsonl")
+    assert found_at_start(path) == ("continued",)
+    assert records(path)[0]["seq"] == 11
+    assert verify([older, path], key=KEY).ok
+    alone = verify([path], key=KEY)
+    assert [problem.kind for problem in alone.problems] == ["removed"]
+    assert verify([path], key=KEY, part=True).ok
+
+
+def test_another_key_starts_anew_and_says_so(path: Path) -> None:
+    write_log(path)
+    audit = open_audit(path, key=OTHER_KEY)
+    at_once(audit.close())
+    assert audit.found == ("key-changed",)
+    report = verify([path], key=OTHER_KEY)
+    assert report.ok
+    assert any("another key" in what for what in report.unproved)
+
+
+# --- disks that fail -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_file_may_grow_beyond(size: int) -> Iterator[None]:
+    """The kernel takes what fits and then says EFBIG, as a full disk says ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 1, 700])
+def test_what_is_written_in_part_is_taken_back_and_refused(path: Path, room: int) -> None:
+    """BL-028, a full disk."""
+    counted = Counted()
+    audit = open_audit(path, metrics=counted)
+    forward(audit)
+    before = path.read_bytes()
+    recording = understood(audit)
+    with no_file_may_grow_beyond(len(before) + room), pytest.raises(Refusal) as refused:
+        at_once(recording.decided())
+    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE
+    assert path.read_bytes() == before
+    at_once(recording.refused(refused.value, http_status=503))  # by now there is room again
+    at_once(audit.close())
+    assert records(path)[-1]["reason"] == "audit-unavailable"
+    assert records(path)[-1]["event"] == "refusal"
+    assert verify([path], key=KEY).ok
+    assert counted.counts["decision", "failed"] == 1
+
+
+def test_an_outcome_that_cannot_be_written_is_refused_and_may_be_told_once_more(path: Path) -> None:
+    audit = open_audit(path)
+    recording = understood(audit)
+    at_once(recording.decided())
+    with no_file_may_grow_beyond(path.stat().st_size), pytest.raises(Refusal) as refused:
+        at_once(recording.outcome(http_status=200, bytes_out=1))
+    assert not recording.done
+    at_once(recording.refused(refused.value, http_status=503))
+    at_once(audit.close())
+    assert [(record["event"], record["reason"]) for record in records(path)] == [
+        ("decision", None),
+        ("outcome", "audit-unavailable"),
+    ]
+
+
+def test_a_refusal_that_cannot_be_written_becomes_503_and_then_ends(path: Path) -> None:
+    audit = open_audit(path)
+    recording = understood(audit)
+    at_once(audit.close())
+    with pytest.raises(Refusal) as refused:
+        at_once(recording.refused(Refusal(Reason.NO_MATCHING_RULE), http_status=403))
+    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE and not recording.done
+    at_once(recording.refused(refused.value, http_status=503))
+    assert recording.done
+
+
+def test_best_effort_counts_what_it_loses_and_goes_on(path: Path) -> None:
+    """BL-028: drops are counted."""
+    counted = Counted()
+    audit = open_audit(path, durability="best_effort", metrics=counted)
+    with no_file_may_grow_beyond(0):
+        recording = forward(audit)
+        at_once(audit.control("reload", "signal"))
+    forward(audit)
+    at_once(audit.close())
+    assert recording.done
+    assert counted.counts == {
+        ("decision", "failed"): 1,
+        ("outcome", "failed"): 1,
+        ("control", "failed"): 1,
+        ("decision", "written"): 1,
+        ("outcome", "written"): 1,
+    }
+    assert verify([path], key=KEY).ok
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("broken", ["pwrite", "write", "ftruncate"])
+def test_any_failing_call_leaves_a_log_that_verifies(
+    path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
+) -> None:
+    audit = open_audit(path)
+    forward(audit)
+    limit = path.stat().st_size + 100
+
+    def fails(*_: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched, no_file_may_grow_beyond(limit):
+        patched.setattr(os, broken, fails)
+        for _ in range(2):
+            with pytest.raises(Refusal):
+                at_once(audit.control("reload", "signal"))
+    forward(audit)
+    at_once(audit.close())
+    assert peer.check_chain(path)[0] == 4
+    assert verify([path], key=KEY).ok
+
+
+def test_an_interrupt_in_the_middle_of_an_append_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = open_audit(path)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            at_once(audit.control("reload", "signal"))
+    forward(audit)
+    at_once(audit.close())
+    assert [record["event"] for record in records(path)] == ["decision", "outcome"]
+    assert verify([path], key=KEY).ok
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
+    if mount.returncode:
+        pytest.skip("no file system can be mounted here; the file size limit stands in for it above")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -> None:
+    path, ballast = tiny_disk / "audit.jsonl", tiny_disk / "ballast"
+    ballast.write_bytes(b"x" * 20_000)
+    audit = open_audit(path)
+    with pytest.raises(Refusal) as refused:
+        for _ in range(100):
+            forward(audit)
+    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE
+    assert verify([path], key=KEY).ok
+    ballast.unlink()
+    forward(audit)
+    at_once(audit.close())
+    assert verify([path], key=KEY).ok
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------------------
+
+KILLS, FILES = 200, 10
+
+
+def record_until_killed(path: Path, told: Connection) -> None:
+    """Acknowledge each record after it was written, as the answer to a caller would."""
+    audit = open_audit(path)
+    told.send_bytes(b"%d" % audit.writer.sink.end.seq)
+    while True:
+        recording = understood(audit)
+        at_once(recording.decided())
+        told.send_bytes(b"%d" % audit.writer.sink.end.seq)
+        at_once(recording.outcome(http_status=200, bytes_out=1))
+        told.send_bytes(b"%d" % audit.writer.sink.end.seq)
+
+
+def kill_at_a_random_point(context: Any, path: Path, lives_s: float) -> int:
+    """The last sequence that was acknowledged before the kill."""
+    listener, teller = context.Pipe(duplex=False)
+    process = context.Process(target=record_until_killed, args=(path, teller), daemon=True)
+    process.start()
+    teller.close()
+    acknowledged = int(listener.recv_bytes())
+    until = time.monotonic() + lives_s
+    while (left_s := until - time.monotonic()) > 0 and listener.poll(left_s):
+        acknowledged = int(listener.recv_bytes())
+    os.kill(process.pid, signal.SIGKILL)
+    with contextlib.suppress(EOFError, OSError):  # what it still said before it died counts as well
+        while True:
+            acknowledged = int(listener.recv_bytes())
+    process.join()
+    process.close()
+    listener.close()
+    return acknowledged
+
+
+def test_whatever_was_acknowledged_before_a_kill_is_on_disk_and_verifies_after_the_restart(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    chance = random.Random(20261127)
+    seen = set()
+    for number in range(KILLS):
+        path = tmp_path / f"audit.{number % FILES}.jsonl"
+        acknowledged = kill_at_a_random_point(context, path, chance.uniform(0, 0.004))
+        whole = path.read_bytes().rpartition(b"\n")[0].count(b"\n") + 1 if acknowledged else 0
+        assert whole >= acknowledged
+        head = parse_head(head_of(path).read_bytes())
+        assert head is not None and head.made_with(KEY) and head.end.seq <= whole <= head.next.seq
+        seen.update(found_at_start(path))
+        report = verify([path], key=KEY)
+        assert report.ok, report.problems
+        assert report.last_seq >= acknowledged
+    assert seen <= HARMLESS
+    for number in range(FILES):
+        assert peer.check_chain(tmp_path / f"audit.{number}.jsonl")[0] > 20
