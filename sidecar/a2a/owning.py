@@ -32,8 +32,7 @@ _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"
 
 @dataclass(frozen=True, slots=True)
 class Owning:
-    """The tasks of one caller at one agent, for one operation. `known` is what was found to be theirs already, or has
-    become theirs by this operation.
+    """The tasks of one caller at one agent, for one operation. `known` is what has become theirs by this operation.
 
     An id is one owner's at the agent, whatever tenant it was named below; and it is of no use below another, because
     an agent may count for each tenant of its own, and the same id would be another's task there."""
@@ -41,7 +40,7 @@ class Owning:
     tasks: Tasks
     caller: Caller
     intent: Operate
-    known: set[tuple[Namespace, str]] = field(default_factory=set)
+    known: dict[tuple[Namespace, str], TaskRecord] = field(default_factory=dict)
 
     async def check(self) -> None:
         """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
@@ -103,12 +102,12 @@ class Owning:
         if self.intent.context and self.intent.operation in (SEND, STREAM):
             await self._claim(CONTEXTS, _alike(self.intent.context), Reason.TASK_UNKNOWN)
 
-    async def _claim(self, namespace: Namespace, name: str, otherwise: Reason) -> None:
+    async def _claim(self, namespace: Namespace, name: str, otherwise: Reason, state: str = "") -> None:
         if (namespace, name) in self.known:
             return
         call = self.intent.call
         try:
-            await self.tasks.created(
+            record = await self.tasks.created(
                 self.caller,
                 call.upstream,
                 name,
@@ -116,12 +115,13 @@ class Owning:
                 method=self._method,
                 ttl_s=None,
                 namespace=namespace,
+                state=state,
             )
         except Refusal as refusal:
             if refusal.reason is Reason.RESPONSE_REFUSED:
                 raise Refusal(otherwise) from None
             raise
-        self.known.add((namespace, name))
+        self.known[namespace, name] = record
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """A result, or one event, that is about what is its caller's; what is new in it is on record. Lists are read
@@ -133,35 +133,38 @@ class Owning:
         about = any(task for task, _ in named) or "message" in result  # a message alone is of none
         if operation.response in _ABOUT_TASKS and not about:
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
+        ended = dict(_ends(operation.response, result))
         for task, context in named:
-            await self._admit(task, context)
-        for state, task in _states(operation.response, result):
+            await self._admit(task, context, ended.get(task, ""))
+        for task, state in ended.items():
             await self._saw(task, state)
         return result
 
-    async def _admit(self, task: str, context: str) -> None:
+    async def _admit(self, task: str, context: str, state: str) -> None:
         if task and task not in self.intent.tasks:
             if self.intent.operation not in (SEND, STREAM):
                 raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
-            await self._begin(TASKS, task)
+            await self._begin(TASKS, task, state)
         if context and context != self.intent.context and self.intent.operation in (SEND, STREAM):
             await self._begin(CONTEXTS, _alike(context))
 
-    async def _begin(self, namespace: Namespace, name: str) -> None:
+    async def _begin(self, namespace: Namespace, name: str, state: str = "") -> None:
         """One message begins one task, in one conversation (A2A 1.0, 3.1.2): an agent that tells of ever more would
         have its caller lose the oldest of theirs, wherever that is."""
-        if (namespace, name) not in self.known and any(known == namespace for known, _ in self.known - self._named):
+        if (namespace, name) not in self.known and any(
+            known == namespace for known, _ in self.known.keys() - self._named
+        ):
             raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
-        await self._claim(namespace, name, Reason.RESPONSE_REFUSED)
+        await self._claim(namespace, name, Reason.RESPONSE_REFUSED, state)
 
     @property
     def _named(self) -> set[tuple[Namespace, str]]:
         return {(CONTEXTS, _alike(self.intent.context))}
 
     async def _saw(self, task: str, state: str) -> None:
-        mine = await self._mine((task,), TASKS)
-        if task in mine:
-            await self.tasks.saw(mine[task], state, None)
+        record = self.known.get((TASKS, task)) or (await self._mine((task,), TASKS)).get(task)
+        if record is not None:
+            await self.tasks.saw(record, state, None)
 
 
 def _alike(context: str) -> str:
@@ -188,11 +191,11 @@ def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield str(result.get("taskId", "")), ""
 
 
-def _states(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How tasks ended that a result says ended."""
+def _ends(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The tasks that a result says ended, and how."""
     task = result if message == "Task" else result.get("task", {})
     update = result.get("statusUpdate", {})
     for name, said in ((task.get("id", ""), task), (update.get("taskId", ""), update)):
         ended = TERMINAL.get(said.get("status", {}).get("state", ""))
         if name and ended is not None:
-            yield ended, name
+            yield name, ended

@@ -102,10 +102,11 @@ class Tasks:
         method: str,
         ttl_s: float | None,
         namespace: Namespace = "mcp",
+        state: str = "",
     ) -> TaskRecord:
         """The caller owns this task from now on, also after a crash. `by` is what created it, `ttl_s` how long the
-        upstream keeps it, as far as it says. Twice is no fault. Raises Refusal, RESPONSE_REFUSED where the id has
-        another owner or maker: a task never changes hands."""
+        upstream keeps it, as far as it says, `state` how it ended, if it has. Twice is no fault. Raises Refusal,
+        RESPONSE_REFUSED where the id has another owner or maker: a task never changes hands."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for nobody")
         if not 0 < len(task_id) <= MAX_ID_CHARS:
@@ -121,6 +122,7 @@ class Tasks:
             method,
             now_s,
             self._expiry(now_s, ttl_s),
+            state,
         )
         try:
             standing = await self.store.claim(record, self.bounds)
