@@ -32,6 +32,7 @@ from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
 from sidecar.callbacks import Callbacks, callbacks_from
 from sidecar.crowds import Crowds, give_memory_back
+from sidecar.descriptors import enough_for
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
 from sidecar.drift import DriftWatch
 from sidecar.entrances import base_url_of, data_entrance, local_entrance, take
@@ -51,6 +52,7 @@ from sidecar.oversight import Oversight, Standing
 from sidecar.pipeline import Pipeline
 from sidecar.places import Places
 from sidecar.plain import Plain
+from sidecar.pressure import Pressure
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
 from sidecar.settings import Settings
@@ -78,7 +80,7 @@ from sidecar.whole import Whole
 
 log = logging.getLogger("sidecar")
 
-LAG_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
@@ -211,6 +213,12 @@ class App:
             task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
             switch=switch,
             tasks=tasks,
+            pressure=Pressure(
+                settings.server.max_lag_s,
+                metrics.loop_lagged,
+                partial(_witness_jump, audit),
+                secrets.SystemRandom().random,
+            ),
             clock=time.time,
         )
         return cls(
@@ -284,6 +292,8 @@ class App:
             trouble.append("the store of callbacks is out: none is taken")
         if not self.pipeline.task_front.runner.means.store.up:
             trouble.append("the store of the task API is out: no task can be created or shown")
+        if self.pipeline.pressure.refused_share:
+            trouble.append("the loop cannot keep up: a share of new calls is refused")
         if not self.switch.saved:
             trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -396,7 +406,12 @@ class App:
     async def _listen(self, data: Listener, undo: AsyncExitStack) -> None:
         settings = self.settings
         server = settings.server
-        patience = Patience(server.header_timeout_s, server.keepalive_timeout_s, server.max_connections)
+        connections = enough_for(server.max_connections)
+        if connections < server.max_connections:
+            log.warning("fewer connections than configured: descriptors are short", extra={"connections": connections})
+        patience = Patience(
+            server.header_timeout_s, server.keepalive_timeout_s, connections, server.connections_per_peer
+        )
         first = self.live.current.tls
         tls = None if first is None else follows(first, lambda: self.live.current.tls)
         open_: list[tuple[Listener, Handle]] = [
@@ -498,6 +513,7 @@ class App:
             self.pipeline.task_front.runner.run(),
             self.switch.run(),
             self.watcher.run(self.reloader.files_changed),
+            self.pipeline.pressure.run(),
             self._watch(),
         )
         self.background = [asyncio.create_task(job) for job in jobs]
@@ -505,12 +521,10 @@ class App:
             task.add_done_callback(_ended)
 
     async def _watch(self) -> None:
-        """How late the loop comes to a timer, and what else is known only by looking. Runs as long as the process."""
-        loop, metrics, crowds = asyncio.get_running_loop(), self.metrics, Crowds(give_memory_back)
+        """What is known only by looking. Runs as long as the process."""
+        metrics, crowds = self.metrics, Crowds(give_memory_back)
         while True:
-            due = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            metrics.loop_lagged(max(0.0, loop.time() - due))
+            await asyncio.sleep(LOOK_EVERY_S)
             metrics.sessions(len(self.sessions))
             streams = self.pipeline.exchanges.streams
             for protocol in ("mcp", "a2a"):
@@ -578,6 +592,12 @@ def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
     if audit.found:
         log.warning("the audit was not in order", extra={"found": audit.found})
     return audit
+
+
+async def _witness_jump(audit: Audit, seconds: float) -> None:
+    """What was recorded before and after it has times that cannot be compared."""
+    with suppress(Refusal):  # logged where it happened, and the audit says itself that it cannot write
+        await audit.control("clock-jump", "sidecar", seconds=round(seconds, 3))
 
 
 async def _greet(store: Store) -> None:

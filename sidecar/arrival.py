@@ -233,12 +233,16 @@ def _accepts(lines: tuple[str, ...], needed: tuple[str, ...]) -> bool:
     return not any(offered.isdisjoint(_ACCEPTED_BY[media]) for media in needed)
 
 
+BODY_PATIENCE_S = 5.0  # before a body must come at its rate
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How much may come, and how long it may take."""
 
     max_body_bytes: int = 2**20
     body_timeout_s: float = 30.0
+    body_rate_bytes_s: int = 512
     max_response_bytes: int = 10 * 2**20
 
 
@@ -267,12 +271,16 @@ async def _whole(request: web.BaseRequest, bounds: Bounds) -> bytes:
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
         request.writer.output_size = 0
-    body = bytearray()
-    async with asyncio.timeout(bounds.body_timeout_s):
-        while chunk := await content.readany():
+    body, begun_s = bytearray(), asyncio.get_running_loop().time()
+    end_s, rate = begun_s + bounds.body_timeout_s, bounds.body_rate_bytes_s
+    async with asyncio.timeout_at(end_s) as deadline:
+        while True:
+            if rate:  # what came so far buys time for the rest (threats D1)
+                deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / rate))
+            if not (chunk := await content.readany()):
+                return bytes(body)
             body += chunk
             _bounded(body, bounds)
-    return bytes(body)
 
 
 def _bounded(body: Body, bounds: Bounds) -> Body:

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     AUDIT_UNAVAILABLE = "audit-unavailable"
     SCHEMA_UNAVAILABLE = "schema-unavailable"
     DRAINING = "draining"
+    OVERLOADED = "overloaded"
     UPSTREAM_OPEN = "upstream-open"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_FAILED = "upstream-failed"
@@ -156,6 +157,7 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.AUDIT_UNAVAILABLE: _carried(503, _FAILED, "error", "Evidence cannot be recorded right now"),
     Reason.SCHEMA_UNAVAILABLE: _carried(503, _FAILED, "error", "The tool's schema cannot be used"),
     Reason.DRAINING: _carried(503, _FAILED, "error", "The sidecar is shutting down"),
+    Reason.OVERLOADED: _carried(503, _FAILED, "error", "The sidecar has more to do than it can"),
     Reason.UPSTREAM_OPEN: _carried(503, _FAILED, "error", "The upstream failed too often and is given a rest"),
     Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
     Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),

@@ -1,7 +1,7 @@
 """Who may open a connection, for how long, and what hears a caller who does not speak HTTP?
 
-aiohttp's server with the bounds that it lacks: a deadline for the first head (threats D1), a cap on connections, and
-every answer through our own hand, so that not even a malformed request line is answered without a record.
+aiohttp's server with the bounds that it lacks: a deadline for each head (threats D1), a cap on connections (`seats`),
+and every answer through our own hand, so that not even a malformed request line is answered without a record.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import _ErrInfo
 
+from sidecar.door import Door, Opening
+from sidecar.seats import Seats
 from sidecar.settings.addresses import Address, UnixAddress
 
 log = logging.getLogger("sidecar.listeners")
@@ -37,7 +39,6 @@ IsStale = Callable[[asyncio.BaseTransport], bool]
 MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
 MAX_LINE_BYTES = 4 * 1024
-BACKLOG = 512
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
 MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
 
@@ -49,47 +50,78 @@ def never(_: asyncio.BaseTransport) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a connection may take, in seconds, and how many there may be."""
+    """How long a connection may take, in seconds, and how many there may be: in all, and of one peer (0: no bound)."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
     max_connections: int = 1024
+    max_per_peer: int = 0
     reading_timeout_s: float = 30.0
 
 
 class Connection(web.RequestHandler):
     """One connection of a caller's."""
 
-    __slots__ = ("_head_timer", "_patience", "_reading_timer", "_unread")
+    __slots__ = ("_body", "_head_timer", "_opening", "_patience", "_reading_timer", "_unread")
+    _body: StreamReader | None
     _head_timer: asyncio.TimerHandle | None
+    _opening: Opening
     _reading_timer: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server = self._manager
         assert isinstance(server, Server)
-        self._patience, self._unread = server.patience, 0
+        self._patience, self._unread, self._body = server.patience, 0, None
         self._head_timer = self._reading_timer = None
-        # A handshake may have begun before what it rests on was changed, and end after it.
-        if self.is_stale or len(server.connections) > self._patience.max_connections:
+        self._opening.guest = self
+        if self.is_stale:  # a handshake may have begun before what it rests on was changed, and end after it
             self.force_close()
             return
-        self._head_timer = self._loop.call_later(self._patience.header_timeout_s, self._expire)
+        self._wait_for_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         for timer in (self._head_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
+        self._opening.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._break_body()
+        if self._messages:
+            self._body = self._messages[-1][1]
+            self._break_body()
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif data and self._head_timer is None and not self.is_busy:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        """The first must come soon, and a later one must be whole soon after it began."""
+        self._head_timer = self._loop.call_later(self._patience.header_timeout_s, self.force_close)
+
+    @property
+    def is_silent(self) -> bool:
+        """As `Guest.is_silent`."""
+        return not self._request_count
+
+    @property
+    def is_busy(self) -> bool:
+        """As `Guest.is_busy`."""
+        if self._current_request is not None or self._messages:
+            return True
+        return self._body is not None and not self._body.is_eof()
+
+    def dismiss(self) -> None:
+        """As `Guest.dismiss`: it does nothing, so nothing is lost."""
+        self.force_close()
 
     def _break_body(self) -> None:
         """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
         leave the request waiting for its rest, and answer twice."""
-        if self._current_request is None or not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+        if self._current_request is None or not isinstance(self._messages[-1][0], _ErrInfo):
             return
         body = self._current_request.content
         if not body.is_eof():
@@ -121,10 +153,6 @@ class Connection(web.RequestHandler):
 
     def _waiting_bytes(self) -> int:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
-
-    def _expire(self) -> None:
-        if not self._request_count:  # later heads are bounded by the keep-alive time, which partial heads don't extend
-            self.force_close()
 
     @property
     def is_stale(self) -> bool:
@@ -178,8 +206,9 @@ class Server(web.Server):
         self.handle_broken = handle_broken
         self.patience = patience
 
-    def __call__(self) -> web.RequestHandler:
-        return Connection(
+    def speaker(self, opening: Opening) -> Connection:
+        """Who speaks on a connection that was accepted."""
+        connection = Connection(
             self,
             loop=self._loop,
             keepalive_timeout=self.patience.keepalive_timeout_s,
@@ -190,6 +219,8 @@ class Server(web.Server):
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_HEADERS,
         )
+        connection._opening = opening
+        return connection
 
 
 @dataclass(slots=True)
@@ -199,7 +230,7 @@ class Listener:
     address: Address | UnixAddress
     sock: socket.socket
     _server: Server | None = field(default=None, init=False)
-    _accepting: asyncio.Server | None = field(default=None, init=False)
+    _door: Door | None = field(default=None, init=False)
 
     @property
     def port(self) -> int:
@@ -215,14 +246,11 @@ class Listener:
     ) -> None:
         """Begin to accept."""
         self._server = Server(handle, handle_broken, patience, is_stale)
-        loop = asyncio.get_running_loop()
-        if isinstance(self.address, UnixAddress):
-            self._accepting = await loop.create_unix_server(self._server, sock=self.sock, backlog=BACKLOG)
-        else:
-            handshake_s = patience.header_timeout_s if tls else None  # it comes before the first head
-            self._accepting = await loop.create_server(
-                self._server, sock=self.sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_s
-            )
+        local = isinstance(self.address, UnixAddress)
+        seats = Seats(patience.max_connections, 0 if local else patience.max_per_peer)
+        # A handshake comes before the first head, and has as long.
+        self._door = Door(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s)
+        self._door.open()
 
     def part_with_stale(self) -> None:
         """Close the connections whose handshake counts no more: idle ones now, others after their answer."""
@@ -233,10 +261,10 @@ class Listener:
 
     async def close(self, grace_s: float) -> None:
         """Accept no more, let calls in flight finish within `grace_s`, then cut what is left."""
-        if self._accepting is None or self._server is None:
+        if self._door is None or self._server is None:
             self.sock.close()
             return
-        self._accepting.close()
+        self._door.close()
         self._server.pre_shutdown()
         await self._server.shutdown(grace_s)
         if isinstance(self.address, UnixAddress):

@@ -45,6 +45,7 @@ from sidecar.limits import Lease, Limiter, Plan, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
+from sidecar.pressure import Pressure
 from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Notification, Request
@@ -83,6 +84,7 @@ class Pipeline:
     task_front: TaskFront
     switch: KillSwitch
     tasks: Tasks
+    pressure: Pressure
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
@@ -274,8 +276,10 @@ class Pipeline:
     def _admitted(self, *, begins: bool) -> Iterator[None]:
         """Inside, as long as anybody is let in. What `begins` nothing is about what is inside already: a call that
         waits for its caller's answer would else never end."""
-        if self.draining and begins:
-            raise Refusal(Reason.DRAINING)
+        if begins:
+            if self.draining:
+                raise Refusal(Reason.DRAINING)
+            self.pressure.or_refuse()
         self.inside += 1
         try:
             yield

@@ -287,7 +287,10 @@ def snapshot_from(
         base_url=base_url,
         manner=Manner(settings.answers.deny_style, settings.answers.disclosure),
         bounds=Bounds(
-            settings.server.max_body_bytes, settings.server.body_timeout_s, settings.server.max_response_bytes
+            settings.server.max_body_bytes,
+            settings.server.body_timeout_s,
+            settings.server.body_rate_bytes_s,
+            settings.server.max_response_bytes,
         ),
         audiences={
             MCP: Audience(

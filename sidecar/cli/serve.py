@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -19,13 +18,15 @@ import click
 import orjson
 
 from sidecar.cli.control import ask_control, control_socket
+from sidecar.descriptors import take_all
 from sidecar.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from sidecar.app import App
 
 NO, INVALID = 1, 3
-MAX_DESCRIPTORS = 65_536
+
+log = logging.getLogger("sidecar.serve")
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
@@ -37,7 +38,9 @@ _config = click.option(
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
     _log_to_stderr()
-    _take_descriptors()
+    before, now = take_all()
+    if now != before:
+        log.info("took the descriptors that it may have", extra={"before": before, "now": now})
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(path, os.environ))
@@ -93,15 +96,6 @@ def healthcheck(path: Path, as_json: bool) -> None:
         raise SystemExit(NO)
 
 
-def _take_descriptors() -> None:
-    """Each stream takes two descriptors, and many systems give a program 1,024 until it asks for what it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # a system may allow less than it says; connections are bounded anyway
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop where it is installed: half of what a call costs in the loop. None is asyncio's own."""
     try:
@@ -112,19 +106,36 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(path: Path, environ: Mapping[str, str]) -> None:
-    from sidecar.app import App
-
     loop, stop, hangup = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)  # first: unheard, it would end us
-    app = await App.start(path, environ)
-    settle_garbage()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
+    app = await _started(path, environ, stop)
+    if app is None:
+        return
+    settle_garbage()
     reloading = loop.create_task(_reload_at(hangup, app))
     _announce(app)  # last: whoever reads it may signal at once
     await stop.wait()
     reloading.cancel()
     await app.stop()
+
+
+async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> App | None:
+    """A running sidecar; None if it was told to stop before it was one, and all that had begun is undone."""
+    from sidecar.app import App
+
+    starting = asyncio.create_task(App.start(path, environ))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+        log.info("told to stop before it served")
+        if starting.cancelled():
+            return None
+    return await starting
 
 
 def settle_garbage() -> None:

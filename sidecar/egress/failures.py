@@ -28,7 +28,7 @@ class ConnectFailed(EgressError):
 
 
 class Crowded(EgressError):
-    """All connections are in use, and too many wait for one. Nothing was sent."""
+    """All connections are in use and too many wait for one, or the system gives us none. Nothing was sent."""
 
 
 class TimedOut(EgressError):

@@ -8,13 +8,14 @@ hang-up is lost, because none is ever retried.
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 from collections.abc import Sequence
 from typing import Final
 
 from sidecar.egress.connection import Connection, Response
-from sidecar.egress.failures import ConnectFailed, TimedOut
+from sidecar.egress.failures import ConnectFailed, Crowded, TimedOut
 from sidecar.egress.line import Line
 from sidecar.egress.origin import Origin
 from sidecar.egress.wire import Head, RequestForm
@@ -22,6 +23,7 @@ from sidecar.egress.wire import Head, RequestForm
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
 MAX_WAITING: Final = 10_000
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # our fault, not its
 _SWEEP_S: Final = 1.0
 _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
 
@@ -125,6 +127,8 @@ class Client:
             raise (TimedOut if limit == until else ConnectFailed)("connecting took too long") from None
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
             self._lost(connection)
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                raise Crowded("the system gives us no descriptor") from error
             raise ConnectFailed("no connection") from error
         except asyncio.CancelledError:
             connection.abort()

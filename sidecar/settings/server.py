@@ -45,6 +45,9 @@ class TlsFiles(Section):
         return self
 
 
+Rate = Annotated[int, Field(ge=0, le=2**20)]
+
+
 def _tls_tag(value: Any) -> str:
     return "<external>" if isinstance(value, str) else "<files>"
 
@@ -80,10 +83,25 @@ class ServerSettings(Section):
     """How long a caller may take to send a request's body."""
     keepalive_timeout_s: Seconds = 75.0
     """How long an idle connection is kept."""
+    body_rate_bytes_s: Rate = 512
+    """How many bytes a second of a body must come, once it had 5 seconds. 0: as slowly as `body_timeout_s` allows."""
     max_connections: Count = 1024
-    """Open connections at once."""
+    """Open connections at once. When all are taken, a newcomer gets the place of an idle one, of whoever has most."""
+    max_connections_per_peer: Count | None = None
+    """Open connections of one address at once, or of one /64 of IPv6. By default three quarters of `max_connections`
+    for a listener beyond loopback, unless `tls` is external: then it is the proxy in front that has them all."""
+    max_lag_s: Seconds = 0.25
+    """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
     shutdown_grace_s: Seconds = 30.0
     """How long calls in flight may take to finish after SIGTERM."""
+
+    @property
+    def connections_per_peer(self) -> int:
+        """The bound for one address; 0 for none."""
+        if self.max_connections_per_peer is not None:
+            return self.max_connections_per_peer
+        shared = self.listen.is_loopback or self.tls == "external"
+        return 0 if shared else max(1, self.max_connections * 3 // 4)
 
     @model_validator(mode="after")
     def _beyond_loopback(self) -> ServerSettings:

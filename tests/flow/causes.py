@@ -337,6 +337,14 @@ async def audit_unavailable(talk: Talk) -> Answer:
     return answer
 
 
+@cause(Reason.OVERLOADED)
+async def overloaded(talk: Talk) -> Answer:
+    if talk.era == "session":
+        await talk.open()
+    talk.world.app.pipeline.pressure.refused_share = 1.0
+    return await talk.call("search_code", GOOD)
+
+
 @cause(Reason.DRAINING)
 async def draining(talk: Talk) -> Answer:
     if talk.era == "session":

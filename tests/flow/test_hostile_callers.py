@@ -10,13 +10,15 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests import wire as messages
 from tests.flow.raw import CALL, Wire, answer_in, chunks, request, statuses, wire
 from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
-from tests.flow.world import World, stateless, world
+from tests.flow.world import Upstream, World, stateless, until, world
 
 SIZE = len(CALL)
 CHUNKED, CLOSE = "Transfer-Encoding: chunked", "Connection: close"
@@ -367,20 +369,30 @@ async def test_a_body_that_does_not_come_is_refused_and_the_connection_closed(tm
         assert sorted(str(record["reason"]) for record in running.ends()) == ["None", *["malformed-call"] * len(cases)]
 
 
-async def test_connections_are_capped_and_the_next_one_may_come_when_one_goes(tmp_path: Path) -> None:
+async def test_connections_are_capped_and_the_idle_make_room(tmp_path: Path) -> None:
+    go, upstream = asyncio.Event(), Upstream()
+
+    async def wait(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        await go.wait()
+        return upstream.answer(message)
+
+    upstream.script["tools/call"] = wait
     settings = 'server: {listen: "127.0.0.1:0", max_connections: 3}\n'
-    async with world(tmp_path, settings=settings) as running:
-        async with wire(running) as one, wire(running) as two:
-            async with wire(running) as three:
-                for connection in (one, two, three):
-                    await connection.send(request(running))
-                    assert (await connection.response())[0] == 200
-                for _ in range(20):
-                    async with wire(running) as one_too_many:
-                        await one_too_many.send(request(running))
-                        assert await one_too_many.everything() == b""
-            await asyncio.sleep(0.05)
-            async with wire(running) as instead_of_three:
-                await instead_of_three.send(request(running))
-                assert (await instead_of_three.response())[0] == 200
-        assert len(running.ends()) == 4
+    async with world(tmp_path, settings=settings, upstream=upstream) as running:
+        async with wire(running) as one, wire(running) as two, wire(running) as three:
+            for connection in (one, two, three):
+                await connection.send(request(running))
+            await until(lambda: len(upstream.calls()) == 3)
+            for _ in range(20):  # whoever is answered keeps the place
+                async with wire(running) as one_too_many:
+                    await one_too_many.send(request(running))
+                    assert await one_too_many.everything() == b""
+            go.set()
+            for connection in (one, two, three):
+                assert (await connection.response())[0] == 200
+            for _ in range(20):  # whoever is idle gives it up
+                async with wire(running) as the_next:
+                    await the_next.send(request(running))
+                    assert (await the_next.response())[0] == 200
+            assert await one.everything() == b""
+        assert len(running.ends()) == 23

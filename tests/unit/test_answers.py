@@ -88,6 +88,7 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (404, 404, -32602, "NotFound", "upstream-unknown tool-unknown"),
     (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent too-many-concurrent too-many-refusals"),
     (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
+    (503, 200, 503, "ExecutionFailed", "overloaded"),  # a reason of its own: nothing is shutting down
     (504, 200, 504, "Timeout", "upstream-timeout"),
     (502, 200, 502, "ExecutionFailed", "upstream-failed response-refused"),
     (499, 200, 499, "ExecutionFailed", "caller-gone"),

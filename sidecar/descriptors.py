@@ -1,0 +1,27 @@
+"""How many descriptors may this process have, and for how many callers is that enough?"""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from typing import Final
+
+MOST: Final = 65_536
+OWN: Final = 128  # files, the store, idle connections to upstreams, whoever asks for health
+PER_CALL: Final = 2  # the caller's connection, and one to the upstream
+
+
+def take_all() -> tuple[int, int]:
+    """Many systems give a program 1,024 until it asks for what it may have. How many there were, and are now."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if before != resource.RLIM_INFINITY and before < wanted:
+        with suppress(ValueError, OSError):  # a system may allow less than it says; connections are bounded anyway
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def enough_for(connections: int) -> int:
+    """As many of these connections as there are descriptors for."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return connections if soft == resource.RLIM_INFINITY else min(connections, max(1, (soft - OWN) // PER_CALL))

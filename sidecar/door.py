@@ -1,0 +1,147 @@
+"""A connection waits to be accepted. Is there a place for it, a descriptor, and who waits for its handshake?
+
+Ours instead of the loop's own, because that one counts a connection only when its handshake is over, and has two
+answers to a process without descriptors: to hang up on everybody (uvloop), or to let everybody wait for a second
+(asyncio). Here those who do nothing make room, and what waits is taken a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from sidecar.seats import LOCAL, Guest, Seats, peer_of
+
+log = logging.getLogger("sidecar.door")
+
+BACKLOG = 512
+AT_ONCE = 64  # accepted in one turn of the loop: others want to be answered in between
+PAUSE_S = 0.1  # without a descriptor the socket stays ready, and to ask it again and again would hold the loop
+ROOM_FOR = 8
+TELL_EVERY_S = 10.0
+
+
+class Opening:
+    """One accepted connection and its place. `guest` is who speaks on it, from its first word to its last."""
+
+    __slots__ = ("_door", "guest", "handshake", "peer")
+
+    def __init__(self, door: Door, peer: str) -> None:
+        self._door, self.peer = door, peer
+        self.guest: Guest | None = None
+        self.handshake: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.guest is not None and self.guest.is_busy
+
+    @property
+    def is_silent(self) -> bool:
+        return self.guest is None or self.guest.is_silent
+
+    def dismiss(self) -> None:
+        """Close, now."""
+        if self.handshake is not None:
+            self.handshake.cancel()
+        if self.guest is not None:
+            self.guest.dismiss()
+
+    def leave(self) -> None:
+        """It is over: the place is free."""
+        self._door.seats.leave(self.peer, self)
+
+
+@dataclass(slots=True)
+class Door:
+    """Accepts the connections of one socket. A `speaker` names itself the opening's guest when it has its connection,
+    and says when it has lost it. `handshake_s` is what TLS may take, if there is any."""
+
+    sock: socket.socket
+    seats: Seats
+    speaker: Callable[[Opening], asyncio.BaseProtocol]
+    tls: ssl.SSLContext | None = None
+    handshake_s: float = 10.0
+    _opening: set[asyncio.Task[None]] = field(default_factory=set)
+    _pause: asyncio.TimerHandle | None = None
+    _told: dict[str, float] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self.sock.listen(BACKLOG)
+        self.sock.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more, and give up what is still being opened."""
+        if self._pause is not None:
+            self._pause.cancel()
+        asyncio.get_running_loop().remove_reader(self.sock)
+        self.sock.close()
+        for task in tuple(self._opening):
+            task.cancel()
+
+    def _resume(self) -> None:
+        self._pause = None
+        asyncio.get_running_loop().add_reader(self.sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                sock, address = self.sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # it left while it waited
+                continue
+            except OSError as error:  # no descriptor, or no memory: it waits in the backlog until there is one
+                self._wait(error)
+                return
+            self._let_in(sock, peer_of(address[0]) if self.sock.family != socket.AF_UNIX else LOCAL)
+
+    def _let_in(self, sock: socket.socket, peer: str) -> None:
+        opening = Opening(self, peer)
+        if not self.seats.take(peer, opening):
+            sock.close()
+            self._tell("connections are turned away: all places are in use", turned_away=self.seats.turned_away)
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(sock, opening))
+        opening.handshake = task
+        self._opening.add(task)
+        task.add_done_callback(partial(self._opened, sock, opening))
+
+    async def _connect(self, sock: socket.socket, opening: Opening) -> None:
+        sock.setblocking(False)
+        with suppress(OSError, TimeoutError):  # ssl.SSLError is one: who came cannot be spoken with
+            await asyncio.get_running_loop().connect_accepted_socket(
+                partial(self.speaker, opening),
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=self.handshake_s if self.tls is not None else None,
+            )
+
+    def _opened(self, sock: socket.socket, opening: Opening, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        opening.handshake = None
+        if opening.guest is None:  # a task that is cancelled before its first step closes nothing by itself
+            sock.close()
+            opening.leave()
+
+    def _wait(self, error: OSError) -> None:
+        self._tell("connections have to wait: the system gives us none", level=logging.ERROR, error=str(error))
+        self.seats.make_room(ROOM_FOR)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.sock)
+        self._pause = loop.call_later(PAUSE_S, self._resume)
+
+    def _tell(self, event: str, *, level: int = logging.WARNING, **facts: object) -> None:
+        """What happens a thousand times a second is said once in a while."""
+        now_s = time.monotonic()
+        if now_s >= self._told.get(event, 0.0):
+            self._told[event] = now_s + TELL_EVERY_S
+            log.log(level, event, extra=facts)

@@ -1,0 +1,278 @@
+"""Is everybody answered who can be, when connections, descriptors, time or patience run out?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from sidecar import arrival
+from sidecar.listeners import Listener, Patience, open_listener
+from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.server import ServerSettings
+from sidecar.whole import Whole
+from tests.flow.process import Served
+from tests.flow.raw import Wire, answer_in, request, statuses, wire
+from tests.flow.talk import reason_of
+from tests.flow.test_kill import Held, process
+from tests.flow.world import Upstream, World, until, world, write_folder
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(
+    address: Address | UnixAddress, tls: ssl.SSLContext | None = None, **patience: float
+) -> AsyncIterator[Listener]:
+    async def handle(_: web.BaseRequest) -> web.StreamResponse:
+        return Whole(200, b"here")
+
+    async def broken(_: str, status: int) -> web.StreamResponse:
+        return Whole(status)
+
+    listener = open_listener(address)
+    await listener.serve(handle, broken, Patience(**patience), tls)  # type: ignore[arg-type]  # by name
+    try:
+        yield listener
+    finally:
+        await listener.close(1.0)
+
+
+async def answered(listener: Listener, source: str = "127.0.0.1") -> bool:
+    """Whether one who comes from there is answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, local_addr=(source, 0))
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        return (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200")
+    except ConnectionError:
+        return False
+    finally:
+        writer.transport.abort()
+
+
+def half_open(listener: Listener, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Connections on which nothing is said."""
+    made = []
+    for _ in range(count):
+        sock = socket.create_connection(("127.0.0.1", listener.port), source_address=(source, 0))
+        sock.setblocking(False)
+        made.append(sock)
+    return made
+
+
+def still_open(socks: list[socket.socket]) -> int:
+    def is_open(sock: socket.socket) -> bool:
+        try:
+            return sock.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+
+    return sum(map(is_open, socks))
+
+
+async def test_a_flood_of_silence_takes_nobodys_place() -> None:
+    async with listening(Address("127.0.0.1", 0), max_connections=20) as listener:
+        flood = []
+        for _ in range(10):
+            flood += half_open(listener, 10, "127.0.0.66")
+            assert await answered(listener, "127.0.0.2")
+        assert await answered(listener, "127.0.0.66"), "not even the place of who is behind the same address"
+        await until(lambda: still_open(flood) <= 20)
+        for sock in flood:
+            sock.close()
+
+
+async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_many_as_there_are(tmp_path: Path) -> None:
+    async with listening(Address("127.0.0.1", 0), max_connections=20, max_per_peer=5) as listener:
+        flood, others = half_open(listener, 12), half_open(listener, 4, "127.0.0.2")
+        await until(lambda: still_open(flood) == 5)
+        assert still_open(others) == 4
+        for sock in (*flood, *others):
+            sock.close()
+    path = tmp_path / "sock"
+    async with listening(UnixAddress(path), max_connections=20, max_per_peer=5):
+        socks = [socket.socket(socket.AF_UNIX) for _ in range(12)]
+        for sock in socks:
+            sock.connect(str(path))
+            sock.setblocking(False)
+        await asyncio.sleep(0.1)
+        assert still_open(socks) == 12
+        for sock in socks:
+            sock.close()
+
+
+async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = descriptors_in("/proc/self/fd")
+    async with listening(Address("127.0.0.1", 0), tls, max_connections=5, header_timeout_s=0.4) as listener:
+        flood = half_open(listener, 12)
+        await until(lambda: still_open(flood) == 5)
+        await until(lambda: still_open(flood) == 0)
+        for sock in flood:
+            sock.close()
+    assert descriptors_in("/proc/self/fd") <= files
+
+
+BEYOND = 'listen: "0.0.0.0:0", public_url: "https://gw.acme.example", max_connections: 100'
+
+
+@pytest.mark.parametrize(
+    ("section", "per_peer"),
+    [
+        ({"max_connections": 100}, 0),  # agents beside us all have the same address
+        ({"max_connections": 100, "max_connections_per_peer": 7}, 7),
+        ({"max_connections": 100, "listen": "10.0.0.1:80", "tls": "external"}, 0),
+        ({"max_connections": 100, "listen": "10.0.0.1:80", "tls": {"cert_path": "a", "key_path": "b"}}, 75),
+        ({"max_connections": 1, "listen": "10.0.0.1:80", "tls": {"cert_path": "a", "key_path": "b"}}, 1),
+    ],
+)
+def test_how_many_connections_one_address_may_have(section: dict[str, Any], per_peer: int) -> None:
+    settings = ServerSettings.model_validate({"public_url": "https://gw.acme.example", **section})
+    assert settings.connections_per_peer == per_peer
+
+
+# --- patience -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_must_come_at_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "BODY_PATIENCE_S", 0.3)
+    settings = 'server: {listen: "127.0.0.1:0", body_rate_bytes_s: 1000}\n'
+    async with world(tmp_path, settings=settings) as running:
+        slow, steady = await asyncio.gather(sent_in_pieces(running, 20), sent_in_pieces(running, 120))
+        assert statuses(slow) == [400] and "did not arrive in time" in answer_in(slow)["error"]["message"]
+        assert statuses(steady) == [200]
+
+
+async def sent_in_pieces(running: World, size: int) -> bytes:
+    """What is answered to a body of which so many bytes come every 60 ms."""
+    body = request(running, "Connection: close")
+    head, _, rest = body.partition(b"\r\n\r\n")
+    rest += b" " * (1000 - len(rest))
+    head = head.replace(b"Content-Length: ", b"X-Was: ") + f"\r\nContent-Length: {len(rest)}\r\n\r\n".encode()
+
+    async def send(connection: Wire) -> None:
+        for start in range(0, len(rest), size):
+            await connection.send(rest[start : start + size])
+            await asyncio.sleep(0.06)
+
+    async with wire(running) as connection:
+        await connection.send(head)
+        sending = asyncio.create_task(send(connection))
+        answer = await connection.quiet()
+        sending.cancel()
+        return answer
+
+
+# --- more than can be done ------------------------------------------------------------------------------------------
+
+
+async def test_under_pressure_what_is_under_way_and_health_go_on(tmp_path: Path) -> None:
+    held = Held()
+    async with world(tmp_path, upstream=held.upstream) as running:
+        under_way = asyncio.create_task(running.call("search_code", {"repo": "acme/x"}))
+        await held.until(1)
+        running.app.pipeline.pressure.refused_share = 1.0
+        answer = await running.call("search_code", {"repo": "acme/x"})
+        assert (answer[0], reason_of(answer), answer[2]["Retry-After"]) == (503, "overloaded", "1")
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 200)):
+            async with running.http.get(running.admin_url + path) as response:
+                assert response.status == status
+                if path == "/readyz":
+                    assert "cannot keep up" in await response.text()
+        held.go.set()
+        assert (await under_way)[0] == 200
+        running.app.pipeline.pressure.refused_share = 0.0
+        assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
+        assert [record["reason"] for record in running.ends()] == ["overloaded", None, None]
+
+
+async def test_a_clock_that_jumps_is_on_record_and_stops_nobody(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        pressure = running.app.pipeline.pressure
+        for offset_s in (0.0, 3600.0, 0.0):
+            pressure.clock = partial(lambda offset_s: time.time() + offset_s, offset_s)
+            await pressure.look_at_clock()
+            assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
+        jumps = [record["control"] for record in running.records() if record["event"] == "control"]
+        assert [round(one["seconds"]) for one in jumps if one["what"] == "clock-jump"] == [3600, -3600]
+
+
+# --- no descriptor --------------------------------------------------------------------------------------------------
+
+
+async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
+    async with process(Upstream(), settings='server: {listen: "127.0.0.1:0", header_timeout_s: 60}\n') as client:
+        assert (await client.call())[0] == 200
+        running = client.running
+        assert running.process is not None
+        pid = running.process.pid
+        where, hard = urlsplit(running.url), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+        taken = descriptors_in(f"/proc/{pid}/fd")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken + 10, hard))
+        flood = [socket.create_connection((where.hostname, where.port)) for _ in range(60)]
+        await until(lambda: "the system gives us none" in running.log())
+        before_s = cpu_s(pid)
+        await asyncio.sleep(0.5)
+        assert cpu_s(pid) - before_s < 0.25, "it waits, and does not ask again and again"
+        answers = await asyncio.gather(*(client.call() for _ in range(4)), return_exceptions=True)
+        assert {answer[0] for answer in answers if isinstance(answer, tuple)} <= {200, 502}
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+        for sock in flood:
+            sock.close()
+        async with asyncio.timeout(3):
+            while [(await client.call())[0] for _ in range(10)] != [200] * 10:  # and no breaker opened for it
+                await asyncio.sleep(0.05)
+        running.signal(signal.SIGTERM)
+        assert await running.ended() == 0
+        assert running.verify()[0] == 0
+        assert running.log().count("the system gives us none") == 1
+
+
+def descriptors_in(folder: str) -> int:
+    return sum(1 for _ in Path(folder).iterdir())
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- asked to stop before it served ---------------------------------------------------------------------------------
+
+
+async def test_a_start_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
+    """Its issuer does not answer, so that its start takes long."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    issuer = f'{{issuer: "https://idp.example", jwks_url: "{address}/keys", algorithms: [ES256], kinds: [user]}}'
+    write_folder(tmp_path, "http://127.0.0.1:9/mcp", settings=f"identity: {{issuers: [{issuer}]}}\n")
+    running = Served(tmp_path)
+    log = (tmp_path / "stderr-1.log").open("wb")
+    running.process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml"), stderr=log
+    )
+    log.close()
+    asking, _ = await asyncio.to_thread(silent.accept)
+    running.signal(signal.SIGHUP)
+    running.signal(signal.SIGTERM)
+    assert await running.ended(3) == 0, running.log()
+    assert "told to stop before it served" in running.log()
+    assert not (tmp_path / "data" / "control.sock").exists()
+    asking.close()
+    silent.close()
