@@ -234,14 +234,17 @@ class Relay:
     async def read(self, answer: Answer) -> AsyncGenerator[sse.SseEvent, None]:
         """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
         once, others have their turn in between."""
-        parser = sse.SseParser(self._max_bytes)
-        async with aclosing(_slices(answer.chunks(deadline=self.exchange.clock()))) as slices:
+        parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
+        async with aclosing(_slices(answer.chunks(deadline=deadline))) as slices:
             async for piece in slices:
                 last = None
                 for event in parser.feed(piece):
                     if not (event.comment and last is sse.COMMENT):
                         yield event
                     last = event
+                    if deadline.at is not None and loop.time() >= deadline.at:
+                        # Who says more than can be judged is never waited for, and never late by itself.
+                        raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not come to an end in time")
 
     async def event(self, event: sse.SseEvent, sent: Sink, until_answer: bool) -> bool:
         """Pass one event on; True when it was the answer."""
