@@ -1,7 +1,8 @@
 -- May this call be charged against all of its limits? All are asked first; then all are charged, or none.
 --
 -- KEYS  the decision's record, then one counter per charge (one hash tag, so that they share a slot)
--- ARGV  decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
+-- ARGV  decision id, record ttl ms (0: only look, charge nothing), lease µs; then per charge: kind, amount, most,
+--       interval µs. What has a unit counts in millionths of it.
 -- Reply decision id, 1 admitted | 0 refused | 2 given back already, now µs; then per charge: remaining, wait µs, reset µs
 --
 -- The same arithmetic as counters.py, in integers below 2^53, which Redis writes out exactly. The clock is the server's.
@@ -81,6 +82,32 @@ function ask.day(key, amount, most)
   end
 end
 
+-- The beginning of a month in µs, UTC; `month` counts from January of the year 0. Years that begin in March end with
+-- their leap day, and their months' lengths lie on a line.
+local function begins(month)
+  local year, since_march = math.floor((month - 2) / 12), (month - 2) % 12
+  local days = 365 * year + math.floor(year / 4) - math.floor(year / 100) + math.floor(year / 400)
+  return (days + math.floor((153 * since_march + 2) / 5) - 719468) * DAY
+end
+
+-- hash: b, e the month's beginning and end in µs, n its count
+function ask.month(key, amount, most)
+  local got = redis.call('HMGET', key, 'b', 'e', 'n')
+  local from, reset, count = whole(got[1], 0), whole(got[2], 0), whole(got[3], 0)
+  if now >= reset then
+    local month = 1970 * 12 + math.floor(now / DAY / 30.436875)
+    while begins(month) > now do month = month - 1 end
+    while begins(month + 1) <= now do month = month + 1 end
+    from, reset, count = begins(month), begins(month + 1), 0
+  end
+  local wait = count + amount > most and reset - now or 0
+  return math.max(0, most - count), wait, reset, function()
+    redis.call('HSET', key, 'b', from, 'e', reset, 'n', count + amount)
+    if count == 0 then redis.call('PEXPIRE', key, math.ceil((reset - now) / 1000) + 3600000) end
+    return math.max(0, most - count - amount), reset
+  end
+end
+
 -- hash: t when the burst is whole again; the last low tide z, the backlog l then, and the one before y (counters.py)
 function ask.rate(key, amount, most, interval)
   local got = redis.call('HMGET', key, 't', 'z')
@@ -124,7 +151,7 @@ if done == 0 then
   admitted = 2
 elseif done > 0 then
   admitted = 1
-elseif admitted == 1 then
+elseif admitted == 1 and record_ms ~= '0' then
   redis.call('SET', KEYS[1], now, 'PX', record_ms)
   for i = 2, #KEYS do
     local to = 3 * (i - 2)

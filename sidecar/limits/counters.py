@@ -5,16 +5,18 @@ the two against each other. What each counter answers: `has_room` and `ask` read
 `charge` is called only after all of a call's limits had room, `give_back` undoes one charge.
 
     Sliding   hour          one-minute buckets: in no 60 minutes more than N, quiet for 61 and all N are back
-    Daily     day           one calendar day, UTC
+    Calendar  day, month    one calendar day or month, UTC
     Rate      rate          GCRA: one number, the time at which the burst is whole again
     Slots     concurrency   leases that end by themselves
 
-A clock that steps back loses no count: a counter goes on in the latest bucket or day that it has seen.
+A clock that steps back loses no count: a counter goes on in the latest bucket, day or month that it has seen.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sidecar.limits.plan import Charge
@@ -106,17 +108,18 @@ class Sliding:
         return not self._total
 
 
-class Daily:
-    """At most `most` in one calendar day, UTC."""
+class Calendar:
+    """At most `most` in one period of the calendar: `end_of` is the end of the one around a moment, in µs."""
 
-    __slots__ = ("_count", "_ends_us")
+    __slots__ = ("_count", "_end_of", "_ends_us")
 
-    def __init__(self) -> None:
-        self._ends_us = 0  # the next midnight
+    def __init__(self, end_of: Callable[[int], int]) -> None:
+        self._end_of = end_of
+        self._ends_us = 0
         self._count = 0
 
     def _turn(self, now_us: int) -> None:
-        self._ends_us, self._count = _midnight_us(now_us), 0
+        self._ends_us, self._count = self._end_of(now_us), 0
 
     def has_room(self, charge: Charge, now_us: int) -> bool:
         if now_us >= self._ends_us:
@@ -134,7 +137,7 @@ class Daily:
         return charge.most - count, 0, self._ends_us
 
     def give_back(self, charge: Charge, charged_us: int, owner: str) -> None:
-        if _midnight_us(charged_us) == self._ends_us:
+        if self._end_of(charged_us) == self._ends_us:
             self._count = max(0, self._count - charge.amount)
 
     def idle(self, now_us: int) -> bool:
@@ -143,9 +146,16 @@ class Daily:
         return not self._count
 
 
-def _midnight_us(moment_us: int) -> int:
-    """The first one after this moment."""
+def day_end_us(moment_us: int) -> int:
+    """The first midnight after this moment, UTC."""
     return (moment_us // DAY_US + 1) * DAY_US
+
+
+def month_end_us(moment_us: int) -> int:
+    """The first midnight of the next month, UTC."""
+    moment = datetime.fromtimestamp(moment_us // SECOND_US, UTC)
+    year, months = divmod(12 * moment.year + moment.month, 12)
+    return int(datetime(year, months + 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 
 
 class Rate:
@@ -246,4 +256,4 @@ class Slots:
         return not self._ends_us
 
 
-Counter = Sliding | Daily | Rate | Slots
+Counter = Sliding | Calendar | Rate | Slots

@@ -10,7 +10,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from sidecar.limits.counters import SECOND_US, Counter, Daily, Rate, Sliding, Slots
+from sidecar.limits.counters import (
+    SECOND_US,
+    Calendar,
+    Counter,
+    Rate,
+    Sliding,
+    Slots,
+    Standing,
+    day_end_us,
+    month_end_us,
+)
 from sidecar.limits.plan import Charge, Kind
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
 
@@ -36,6 +46,7 @@ class MemoryStore:
         self._tables: dict[Kind, OrderedDict[str, Counter]] = {
             "hour": OrderedDict(),
             "day": OrderedDict(),
+            "month": OrderedDict(),
             "rate": OrderedDict(),
             "concurrency": OrderedDict(),
         }
@@ -76,10 +87,16 @@ class MemoryStore:
         self._remember(decision_id, 0, self._now_us())
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        self._records.pop(decision_id, None)
+        charged_us, _ = self._records.pop(decision_id, (0, 0))
         for charge in charges:
-            if charge.kind == "concurrency" and (counter := self._tables["concurrency"].get(charge.key)):
-                counter.give_back(charge, 0, decision_id)
+            counter = self._tables[charge.kind].get(charge.key)
+            if counter and (charged_us or charge.kind == "concurrency"):
+                counter.give_back(charge, charged_us, decision_id)
+
+    async def look(self, charges: Charges) -> tuple[Standing, ...]:
+        now_us = self._now_us()
+        known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
+        return tuple((counter or self._fresh(charge.kind)).ask(charge, now_us) for charge, counter in known)
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         now_us = self._now_us()
@@ -107,7 +124,9 @@ class MemoryStore:
             case "hour":
                 return Sliding()
             case "day":
-                return Daily()
+                return Calendar(day_end_us)
+            case "month":
+                return Calendar(month_end_us)
             case "rate":
                 return Rate()
             case "concurrency":

@@ -17,7 +17,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Principal, RowLimit
 
 REMEMBERED_PLANS = 4096  # some 2 KB each; the pairs of object and chain in use are rarely more
 
-Kind = Literal["hour", "day", "rate", "concurrency"]
+Kind = Literal["hour", "day", "month", "rate", "concurrency"]
 RolesOf = Callable[[Principal], frozenset[str]]
 
 
@@ -49,7 +49,8 @@ class Charge:
     """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter.
 
     `most` is the limit's number (a rate's burst), `interval_us` a rate's time between two calls, `window_s` how long
-    the limit looks back (0 for concurrency).
+    the limit looks back (0 for concurrency, a long month for months). Of a limit with a `unit` it is not calls that
+    count but what they cost; `most` and `amount` are then in millionths of that unit (money.py).
     """
 
     limit: str
@@ -58,6 +59,7 @@ class Charge:
     most: int
     amount: int = 1
     interval_us: int = 0
+    unit: str = ""
 
     window_s: float = field(init=False, compare=False)
 
@@ -65,7 +67,7 @@ class Charge:
         object.__setattr__(self, "window_s", _WINDOWS_S.get(self.kind, self.most * self.interval_us / 1e6))
 
 
-_WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "concurrency": 0.0}
+_WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 86400.0, "concurrency": 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.limits.counters import SECOND_US
+from sidecar.limits.counters import SECOND_US, Standing
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
 from sidecar.limits.wire import Connection, Wire, WireLost
 
@@ -38,6 +38,8 @@ CONNECT_S = 1.0
 PAUSES_S = (0.0, 0.1, 0.25, 0.5)
 LONGEST_PAUSE_S = 1.0
 MAX_OWED = 10_000
+LOOK = "look"
+"""Stands where a decision id would, and is none."""
 PREFIX = "{sidecar}:"
 """One hash tag: a Lua call may touch one slot of a cluster only, so all limits of a deployment live in one."""
 
@@ -135,12 +137,21 @@ class RedisStore:
         self._say(Settlement("give_back", charges, decision_id, self._now_s() + REMEMBER_S))
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        if any(charge.kind == "concurrency" for charge in charges):
-            self._say(Settlement("release", charges, decision_id, self._now_s() + self._lease_s))
+        if charges:
+            until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
+            self._say(Settlement("release", charges, decision_id, until_s))
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         if self._wire:
             self._say(Settlement("extend", charges, decision_id, self._now_s()))
+
+    async def look(self, charges: Charges) -> tuple[Standing, ...]:
+        wire = await self._ready()
+        try:
+            reply = await self._run(wire, self._admit, self._arguments(charges, LOOK, record_ms=0))
+            return _verdict(reply, charges, LOOK).standings
+        except (WireLost, ResponseError, _ForeignReplyError) as error:
+            raise StoreUnavailable(type(error).__name__) from error
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
         wire = await self._ready()
@@ -174,11 +185,13 @@ class RedisStore:
         except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
             return await wire.ask("EVAL", script.text, *arguments)
 
-    def _arguments(self, charges: Charges, decision_id: str, verb: Verb | None = None) -> list[str | int]:
+    def _arguments(
+        self, charges: Charges, decision_id: str, verb: Verb | None = None, record_ms: int = REMEMBER_S * 1000
+    ) -> list[str | int]:
         arguments: list[str | int] = [len(charges) + 1, f"{PREFIX}call:{decision_id}"]
         arguments += [PREFIX + charge.key for charge in charges]
         arguments += [verb] if verb else []
-        arguments += [decision_id, REMEMBER_S * 1000, int(self._lease_s * SECOND_US)]
+        arguments += [decision_id, record_ms, int(self._lease_s * SECOND_US)]
         for charge in charges:
             arguments += (charge.kind, charge.amount, charge.most, charge.interval_us)
         return arguments

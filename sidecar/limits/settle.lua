@@ -1,4 +1,4 @@
--- The call is over, or goes on: give its charges back, release its slots, or keep them.
+-- The call is over, or goes on: give all its charges back; or its slots, and what it did not spend; or keep its slots.
 --
 -- KEYS  the decision's record, then its counters, as for admit.lua
 -- ARGV  "give_back" | "release" | "extend", decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
@@ -32,6 +32,12 @@ function give_back.day(key, charged, amount)
   redis.call('HINCRBY', key, 'n', -amount)
 end
 
+function give_back.month(key, charged, amount)
+  local got = redis.call('HMGET', key, 'b', 'e', 'n')
+  if charged < whole(got[1], 0) or charged >= whole(got[2], 0) or whole(got[3], 0) < amount then return end
+  redis.call('HINCRBY', key, 'n', -amount)
+end
+
 function give_back.rate(key, charged, amount, interval)
   local got = redis.call('HMGET', key, 't', 'z', 'l', 'y')
   if not got[1] then return end
@@ -61,7 +67,10 @@ if verb == 'give_back' then
   -- Also when there was no charge yet: one that arrives later finds itself given back.
   redis.call('SET', KEYS[1], '0', 'PX', record_ms)
 elseif verb == 'release' then
-  each(function(kind, key) if kind == 'concurrency' then redis.call('ZREM', key, owner) end end)
+  local charged = whole(redis.call('GET', KEYS[1]), 0)
+  each(function(kind, key, amount, interval)
+    if charged > 0 or kind == 'concurrency' then give_back[kind](key, charged, amount, interval) end
+  end)
   redis.call('DEL', KEYS[1])
 elseif verb == 'extend' then
   redis.call('PEXPIRE', KEYS[1], record_ms)

@@ -60,10 +60,14 @@ class Store(Protocol):
         """Undo a reservation, also one whose answer never came."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """Free the slots of a call that is over; its other charges stay for good."""
+        """A call is over: give back its slots, and what it reserved and did not spend. `charges` are that, and no
+        more; all else that it was charged stays for good."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Keep the slots of a call that goes on."""
+
+    async def look(self, charges: Charges) -> tuple[Standing, ...]:
+        """Where limits stand, one for each; nothing is charged. Raises StoreUnavailable."""
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
         """What a Lua script answers that works on one key of all replicas. Raises StoreUnavailable; a store that

@@ -130,6 +130,8 @@ def _most(charged: Charged) -> str:
             return f"{charge.most} in an hour"
         case "day":
             return f"{charge.most} in a day"
+        case "month":
+            return f"{charge.most} in a month"
         case "concurrency":
             return f"{charge.most} at a time"
         case "rate":

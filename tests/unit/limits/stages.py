@@ -16,6 +16,7 @@ from sidecar.limits.store import Store
 from tests.valkey import Valkey
 
 MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+MONTH_US = 31 * DAY_US  # no month is longer
 START_US = 1_795_824_000_000_000  # 2026-11-28T00:00:00Z, a midnight
 LEASE_S = 60.0
 CLOCK = "{sidecar}:test-clock"
@@ -71,5 +72,6 @@ def on_test_clock(name: str) -> Script:
     return Script.of(text.replace(real, f"redis.call('LRANGE', '{CLOCK}', 0, -1)"))
 
 
-def charge(kind: Kind, most: int, name: str = "a", interval_us: int = 0) -> Charge:
-    return Charge(f"test:{name}:{kind}", kind, f"{kind}:{name}", most, interval_us=interval_us)
+def charge(kind: Kind, most: int, name: str = "a", interval_us: int = 0, amount: int = 1, unit: str = "") -> Charge:
+    key = f"{kind}:{name}"
+    return Charge(f"test:{name}:{kind}", kind, key, most, amount=amount, interval_us=interval_us, unit=unit)

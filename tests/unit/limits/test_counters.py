@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.limits.counters import Counter, Daily, Rate, Sliding, Slots
+from sidecar.limits.counters import Calendar, Counter, Rate, Sliding, Slots, day_end_us, month_end_us
 from sidecar.limits.plan import Charge
 from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, START_US, charge
 
@@ -60,9 +61,16 @@ def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_acro
 
 @given(PAUSES_US, st.integers(1, 4))
 def test_no_calendar_day_has_more_than_its_quota(pauses_us: list[int], most: int) -> None:
-    moments = admitted_at(Daily(), charge("day", most), pauses_us)
+    moments = admitted_at(Calendar(day_end_us), charge("day", most), pauses_us)
     days = [moment // DAY_US for moment in moments]
     assert all(days.count(day) <= most for day in days)
+
+
+@given(st.lists(st.integers(0, 20 * DAY_US), max_size=40), st.integers(1, 4))
+def test_no_calendar_month_has_more_than_its_quota(pauses_us: list[int], most: int) -> None:
+    moments = admitted_at(Calendar(month_end_us), charge("month", most), pauses_us)
+    months = [time.strftime("%Y-%m", time.gmtime(moment // 1_000_000)) for moment in moments]
+    assert all(months.count(month) <= most for month in months)
 
 
 @given(
@@ -119,10 +127,16 @@ def test_a_lease_taken_after_the_clock_stepped_back_ends_no_later_for_it() -> No
     assert slots.has_room(limit, START_US + 60)
 
 
-@given(st.integers(0, 2 * DAY_US))
+@given(st.integers(0, 40 * DAY_US))
 def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None:
-    limits = (charge("hour", 2), charge("day", 2), charge("rate", 2, interval_us=1_000_000), charge("concurrency", 2))
-    for limit, make in zip(limits, (Sliding, Daily, Rate, lambda: Slots(60_000_000)), strict=True):
+    counters: list[tuple[Charge, Callable[[], Counter]]] = [
+        (charge("hour", 2), Sliding),
+        (charge("day", 2), lambda: Calendar(day_end_us)),
+        (charge("month", 2), lambda: Calendar(month_end_us)),
+        (charge("rate", 2, interval_us=1_000_000), Rate),
+        (charge("concurrency", 2), lambda: Slots(60_000_000)),
+    ]
+    for limit, make in counters:
         used, now_us = make(), START_US + pause_us
         used.charge(limit, START_US, "owner")
         if used.idle(now_us):

@@ -59,7 +59,7 @@ async def test_every_key_has_an_end(fresh_valkey: Valkey) -> None:
         for number in range(4):
             await store.reserve(ALL, f"call-{number}")
         store.give_back(ALL, "call-0")
-        store.release(ALL, "call-1")
+        store.release((SLOTS,), "call-1")
         store.extend(ALL, "call-2")
         store.give_back(ALL, "never-charged")
         await store.ping()
@@ -77,7 +77,7 @@ async def test_settling_what_redis_has_forgotten_leaves_nothing_behind(fresh_val
         with fresh_valkey.client() as client:
             client.delete(*(PREFIX + limit.key for limit in ALL))
             store.give_back(ALL, "back")
-            store.release(ALL, "released")
+            store.release((SLOTS,), "released")
             store.extend(ALL, "extended")
             await store.ping()
             assert set(stored(client)) == {f"{PREFIX}call:back", f"{PREFIX}call:extended"}
@@ -279,7 +279,7 @@ async def test_a_user_who_may_do_nothing_else_is_enough_and_a_wrong_password_is_
                 for number in range(3):
                     await store.reserve(ALL, f"call-{number}")
                 store.give_back(ALL, "call-0")
-                store.release(ALL, "call-1")
+                store.release((SLOTS,), "call-1")
                 store.extend(ALL, "call-2")
                 assert [await used(store, limit) for limit in ALL] == [2, 2, 2, 1]
             async with opened(f"unix://limits:wrong@{fresh_valkey.path}") as store:

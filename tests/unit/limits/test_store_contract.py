@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
 
-from sidecar.limits.plan import Charge
+from sidecar.limits.plan import Charge, Kind
 from sidecar.limits.store import StoreUnavailable, Verdict
-from tests.unit.limits.stages import DAY_US, HOUR_US, LEASE_S, MINUTE_US, START_US, Stage, charge
+from tests.unit.limits.stages import DAY_US, HOUR_US, LEASE_S, MINUTE_US, MONTH_US, START_US, Stage, charge
 
-HOUR, DAY, RATE, SLOTS = (
+HOUR, DAY, MONTH, RATE, SLOTS = (
     charge("hour", 3),
     charge("day", 3),
+    charge("month", 3),
     charge("rate", 3, interval_us=1_000_000),
     charge("concurrency", 3),
 )
-EVERY_KIND = pytest.mark.parametrize("limit", [HOUR, DAY, RATE, SLOTS], ids=lambda limit: limit.kind)
+KINDS = [HOUR, DAY, MONTH, RATE, SLOTS]
+EVERY_KIND = pytest.mark.parametrize("limit", KINDS, ids=lambda limit: limit.kind)
+PERIOD = pytest.mark.parametrize("kind", ["hour", "day", "month"])
+CENT = 10_000  # of a unit, in millionths
 
 
 async def fill(stage: Stage, *charges: Charge, times: int, prefix: str = "call") -> list[Verdict]:
@@ -41,7 +47,7 @@ async def test_as_many_are_admitted_as_the_limit_says_and_not_one_more(stage: St
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("other", [HOUR, DAY, RATE, SLOTS], ids=lambda limit: limit.kind)
+@pytest.mark.parametrize("other", KINDS, ids=lambda limit: limit.kind)
 async def test_a_call_refused_by_one_limit_moves_no_other(stage: Stage, limit: Charge, other: Charge) -> None:
     full = charge(limit.kind, 1, "full", limit.interval_us)
     await stage.store.reserve((full,), "first")
@@ -88,7 +94,7 @@ async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_
 ) -> None:
     new = charge(limit.kind, 3, "new", limit.interval_us)
     await fill(stage, limit, times=3)
-    stage.wait(DAY_US)
+    stage.wait(MONTH_US)
     await fill(stage, limit, new, times=2, prefix="later")
     assert [await remaining(stage, limit), await remaining(stage, new)] == [1, 1]
 
@@ -96,14 +102,14 @@ async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_
 async def test_releasing_frees_the_slot_and_keeps_the_other_charges(stage: Stage) -> None:
     await stage.store.reserve((HOUR, SLOTS), "call")
     for _ in range(2):
-        stage.store.release((HOUR, SLOTS), "call")
+        stage.store.release((SLOTS,), "call")
     assert await remaining(stage, SLOTS) == 3
     assert await remaining(stage, HOUR) == 2
 
 
 async def test_nothing_comes_back_after_a_release(stage: Stage) -> None:
     await stage.store.reserve((HOUR, SLOTS), "call")
-    stage.store.release((HOUR, SLOTS), "call")
+    stage.store.release((SLOTS,), "call")
     stage.store.give_back((HOUR, SLOTS), "call")
     assert await remaining(stage, HOUR) == 2
 
@@ -165,6 +171,89 @@ async def test_a_day_that_is_over_takes_nothing_back(stage: Stage) -> None:
     assert await remaining(stage, DAY) == 1
 
 
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        (datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)),
+        (datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)),
+        (datetime(2027, 2, 28, 23, 59, 59, tzinfo=UTC), datetime(2027, 3, 1, tzinfo=UTC)),
+        (datetime(2028, 2, 28, 23, 59, 59, tzinfo=UTC), datetime(2028, 3, 1, tzinfo=UTC)),
+        (datetime(2028, 2, 29, 23, 59, 59, tzinfo=UTC), datetime(2028, 3, 1, tzinfo=UTC)),
+        (datetime(2100, 2, 28, 23, 59, 59, tzinfo=UTC), datetime(2100, 3, 1, tzinfo=UTC)),
+    ],
+    ids=lambda moment: moment.date().isoformat(),
+)
+async def test_a_month_ends_with_its_last_day_utc(stage: Stage, last: datetime, ends: datetime) -> None:
+    end_us = int(ends.timestamp()) * 1_000_000
+    stage.to(int(last.timestamp()) * 1_000_000)
+    verdicts = await fill(stage, MONTH, times=4)
+    assert verdicts[-1].standings[0] == (0, end_us - stage.now_us, end_us)
+    stage.to(end_us - 1)
+    assert not (await stage.store.reserve((MONTH,), "too early")).admitted
+    stage.wait(1)
+    assert await remaining(stage, MONTH) == 3
+
+
+async def test_a_month_that_is_over_takes_nothing_back(stage: Stage) -> None:
+    await fill(stage, MONTH, times=3)
+    stage.to(int(datetime(2026, 12, 1, tzinfo=UTC).timestamp()) * 1_000_000)
+    await fill(stage, MONTH, times=2, prefix="december")
+    stage.store.give_back((MONTH,), "call-0")
+    assert await remaining(stage, MONTH) == 1
+
+
+@PERIOD
+async def test_what_a_call_may_cost_is_reserved_and_what_it_did_not_cost_comes_back(stage: Stage, kind: Kind) -> None:
+    most = charge(kind, 100 * CENT, amount=50 * CENT, unit="usd")
+    verdicts = await fill(stage, most, times=3)
+    assert [verdict.admitted for verdict in verdicts] == [True, True, False]
+    assert [verdict.standings[0].remaining for verdict in verdicts] == [50 * CENT, 0, 0]
+    for _ in range(3):  # however often it is said
+        stage.store.release((replace(most, amount=49 * CENT),), "call-0")
+    verdicts = await fill(stage, replace(most, amount=49 * CENT), times=2, prefix="next")
+    assert [verdict.admitted for verdict in verdicts] == [True, False]
+
+
+@PERIOD
+async def test_what_was_given_back_is_not_settled_again(stage: Stage, kind: Kind) -> None:
+    most = charge(kind, 100, amount=60)
+    await stage.store.reserve((most,), "call")
+    stage.store.give_back((most,), "call")
+    stage.store.release((replace(most, amount=60),), "call")
+    await stage.store.reserve((most,), "other")
+    assert [standing.remaining for standing in await stage.store.look((most,))] == [40]
+
+
+@PERIOD
+async def test_the_largest_budgets_are_counted_to_the_last_millionth(stage: Stage, kind: Kind) -> None:
+    most = 999_999_999_999_999
+    whole, last = charge(kind, most, amount=most - 1), charge(kind, most)
+    assert (await stage.store.reserve((whole,), "all but one")).standings[0].remaining == 1
+    assert (await stage.store.reserve((last,), "last")).admitted
+    assert not (await stage.store.reserve((last,), "one too many")).admitted
+    stage.store.release((replace(whole, amount=most - 2),), "all but one")
+    assert [standing.remaining for standing in await stage.store.look((last,))] == [most - 2]
+
+
+async def test_what_one_unit_cannot_pay_costs_nothing_of_another(stage: Stage) -> None:
+    usd, tokens = charge("day", 10, "usd", amount=6, unit="usd"), charge("month", 10, "tokens", amount=1, unit="token")
+    verdicts = await fill(stage, usd, tokens, HOUR, SLOTS, times=2)
+    assert [verdict.admitted for verdict in verdicts] == [True, False]
+    standings = await stage.store.look((usd, tokens, HOUR, SLOTS))
+    assert [standing.remaining for standing in standings] == [4, 9, 2, 2]
+
+
+@EVERY_KIND
+async def test_looking_charges_nothing(stage: Stage, limit: Charge) -> None:
+    assert [standing.remaining for standing in await stage.store.look((limit,))] == [3]
+    await fill(stage, limit, times=2)
+    for _ in range(3):
+        assert [standing.remaining for standing in await stage.store.look((limit,))] == [1]
+    assert (await stage.store.reserve((limit,), "last")).admitted
+    standing = (await stage.store.look((limit,)))[0]
+    assert (standing.remaining, standing.wait_us > 0) == (0, True)
+
+
 async def test_a_rate_lets_a_burst_through_and_then_one_call_per_interval(stage: Stage) -> None:
     verdicts = await fill(stage, RATE, times=4)
     assert verdicts[-1].standings[0] == (0, 1_000_000, START_US + 3_000_000)
@@ -207,7 +296,7 @@ async def test_a_clock_that_steps_back_lifts_no_limit_and_blocks_nobody_for_ever
     await fill(stage, limit, times=3)
     stage.wait(-HOUR_US)
     assert not (await stage.store.reserve((limit,), "earlier")).admitted
-    stage.wait(DAY_US + 2 * HOUR_US)
+    stage.wait(MONTH_US + 2 * HOUR_US)
     assert await remaining(stage, limit) == 3
 
 

@@ -7,20 +7,24 @@ several calls, several limits, undoing and waiting.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.limits.plan import Charge
 from sidecar.limits.store import Verdict
-from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, Stage, charge, memory_stage, redis_stage
+from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, MONTH_US, Stage, charge, memory_stage, redis_stage
 from tests.valkey import Valkey
 
 LIMITS = (
     charge("hour", 3),
     charge("hour", 5, "b"),
     charge("day", 4),
+    charge("month", 4),
+    charge("hour", 40, "cost", amount=10, unit="usd"),
+    charge("day", 50, "cost", amount=7, unit="usd"),
+    charge("month", 60, "cost", amount=9, unit="token"),
     charge("rate", 2, interval_us=1_500_000),
     charge("rate", 3, "b", interval_us=333_334),
     charge("concurrency", 2),
@@ -44,9 +48,17 @@ STEPS = st.builds(
     st.one_of(
         st.just(0),
         st.integers(0, 2_000_000),
-        st.sampled_from([MINUTE_US - 1, MINUTE_US, 20 * MINUTE_US, HOUR_US, HOUR_US + MINUTE_US, DAY_US]),
+        st.sampled_from(
+            [MINUTE_US - 1, MINUTE_US, 20 * MINUTE_US, HOUR_US, HOUR_US + MINUTE_US, DAY_US, 3 * DAY_US, MONTH_US]
+        ),
     ),
 )
+
+
+def unspent(limits: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """What comes back when a call is over: its slots, and of what it might have cost all but 3."""
+    slots = (limit for limit in limits if limit.kind == "concurrency")
+    return (*slots, *(replace(limit, amount=limit.amount - 3) for limit in limits if limit.unit))
 
 
 async def told(stage: Stage, steps: list[Step]) -> list[Verdict]:
@@ -63,7 +75,7 @@ async def told(stage: Stage, steps: list[Step]) -> list[Verdict]:
                 calls.append((str(number), step.limits, stage.now_us))
         elif recent:
             name, limits, _ = recent[-1 - step.number % len(recent)]
-            getattr(stage.store, step.verb)(limits, name)
+            getattr(stage.store, step.verb)(unspent(limits) if step.verb == "release" else limits, name)
             if step.verb == "release":
                 calls = [call for call in calls if call[0] != name]  # it is over
     return verdicts
