@@ -30,6 +30,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.audit.sinks import open_sink, place_of
 from sidecar.callbacks import Callbacks, callbacks_from
 from sidecar.crowds import Crowds, give_memory_back
 from sidecar.descriptors import enough_for
@@ -294,6 +295,8 @@ class App:
             trouble.append("the store of the task API is out: no task can be created or shown")
         if self.pipeline.pressure.refused_share:
             trouble.append("the loop cannot keep up: a share of new calls is refused")
+        if not self.audit.writer.up:
+            trouble.append("the evidence cannot be written: what needs it is refused")
         if not self.switch.saved:
             trouble.append("disabled principals cannot be saved: a restart would not know all of them")
         trouble += [f"no usable keys of {state.issuer}" for state in self._keyless()]
@@ -396,10 +399,10 @@ class App:
         try:
             await self.audit.control(what, by, **facts)
         except Refusal:
-            log.error("the audit file cannot be written", extra={"control": what})
-            hint = "is its disk full, or read-only?"
-            path = self.settings.audit_path
-            raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111", hint=hint)]) from None
+            log.error("the audit cannot be written", extra={"control": what})
+            hint = "is its disk full, or read-only? Is who takes it awake?"
+            place = place_of(self.settings)
+            raise SettingsError([fault_in(place, "the audit cannot be written", code="A111", hint=hint)]) from None
 
     # --- beginnings -------------------------------------------------------------------------------------------------
 
@@ -579,16 +582,25 @@ async def _broken_at_admin(peer: str, status: int) -> web.Response:
 
 
 def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
-    audit = Audit.open(
-        path=settings.audit_path,
-        key=load_or_make_key(settings.audit_key_path),
-        durability=settings.audit.durability,
-        instance=f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}",
-        clock=time,
-        new_id=time_ordered_ids(time),
-        metrics=metrics,
-        evidence_path=settings.evidence_path,
-    )
+    key = load_or_make_key(settings.audit_key_path)
+    instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
+    opened = open_sink(settings, key, instance)
+    try:
+        audit = Audit(
+            opened.sink,
+            opened.found,
+            key=key,
+            durability=settings.audit.durability,
+            instance=instance,
+            clock=time,
+            new_id=time_ordered_ids(time),
+            metrics=metrics,
+            evidence_path=settings.evidence_path,
+        )
+    except OSError as error:
+        opened.sink.close()
+        message = f"the audit cannot be written: {error}"
+        raise SettingsError([fault_in(opened.place, message, code="A111")]) from None
     if audit.found:
         log.warning("the audit was not in order", extra={"found": audit.found})
     return audit

@@ -5,7 +5,11 @@ stamps      ids and times
 digest      keyed digests of arguments and facts; the key
 chain       a line's seal, the anchor beside the file
 evidence    results that are kept beside the log, and named by it
-writer      onto the file whole or not at all; what a start finds
+writer      the thread that writes, and who waits for it
+file        onto the file whole or not at all; what a start finds
+carriers    the same where nothing can be taken back: output (a pipe), redis_stream, otlp (otlp_form: its bytes)
+copies      what the file took, elsewhere too
+sinks       which of these the settings mean
 recorder    one request's evidence while it is under way; control events
 verify      reads it all back and says what that proves
 render      a record for people
@@ -15,4 +19,12 @@ from sidecar.audit.digest import AuditKey, load_key, load_or_make_key
 from sidecar.audit.recorder import Audit, Recording
 from sidecar.audit.stamps import Clock, time_ordered_ids
 
-__all__ = ["Audit", "AuditKey", "Clock", "Recording", "load_key", "load_or_make_key", "time_ordered_ids"]
+__all__ = [
+    "Audit",
+    "AuditKey",
+    "Clock",
+    "Recording",
+    "load_key",
+    "load_or_make_key",
+    "time_ordered_ids",
+]

@@ -95,7 +95,7 @@ class AuditFile:
         """As `Sink.append`. Raises OSError; the file is then as it was."""
         if self._unsettled:
             self._take_back()
-        lines, end = _sealed(records, self.end)
+        lines, end = sealed(records, self.end)
         count = end.seq - self.end.seq
         self._unsettled = True
         try:
@@ -112,6 +112,9 @@ class AuditFile:
         self._unsettled = False
         self.end, self._size = end, self._size + len(lines)
         return count
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`. Nothing hurries a disk, and to close a file under a write would be to lose count of it."""
 
     def close(self) -> None:
         """Let the file go; what is appended afterwards fails."""
@@ -142,7 +145,7 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -
         if last is None:
             raise _foreign(path)
     head = parse_head(raw_head)
-    what = _findings(last, whole, raw_head, head, key)
+    what = findings(last, whole, raw_head, head, key)
     trusted = head.end if head is not None and head.made_with(key) else BEGINNING
     end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
     facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
@@ -152,7 +155,7 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -
     return Found(end, size - len(torn), what, {"found": list(what), **facts} if what else {})
 
 
-def _sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
+def sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
     """As many of the records as fit into one append, as lines behind that end; and where they end themselves."""
     lines, size = [], 0
     seq, digest = end
@@ -169,7 +172,7 @@ def _sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
     return b"".join(lines), End(seq, digest)
 
 
-def _findings(last: Sealed | None, lines: bytes, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
+def findings(last: Sealed | None, lines: bytes, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
     changed = ("line-changed",) if last is not None and not last.intact else ()
     return (*changed, *_anchor_findings(last, lines, raw_head, head, key))
 

@@ -28,10 +28,10 @@ from typing import Any, Literal
 from sidecar.audit import record as shape
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import EvidenceFile, Named, evidence_line, evidence_record
-from sidecar.audit.file import AuditFile
+from sidecar.audit.file import AuditFile, Found
 from sidecar.audit.record import Counts, Event
 from sidecar.audit.stamps import Clock, timestamps
-from sidecar.audit.writer import Writer
+from sidecar.audit.writer import Sink, Writer
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
@@ -59,19 +59,25 @@ class Audit:
 
     def __init__(
         self,
-        file: AuditFile,
+        sink: Sink,
+        found: Found,
         *,
         key: AuditKey,
         durability: Durability,
         instance: str,
         clock: Clock,
         new_id: Callable[[], str],
-        metrics: Counts | None,
-        evidence_path: Path | None,
+        metrics: Counts | None = None,
+        evidence_path: Path | None = None,
     ) -> None:
-        self.found = file.found.what
+        """Record what the last run left if it is not in order (`found`). Raises OSError.
+
+        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
+        `evidence_path` is where results are kept, a file that is made for the first.
+        """
+        self.found = found.what
         """What was not in order at the start, as `file` names it; for the operator's log."""
-        self.writer = Writer(file)
+        self.writer = Writer(sink)
         self._evidence = EvidenceFile(evidence_path)
         self._durability = durability
         self._instance = shape.text(instance, shape.ID_CHARS)
@@ -81,43 +87,18 @@ class Audit:
         self.describer = shape.Describer(key)
         self.clock = clock
         self.new_id = new_id
+        if found.what:
+            sink.append([self._stamped("control", shape.control(RECOVERED, "sidecar", found.facts))])
 
     @classmethod
-    def open(
-        cls,
-        *,
-        path: Path,
-        key: AuditKey,
-        durability: Durability,
-        instance: str,
-        clock: Clock,
-        new_id: Callable[[], str],
-        metrics: Counts | None = None,
-        evidence_path: Path | None = None,
-    ) -> Audit:
-        """Take the file, and record what the last run left if it is not in order (`found`). Raises SettingsError.
-
-        `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
-        `evidence_path` is where results are kept, a file that is made for the first.
-        """
+    def open(cls, *, path: Path, key: AuditKey, durability: Durability, **more: Any) -> Audit:
+        """The evidence in a file. `more` is as for Audit. Raises SettingsError."""
         file = AuditFile.open(path, key, to_disk=durability == "disk")
-        audit = cls(
-            file,
-            key=key,
-            durability=durability,
-            instance=instance,
-            clock=clock,
-            new_id=new_id,
-            metrics=metrics,
-            evidence_path=evidence_path,
-        )
-        if file.found.what:
-            try:
-                file.append([audit._stamped("control", shape.control(RECOVERED, "sidecar", file.found.facts))])
-            except OSError:
-                file.close()
-                raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111")]) from None
-        return audit
+        try:
+            return cls(file, file.found, key=key, durability=durability, **more)
+        except OSError:
+            file.close()
+            raise SettingsError([fault_in(path, "the audit file cannot be written", code="A111")]) from None
 
     def recording(
         self,

@@ -45,6 +45,9 @@ class Sink(Protocol):
         """Give the first of the records their places in the chain and put them there, all or none: how many they were,
         one at least. Raises OSError; nothing is there then."""
 
+    def abandon(self) -> None:
+        """From another thread: the append under way is given up, if it can be."""
+
     def close(self) -> None:
         """Let go of it. What is appended afterwards fails."""
 
@@ -90,7 +93,7 @@ class Writer:
         self._at_work: Sequence[_Job] = ()
         self._begins = False
         self._late: asyncio.TimerHandle | None = None
-        self._stalled = False
+        self._stalled = self._failed = False
         self._idle: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -103,6 +106,11 @@ class Writer:
     def stalled(self) -> bool:
         """Whether the thread has not come back in time."""
         return self._stalled
+
+    @property
+    def up(self) -> bool:
+        """Whether what was given to the sink last is there, and in time."""
+        return not (self._stalled or self._failed)
 
     def start(self) -> None:
         """From here on a thread writes, for the loop that runs now."""
@@ -134,7 +142,8 @@ class Writer:
             self._jobs.put(None)
             self._thread.join(CLOSE_S)
             self.sink.close()
-        # Else it hangs at its disk; it is a daemon, and what nobody could write was refused.
+        else:  # it hangs where it writes; it is a daemon, and what nobody could write was refused
+            self.sink.abandon()
 
     # --- in the loop --------------------------------------------------------------------------------------------------
 
@@ -175,6 +184,7 @@ class Writer:
         if self._stalled:
             log.warning("the evidence can be written again")
         self._stalled, self._at_work = False, ()
+        self._failed = isinstance(ends[-1][1], OSError)
         for job, value in ends:
             job.close(value)
         self._begin()

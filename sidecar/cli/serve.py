@@ -163,6 +163,8 @@ async def _reload_at(hangup: asyncio.Event, app: App) -> None:
 
 
 def _announce(app: App) -> None:
+    from sidecar.audit.sinks import place_of
+
     now = app.live.current
     for fault in now.engine.warnings:
         click.echo(str(fault), err=True)
@@ -174,7 +176,7 @@ def _announce(app: App) -> None:
         f"  policy    {now.engine.revision}",
         f"  admin     {now.settings.admin.listen}",
         f"  store     {app.limiter.store.kind}",
-        f"  audit     {now.settings.audit_path}",
+        f"  audit     {place_of(now.settings)}",
     ):
         click.echo(line, err=True)
     for name, service in sorted(now.services.items()):

@@ -2,25 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from sidecar.settings.fields import PathField, Section, not_yet
+from pydantic import AfterValidator, Field, model_validator
+
+from sidecar.settings.addresses import is_loopback_host
+from sidecar.settings.credentials import RESERVED_HEADERS
+from sidecar.settings.fields import HeaderName, HttpUrl, PathField, Section, Word
+from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.store import StoreSettings
+
+WRONG = "S150"
+
+
+def _otlp_url(text: str) -> str:
+    if urlsplit(text).path in ("", "/"):
+        reject(Finding("the path is missing", hint="write the whole address: http://127.0.0.1:4318/v1/logs"))
+    return text
+
+
+class RedisSink(Section):
+    """A stream in Redis or Valkey."""
+
+    store: StoreSettings | None = None
+    """Where it is, with what `store` has; by default the store of limits. Neither Sentinel nor Cluster."""
+    stream: Word | None = None
+    """Its key. Each sidecar needs its own; by default `sidecar:audit:<host name>`."""
+    max_length: Annotated[int, Field(ge=1000, le=10**12)] | None = None
+    """About so many of the newest lines are kept; by default all of them."""
+
+
+class OtlpSink(Section):
+    """A receiver of OpenTelemetry logs over HTTP."""
+
+    url: Annotated[HttpUrl, AfterValidator(_otlp_url)]
+    """Its whole address, usually `…:4318/v1/logs`."""
+    header_paths: Mapping[HeaderName, PathField] = {}
+    """Headers, and the file with the value of each; over https, or on this machine."""
+    ca_path: PathField | None = None
+    """The authorities that sign its certificate; without it, those of the machine."""
+    compression: Literal["gzip", "none"] = "gzip"
+    """How what is sent is packed."""
+
+    @model_validator(mode="after")
+    def _safe(self) -> OtlpSink:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        parts = urlsplit(self.url)
+        if self.header_paths and parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+            yield Finding(
+                "what these headers hold would cross the network in the clear", WRONG, "use https://", ("url",)
+            )
+        for name in self.header_paths:
+            if name.lower() in RESERVED_HEADERS:
+                yield Finding(f"{name} is ours to write", WRONG, "remove it", ("header_paths", name), on_key=True)
 
 
 class AuditSettings(Section):
     """The audit trail."""
 
-    sink: Annotated[
-        Literal["file", "stdout", "redis", "otlp"],
-        not_yet("the audit sink stdout", "stdout"),
-        not_yet("the audit sink redis", "redis"),
-        not_yet("the audit sink otlp", "otlp"),
-    ] = "file"
-    """`file`. `stdout`, `redis` and `otlp` are not supported by this version."""
+    sink: Literal["file", "stdout", "redis", "otlp"] = "file"
+    """Where the evidence is: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
+    also: Literal["stdout", "redis", "otlp"] | None = None
+    """Where a copy of the file goes. Nobody waits for it; what it lacks, the file has."""
     durability: Literal["strict", "disk", "best_effort"] = "strict"
-    """`strict`: handed to the operating system before the next step; `disk`: on the disk too; `best_effort`: nobody
-    waits, and a loss is only counted."""
+    """`strict`: handed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
+    too, for a file; `best_effort`: nobody waits, and a loss is only counted."""
     path: PathField | None = None
     """The file; by default audit/audit.jsonl in the data folder."""
     key_path: PathField | None = None
     """File with the key of the hashes; by default one is made in the data folder at first start."""
+    redis: RedisSink | None = None
+    """The stream of `redis`."""
+    otlp: OtlpSink | None = None
+    """The receiver of `otlp`."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every place that it goes to."""
+        return (self.sink,) if self.also is None else (self.sink, self.also)
+
+    def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
+        """Every file of the sinks that we read and never make, and where it is named."""
+        if self.otlp is not None:
+            yield from ((("otlp", "header_paths", name), path) for name, path in self.otlp.header_paths.items())
+            if self.otlp.ca_path is not None:
+                yield ("otlp", "ca_path"), self.otlp.ca_path
+
+    @model_validator(mode="after")
+    def _fits(self) -> AuditSettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if self.sink != "file":
+            if self.path is not None:
+                yield Finding(f"there is no file with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True)
+            if self.durability == "disk":
+                hint = "strict waits until the sink has acknowledged it"
+                yield Finding(f"nobody knows of a disk behind {self.sink}", WRONG, hint, ("durability",))
+            if self.also is not None:
+                yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
+        for name in ("redis", "otlp"):
+            if getattr(self, name) is not None and name not in self.places:
+                yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)
+        if "otlp" in self.places and self.otlp is None:
+            where = "sink" if self.sink == "otlp" else "also"
+            yield Finding("nobody says where the receiver is", WRONG, "write otlp: {url: ...}", (where,))

@@ -201,6 +201,7 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
             named += [(("upstreams", name, "credential", *loc), path) for loc, path in upstream.credential.files()]
     named.append((("signing", "key_path"), settings.signing.key_path))
     named.append((("callbacks", "ca_path"), settings.callbacks.ca_path))
+    named += [(("audit", *loc), path) for loc, path in settings.audit.files()]
     named += [
         (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
     ]

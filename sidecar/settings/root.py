@@ -82,6 +82,12 @@ class Settings(Section):
         return self.audit.path or self.data / "audit" / "audit.jsonl"
 
     @property
+    def audit_store(self) -> StoreSettings:
+        """Where the evidence's stream is, with `audit.sink: redis`."""
+        own = self.audit.redis.store if self.audit.redis is not None else None
+        return own or self.store
+
+    @property
     def evidence_path(self) -> Path:
         """The file of results that are kept."""
         return self.data / "evidence" / "evidence.jsonl"
@@ -164,12 +170,21 @@ class Settings(Section):
         if self.tasks.store == "redis" and self.store.is_memory:
             hint = "set store.url to redis://…, or tasks.store to file"
             yield Finding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
+        yield from self._audit_faults()
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
             if name in seen and not (isinstance(address, Address) and address.port == 0):
                 yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
             seen.setdefault(name, where)
+
+    def _audit_faults(self) -> Iterator[Finding]:
+        if "redis" not in self.audit.places:
+            return
+        if self.audit_store.is_memory:
+            at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
+            hint = "set store.url to redis://…, or audit: {redis: {store: {url: redis://…}}}"
+            yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
 
     def _certificate_faults(self) -> Iterator[Finding]:
         """Who may show certificates, and who they are, belong together."""

@@ -1,0 +1,109 @@
+"""How does a copy of the evidence leave the machine without anybody waiting for it?
+
+The file is the evidence: who waits, waits for it alone. What it took goes on to the carrier of a second place, in a
+thread of its own, the very lines in their order. A carrier that does not answer holds up nobody: so many lines wait as
+`MAX_WAITING` says, and what comes then is missing in the copy, counted, and seen there as a gap in `seq`. The file has
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sidecar.audit.carriers import Append, Carrier, Unsure
+from sidecar.audit.chain import End, seal
+from sidecar.audit.writer import Sink
+
+MAX_WAITING: Final = 20_000  # lines, some 40 MB
+MAX_AT_ONCE: Final = 256
+CLOSE_S: Final = 3.0
+
+log = logging.getLogger("sidecar.audit")
+
+
+class Copied:
+    """A sink, and a copy of what it took. `lost` and `copied` count lines."""
+
+    def __init__(self, sink: Sink, end: End, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
+        """`end` is where the sink's chain ends now."""
+        self.copied = self.lost = 0
+        self._sink = sink
+        self._carrier = carrier
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[bytes, End]] = deque()
+        self._changed = threading.Condition()
+        self._at_work = 0
+        self._closed = False
+        self._end = end
+        self._thread = threading.Thread(target=self._work, name="audit copy", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many lines are not there yet."""
+        return len(self._waiting) + self._at_work
+
+    def append(self, records: Sequence[dict[str, Any]]) -> int:
+        """As `Sink.append`: what the first one says."""
+        count = self._sink.append(records)
+        with self._changed:
+            for record in records[:count]:  # the sink gave each its place, so that it is the same line once more
+                line, digest = seal(record)
+                if len(self._waiting) < self._max_waiting:
+                    self._waiting.append((line, End(record["seq"], digest)))
+                else:
+                    self._lose(1, "too many wait")
+            self._changed.notify()
+        return count
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`."""
+        self._sink.abandon()
+        self._carrier.give_up()
+
+    def close(self) -> None:
+        """As `Sink.close`: what waits is given CLOSE_S to get there."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+        self._carrier.give_up()
+        self._thread.join(CLOSE_S)
+        self._sink.close()
+        if not self._thread.is_alive():
+            self._carrier.close()
+        if self.waiting:
+            self._lose(self.waiting, "closed")
+
+    def _lose(self, count: int, why: str) -> None:
+        self.lost += count
+        log.error("the copy of the evidence lacks lines", extra={"lines": count, "why": why})
+
+    def _work(self) -> None:
+        while lines := self._next():
+            append = Append(tuple(line for line, _ in lines), self._end, lines[-1][1])
+            for _ in range(2):  # the second time where that is no harm, and makes it certain
+                try:
+                    self._carrier.carry(append)
+                    self.copied += len(lines)
+                except OSError as error:
+                    if isinstance(error, Unsure) and error.again:
+                        continue
+                    self._lose(len(lines), str(error))
+                break
+            else:
+                self._lose(len(lines), "nobody knows")
+            self._end, self._at_work = append.after, 0
+
+    def _next(self) -> list[tuple[bytes, End]]:
+        """What is to be carried; nothing once it is closed and all is there."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_AT_ONCE))]
+            self._at_work = len(lines)
+            return lines

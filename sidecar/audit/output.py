@@ -1,0 +1,74 @@
+"""How do lines get into a pipe whole, whoever reads it?
+
+Standard output is the evidence's alone: from `take` on, what this process or a child of it prints goes to standard
+error. A reader who is slow makes the write wait; one who is gone makes it fail. A line whose first byte is out is
+carried to its end before any other, so that no reader ever sees a torn one in the midst.
+
+Nothing can be read back from a pipe: the chain begins anew with each process, whose `instance` says which it is, and
+there is no anchor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from sidecar.audit.carriers import Append, Unsure
+from sidecar.errors import SettingsError, fault_in
+
+STDOUT, STDERR = 1, 2
+LOOK_MS = 1000
+
+
+class Output:
+    """A descriptor that lines are written to. `let_go` ends it."""
+
+    def __init__(self, descriptor: int, let_go: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._let_go = let_go
+        self._begun: Append | None = None
+        self._rest = b""
+
+    @classmethod
+    def take(cls) -> Output:
+        """Standard output, for nobody else from now on. Raises SettingsError."""
+        try:
+            own = os.dup(STDOUT)
+            os.dup2(STDERR, STDOUT)
+        except OSError as error:
+            message = f"standard output cannot be written: {error.strerror}"
+            raise SettingsError([fault_in("audit.sink", message, code="A120")]) from None
+
+        def give_back() -> None:
+            os.dup2(own, STDOUT)
+            os.close(own)
+
+        return cls(own, give_back)
+
+    def carry(self, append: Append) -> None:
+        """As `Carrier.carry`."""
+        whole = b"".join(append.lines)
+        left = memoryview(self._rest if append is self._begun else whole)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:  # whoever gave it to us reads and writes without waiting
+                writable = select.poll()
+                writable.register(self._descriptor, select.POLLOUT)
+                writable.poll(LOOK_MS)
+            except OSError:
+                if append is not self._begun and len(left) == len(whole):
+                    raise
+                self._begun, self._rest = append, bytes(left)
+                raise Unsure("the reader has a part of it", again=True) from None
+        self._begun, self._rest = None, b""
+
+    def give_up(self) -> None:
+        """As `Carrier.give_up`. A write that hangs, hangs until its reader reads or this process ends."""
+
+    def close(self) -> None:
+        """As `Carrier.close`."""
+        if self._descriptor >= 0:
+            self._descriptor = -1
+            self._let_go()

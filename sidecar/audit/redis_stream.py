@@ -1,0 +1,192 @@
+"""How do lines get into a Redis stream once, whatever becomes of the connection?
+
+One script puts the lines of an append there, and beside the stream where the chain ends with them: both or neither. It
+looks first where the chain ends now, so that an append whose reply was lost can be carried again and again: what is
+there already is not put there twice, and a command that arrives late finds another end, and does nothing.
+
+    <stream>          one entry for each line: `XRANGE <stream> - +`, field `line`
+    {<stream>}:head   `head`: the anchor, as it stands beside a file (`chain.py`); `turn`: who writes
+
+A stream has one writer: whoever starts takes its turn, and who had it before can write no more. A store that was
+emptied, or fell back behind what it had confirmed, has lost lines; the chain goes on behind them, so that `verify` says
+which, and the log says when.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from sidecar.audit.carriers import Append, Patience, Unsure
+from sidecar.audit.chain import BEGINNING, End, head_line, parse_head, unseal
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.file import Found, findings
+from sidecar.errors import SettingsError, fault_in
+
+log = logging.getLogger("sidecar.audit")
+
+DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
+
+_TAKE: Final = """
+local turn = (tonumber(string.match(redis.call('HGET', KEYS[2], 'turn') or '', '^%d+')) or 0) + 1
+redis.call('HSET', KEYS[2], 'turn', string.format('%d', turn) .. ' ' .. ARGV[1])
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+return {turn, redis.call('HGET', KEYS[2], 'head') or '', last[1] and last[1][2][2] or ''}
+"""
+_APPEND: Final = """
+local mine, before, after, most, anyway = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local found = redis.call('HMGET', KEYS[2], 'turn', 'head')
+local turn, head = found[1] or '', found[2] or ''
+local number = function(text) return tonumber(string.match(text, '^%d+')) or 0 end
+if turn ~= mine and number(turn) >= number(mine) then return 'taken' end
+if turn == mine and head == after then return 'done' end
+if anyway == '' and (turn ~= mine or head ~= before) then return 'elsewhere' end
+for i = 6, #ARGV do
+  if most == '' then
+    redis.call('XADD', KEYS[1], '*', 'line', ARGV[i])
+  else
+    redis.call('XADD', KEYS[1], 'MAXLEN', '~', most, '*', 'line', ARGV[i])
+  end
+end
+redis.call('HSET', KEYS[2], 'turn', mine, 'head', after)
+return 'done'
+"""
+
+
+class Connection(Protocol):
+    """What we lean on of redis-py's connections. Connecting and replies have their deadlines."""
+
+    def connect(self) -> None: ...
+
+    def disconnect(self) -> None: ...
+
+    def send_command(self, *args: Any) -> None: ...
+
+    def read_response(self, disable_decoding: bool = False) -> Any: ...
+
+
+class RedisStream:
+    """One stream, and who writes it."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        stream: str,
+        key: AuditKey,
+        *,
+        max_length: int | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._connect = connect
+        self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
+        self._key = key
+        self._most = "" if max_length is None else str(max_length)
+        self._patience = patience or Patience()
+        self._connection: Connection | None = None
+        self._turn = ""
+
+    def take(self, end: End | None = None) -> Found:
+        """Write from now on, and see what the last run left. A copy goes on where that of which it is one ends, at
+        `end`. Raises SettingsError."""
+        token = secrets.token_hex(8)
+        try:
+            turn, raw_head, line = self._ask("EVAL", _TAKE, 2, *self._keys, token)
+            self._turn = f"{turn} {token}"
+            found = _found(bytes(raw_head), bytes(line), self._key)
+            begins = found.end if end is None else end
+            if begins != found.end:
+                log.warning(
+                    "the copy of the evidence lacks lines", extra={"last": found.end.seq, "next": begins.seq + 1}
+                )
+            self._append(Append((), begins, begins), anyway=True)  # under our key, and it can be written
+        except (OSError, RedisError, TypeError, ValueError) as error:
+            raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
+        return found
+
+    def carry(self, append: Append) -> None:
+        """As `Carrier.carry`."""
+        unsure = anyway = False
+        pauses = self._patience.pauses()
+        while True:
+            try:
+                reply = self._append(append, anyway=anyway)
+            except (ResponseError, AuthenticationError) as error:
+                self._disconnect()  # a replica, or not yet ready: there may be another next time
+                raise _failed(_why(error), unsure=unsure) from None
+            except (RedisError, OSError) as error:
+                unsure = unsure or self._connection is not None
+                self._disconnect()
+                if not self._patience.wait(next(pauses)):
+                    raise _failed(_why(error), unsure=unsure) from None
+                continue
+            if reply == DONE:
+                return
+            if reply == TAKEN:
+                raise _failed("another sidecar writes this stream now", unsure=unsure)
+            log.error("the stream's end is not where it was: evidence was lost there", extra={"seq": append.before.seq})
+            anyway = True
+
+    def give_up(self) -> None:
+        """As `Carrier.give_up`."""
+        self._patience.end()
+
+    def close(self) -> None:
+        """As `Carrier.close`."""
+        self._patience.end()
+        self._disconnect()
+
+    def _append(self, append: Append, *, anyway: bool) -> bytes:
+        """DONE, TAKEN or ELSEWHERE."""
+        before, after = (head_line(self._key, end).rstrip() for end in (append.before, append.after))
+        lines = [line.rstrip(b"\n") for line in append.lines]
+        arguments = (self._turn, before, after, self._most, "anyway" if anyway else "", *lines)
+        reply = self._ask("EVAL", _APPEND, 2, *self._keys, *arguments)
+        if reply not in (DONE, TAKEN, ELSEWHERE):
+            raise ConnectionError("a foreign reply")
+        return bytes(reply)
+
+    def _ask(self, *command: Any) -> Any:
+        if self._connection is None:
+            connection = self._connect()
+            try:
+                connection.connect()
+            except BaseException:
+                connection.disconnect()
+                raise
+            self._connection = connection
+        self._connection.send_command(*command)
+        return self._connection.read_response(disable_decoding=True)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+
+def _found(raw_head: bytes, line: bytes, key: AuditKey) -> Found:
+    last = unseal(line) if line else None
+    head = parse_head(raw_head + b"\n") if raw_head else None
+    if line and last is None:
+        raise ValueError("its last entry is no audit record")
+    what = findings(last, line, raw_head, head, key)
+    trusted = head.end if head is not None and head.made_with(key) else BEGINNING
+    end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
+    facts = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
+    return Found(end, 0, what, {"found": list(what), **facts} if what else {})
+
+
+def _failed(why: str, *, unsure: bool) -> OSError:
+    return Unsure(why, again=True) if unsure else OSError(why)
+
+
+def _why(error: Exception) -> str:
+    """For operators: a kind, and what a server said; never a URL."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _unusable(message: str) -> Any:
+    return fault_in("audit.redis", f"the audit stream {message}", code="A120")

@@ -1,0 +1,133 @@
+"""Which sink do the settings mean?
+
+    file      file.py                       read back at the start: the chain goes on
+    redis     carriers.py, redis_stream.py  likewise
+    stdout    carriers.py, output.py        nothing can be read back: the chain begins with the process
+    otlp      carriers.py, otlp.py          likewise
+
+`also` is a copy of the file, to one of the others (copies.py).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, parse_url
+from redis.connection import Connection as TcpConnection
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from sidecar import __version__
+from sidecar.audit.carriers import Carrier, Chained
+from sidecar.audit.chain import BEGINNING, End
+from sidecar.audit.copies import Copied
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.file import AuditFile, Found
+from sidecar.audit.otlp import Otlp
+from sidecar.audit.output import Output
+from sidecar.audit.redis_stream import RedisStream
+from sidecar.audit.writer import Sink
+from sidecar.egress.origin import parse_origin
+from sidecar.errors import SettingsError, fault_in
+from sidecar.settings import Settings
+from sidecar.settings.audit import OtlpSink, RedisSink
+from sidecar.settings.secrets import read_secret
+from sidecar.settings.store import StoreSettings
+
+REDIS_CONNECT_S: Final = 1.0
+REDIS_ANSWER_S: Final = 1.5  # below the writer's patience, so that a lost reply is asked for again within it
+
+
+class Opened(NamedTuple):
+    """A sink, and what was found there. `place` is what it is called to operators."""
+
+    sink: Sink
+    found: Found
+    place: str
+
+
+def open_sink(settings: Settings, key: AuditKey, instance: str) -> Opened:
+    """Take the place where the evidence goes. Raises SettingsError."""
+    chosen, path = settings.audit, settings.audit_path
+    if chosen.sink != "file":
+        carrier, found = _carrier(settings, chosen.sink, key, instance, None)
+        return Opened(Chained(carrier, found.end), found, place_of(settings))
+    file = AuditFile.open(path, key, to_disk=chosen.durability == "disk")
+    if chosen.also is None:
+        return Opened(file, file.found, place_of(settings))
+    try:
+        carrier, _ = _carrier(settings, chosen.also, key, instance, file.end)
+    except SettingsError:
+        file.close()
+        raise
+    return Opened(Copied(file, file.end, carrier), file.found, place_of(settings))
+
+
+def place_of(settings: Settings) -> str:
+    """Where the evidence goes, for operators; never a credential."""
+    chosen = settings.audit
+    places = {
+        "file": str(settings.audit_path),
+        "stdout": "standard output",
+        "redis": f"stream {stream_of(chosen.redis)}",
+        "otlp": "" if chosen.otlp is None else chosen.otlp.url,
+    }
+    return places[chosen.sink] + (f", and a copy to {places[chosen.also]}" if chosen.also else "")
+
+
+def stream_of(chosen: RedisSink | None) -> str:
+    """The key of the stream."""
+    named = chosen.stream if chosen is not None else None
+    return named or f"sidecar:audit:{platform.node()}"
+
+
+def _carrier(settings: Settings, name: str, key: AuditKey, instance: str, copies: End | None) -> tuple[Carrier, Found]:
+    chosen = settings.audit
+    if name == "redis":
+        most = chosen.redis.max_length if chosen.redis is not None else None
+        connect = partial(_connection, settings.audit_store)
+        stream = RedisStream(connect, stream_of(chosen.redis), key, max_length=most)
+        return stream, stream.take(copies)
+    if name == "otlp":
+        assert chosen.otlp is not None
+        return _otlp(chosen.otlp, instance), Found(BEGINNING, 0)
+    return Output.take(), Found(BEGINNING, 0)
+
+
+def _otlp(chosen: OtlpSink, instance: str) -> Otlp:
+    try:
+        origin = parse_origin(chosen.url)
+    except ValueError as error:
+        raise SettingsError([fault_in("audit.otlp.url", str(error), code="A120")]) from None
+    headers = partial(_headers, chosen.header_paths)
+    headers()
+    resource = {
+        "service.name": "sidecar",
+        "service.version": __version__,
+        "service.instance.id": instance,
+        "host.name": platform.node(),
+    }
+    packed = chosen.compression == "gzip"
+    return Otlp(origin, resource, headers=headers, ca_path=chosen.ca_path, compress=packed)
+
+
+def _headers(paths: Mapping[str, Path]) -> Mapping[str, str]:
+    return {name: read_secret(path, "theirs") for name, path in paths.items()}
+
+
+def _connection(chosen: StoreSettings) -> AbstractConnection:
+    try:
+        options: dict[str, Any] = dict(parse_url(chosen.url))  # type: ignore[no-untyped-call]
+        kind = options.pop("connection_class", TcpConnection)
+        bounds = {"socket_connect_timeout": REDIS_CONNECT_S, "socket_timeout": REDIS_ANSWER_S}
+        made: AbstractConnection = kind(**options | bounds, retry=Retry(NoBackoff(), 0), health_check_interval=0)
+        return made
+    except (TypeError, ValueError, RedisError):
+        raise SettingsError(
+            [fault_in("audit.redis", "its URL is none that redis-py understands", code="A120")]
+        ) from None

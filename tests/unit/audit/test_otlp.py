@@ -1,0 +1,259 @@
+"""Is evidence there when an OpenTelemetry receiver says so, and only then? The receiver is real, and reads with OTLP's
+official messages."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+from sidecar.audit.carriers import Append, Patience, Unsure
+from sidecar.audit.chain import BEGINNING, End, seal
+from sidecar.audit.otlp import MAX_ANSWER_BYTES, Otlp, _pause_s
+from sidecar.audit.otlp_form import rejected
+from sidecar.audit.record import BLANK
+from sidecar.egress.origin import parse_origin
+from tests.receiver import PROTOBUF, Receiver, receiving, taken
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as one:
+        yield one
+
+
+def otlp(url: str, **more: Any) -> Otlp:
+    return Otlp(parse_origin(url), {"service.name": "sidecar"}, **({"attempt_s": 0.3} | more))
+
+
+def append_of(*events: str, **facts: Any) -> Append:
+    lines = []
+    for seq, event in enumerate(events, 1):
+        record = {**BLANK, "event": event, "seq": seq, "timestamp": "2026-11-28T12:00:00.000001Z", **facts}
+        lines.append(seal(record)[0])
+    return Append(tuple(lines), BEGINNING, End(len(lines), "0" * 64))
+
+
+ONE = append_of("control")
+
+
+def test_a_log_is_the_very_line_and_what_one_searches_by(receiver: Receiver) -> None:
+    facts = {"instance": "one", "trace_id": "ab" * 16, "decision_id": "id-1", "status": "permission_denied"}
+    append = append_of("refusal", "control", reason="denied-by-rule", object="tool:github/délete", **facts)
+    carrier = otlp(receiver.url, headers=lambda: {"Authorization": "Bearer of-theirs"})
+    carrier.carry(append)
+    carrier.close()
+    assert receiver.lines == [line.rstrip(b"\n") for line in append.lines]
+    first, second = receiver.logs
+    assert first.event_name == "sidecar.audit.refusal" and second.event_name == "sidecar.audit.control"
+    assert first.time_unix_nano == first.observed_time_unix_nano == 1795867200_000001_000
+    assert (first.severity_text, first.trace_id) == ("WARN", bytes.fromhex("ab" * 16))
+    named = {each.key: each.value.string_value or each.value.int_value for each in first.attributes}
+    assert named["sidecar.seq"] == 1 and named["sidecar.object"] == "tool:github/délete"
+    assert named["sidecar.reason"] == "denied-by-rule" and "sidecar.agent_id" not in named
+    (resource,) = receiver.requests[0].resource_logs
+    assert [(each.key, each.value.string_value) for each in resource.resource.attributes] == [
+        ("service.name", "sidecar")
+    ]
+    assert receiver.headers[0]["Authorization"] == "Bearer of-theirs"
+    assert receiver.headers[0]["Content-Encoding"] == "gzip"
+
+
+def test_unpacked_where_that_is_wanted(receiver: Receiver) -> None:
+    carrier = otlp(receiver.url, compress=False)
+    carrier.carry(ONE)
+    carrier.close()
+    assert len(receiver.lines) == 1 and "Content-Encoding" not in receiver.headers[0]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_who_cannot_take_it_now_is_asked_again(receiver: Receiver, status: int) -> None:
+    receiver.answers = [lambda: web.Response(status=status)] * 2
+    carrier = otlp(receiver.url)
+    carrier.carry(ONE)
+    carrier.close()
+    assert receiver.attempts == 3 and len(receiver.lines) == 1
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 413, 500, 501])
+def test_any_other_no_is_a_no_and_the_next_is_asked_anew(receiver: Receiver, status: int) -> None:
+    receiver.answers = [lambda: web.Response(status=status, text="no")]
+    carrier = otlp(receiver.url)
+    with pytest.raises(OSError, match=str(status)) as no:
+        carrier.carry(ONE)
+    assert not isinstance(no.value, Unsure), "nothing is there"
+    carrier.carry(ONE)
+    carrier.close()
+    assert receiver.attempts == 2
+
+
+def test_a_receiver_says_when_to_come_again(receiver: Receiver) -> None:
+    receiver.answers = [lambda: web.Response(status=503, headers={"Retry-After": "1"})]
+    waited: list[float] = []
+
+    class Waits(Patience):
+        def wait(self, seconds: float) -> bool:
+            waited.append(seconds)
+            return True
+
+    carrier = otlp(receiver.url, patience=Waits())
+    carrier.carry(ONE)
+    carrier.close()
+    assert waited == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "pause_s"),
+    [("", 0.5), ("0", 0.5), ("7", 7), ("999999", 60), ("soon", 0.5), ("-3", 0.5), ("²", 0.5), ("9" * 400, 60)],
+)
+def test_nobody_makes_us_wait_for_ever_or_not_at_all(said: str, pause_s: float) -> None:
+    assert _pause_s(said, 0.5) == pause_s
+
+
+def test_a_time_may_be_a_date() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert 25 < _pause_s(soon, 0.5) <= 30
+    assert _pause_s("Sat, 28 Nov 2015 00:00:00 GMT", 0.5) == 0.5
+
+
+def test_what_is_rejected_in_part_is_not_repeated_and_not_acknowledged(receiver: Receiver) -> None:
+    receiver.answers = [lambda: taken(rejected_log_records=1, error_message="too old")]
+    carrier = otlp(receiver.url)
+    with pytest.raises(Unsure, match="1 of 2 records were rejected") as unsure:
+        carrier.carry(append_of("decision", "outcome"))
+    carrier.close()
+    assert not unsure.value.again and receiver.attempts == 1
+
+
+def test_a_warning_is_no_rejection(receiver: Receiver) -> None:
+    receiver.answers = [lambda: taken(error_message="use gRPC")]
+    carrier = otlp(receiver.url)
+    carrier.carry(ONE)
+    carrier.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: web.Response(text="<html>sign in</html>", content_type="text/html"),
+        lambda: web.Response(body=b"\xff\xff\xff", content_type=PROTOBUF),
+        lambda: web.Response(body=b"\x0a\x7fcut", content_type=PROTOBUF),
+        lambda: web.Response(text="[]", content_type="application/json"),
+        lambda: web.Response(text='{"partialSuccess":{"rejectedLogRecords":"x"}}', content_type="application/json"),
+        lambda: web.Response(text='{"partialSuccess":{"rejectedLogRecords":"1"}}', content_type="application/json"),
+    ],
+)
+def test_who_answers_something_else_is_no_receiver(receiver: Receiver, answer: Callable[[], web.Response]) -> None:
+    receiver.answers = [answer]
+    carrier = otlp(receiver.url)
+    with pytest.raises(Unsure):
+        carrier.carry(ONE)
+    carrier.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: web.Response(status=204),
+        lambda: web.Response(status=202),
+        lambda: web.Response(text="{}", content_type="application/json"),
+        lambda: web.Response(text='{"partialSuccess":null}', content_type="application/json"),
+    ],
+)
+def test_receivers_that_say_yes_otherwise_are_heard(receiver: Receiver, answer: Callable[[], web.Response]) -> None:
+    receiver.answers = [answer]
+    carrier = otlp(receiver.url)
+    carrier.carry(ONE)
+    carrier.close()
+
+
+@given(st.integers(0, 2**62), st.text(max_size=300))
+def test_the_official_messages_are_read(count: int, message: str) -> None:
+    said = ExportLogsServiceResponse()
+    said.partial_success.rejected_log_records = count
+    said.partial_success.error_message = message
+    assert rejected(PROTOBUF, said.SerializeToString()) == (count, message)
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_break_the_reader(body: bytes) -> None:
+    for media_type in (PROTOBUF, "application/json", "text/plain"):
+        try:
+            rejected(media_type, body)
+        except ValueError:
+            continue
+
+
+def test_a_receiver_that_was_closed_and_opened_again_gets_it_once(receiver: Receiver) -> None:
+    carrier = otlp(receiver.url)
+    with receiving() as other:
+        there = otlp(other.url)
+        there.carry(ONE)
+    begun = threading.Thread(target=there.carry, args=(ONE,), daemon=True)
+    begun.start()
+    time.sleep(0.1)
+    with receiving(other):
+        begun.join(5)
+        assert not begun.is_alive()
+    assert len(other.lines) == 2
+    there.close()
+    carrier.close()
+
+
+def test_one_that_was_given_up_says_whether_it_may_be_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        carrier = otlp(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/logs", attempt_s=0.05)
+        threading.Timer(0.1, carrier.give_up).start()
+        with pytest.raises(Unsure):
+            carrier.carry(ONE)
+        carrier.close()
+        port = silent.getsockname()[1]
+    carrier = otlp(f"http://127.0.0.1:{port}/v1/logs")
+    carrier.give_up()
+    with pytest.raises(OSError) as nothing:
+        carrier.carry(ONE)
+    assert not isinstance(nothing.value, Unsure), "there was nobody"
+    carrier.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: x" + b"x" * 40_000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * (MAX_ANSWER_BYTES + 1),
+        b"220 smtp\r\n",
+        b"",
+    ],
+)
+def test_a_torn_or_endless_answer_is_none(answer: bytes) -> None:
+    """And slow ones have a deadline for the whole of them."""
+    heard = []
+
+    def serve(server: socket.socket) -> None:
+        for reply in (answer, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"):
+            connection, _ = server.accept()
+            with connection:
+                heard.append(connection.recv(65536))
+                for start in range(0, len(reply), 4096):
+                    try:
+                        connection.sendall(reply[start : start + 4096])
+                    except OSError:
+                        break
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        carrier = otlp(f"http://127.0.0.1:{server.getsockname()[1]}/v1/logs")
+        carrier.carry(ONE)
+        carrier.close()
+    assert len(heard) == 2

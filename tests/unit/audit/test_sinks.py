@@ -1,0 +1,483 @@
+"""Does every place of the evidence keep the same promises?
+
+One contract over all of them, each with its real counterpart: a file, a pipe with its reader, a Valkey, a receiver of
+OpenTelemetry logs. What differs is said in `Place`: whether the chain goes on at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import pytest
+from redis.connection import UnixDomainSocketConnection
+
+from sidecar.audit import Audit
+from sidecar.audit.carriers import Chained
+from sidecar.audit.chain import BEGINNING, GENESIS, parse_head, unseal
+from sidecar.audit.copies import Copied
+from sidecar.audit.file import AuditFile, Found
+from sidecar.audit.otlp import Otlp
+from sidecar.audit.output import Output
+from sidecar.audit.redis_stream import RedisStream
+from sidecar.audit.verify import verify
+from sidecar.audit.writer import Sink
+from sidecar.egress.origin import parse_origin
+from sidecar.errors import Refusal, SettingsError
+from tests.receiver import Receiver, receiving
+from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward_over_a_loop, numbered_ids, understood
+from tests.valkey import Valkey, running_valkey
+
+STREAM = "evidence"
+DEADLINE_S = 0.1
+
+
+class Place(Protocol):
+    """Where evidence goes. `goes_on`: what is there is read back at the start."""
+
+    goes_on: bool
+
+    def open(self) -> tuple[Sink, Found]: ...
+
+    def lines(self) -> list[bytes]:
+        """What is there, without newlines."""
+
+    def frozen(self) -> Any:
+        """A context in which it takes nothing, and says nothing."""
+
+
+@dataclass
+class InFile:
+    folder: Path
+    goes_on: bool = True
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "audit.jsonl"
+
+    def open(self) -> tuple[Sink, Found]:
+        file = AuditFile.open(self.path, KEY)
+        return file, file.found
+
+    def lines(self) -> list[bytes]:
+        return self.path.read_bytes().splitlines()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        pytest.skip("a disk that freezes is in test_writer.py")
+        yield
+
+
+@dataclass
+class InPipe:
+    """A reader that reads while `go` is set."""
+
+    goes_on: bool = False
+    read: bytearray = field(default_factory=bytearray)
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> tuple[Sink, Found]:
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        self.go.set()
+        thread = threading.Thread(target=self._read, args=(reading,), daemon=True)
+        thread.start()
+
+        def let_go() -> None:
+            self.go.set()
+            os.close(writing)
+            thread.join(5)
+
+        return Chained(Output(writing, let_go), BEGINNING), Found(BEGINNING, 0)
+
+    def _read(self, reading: int) -> None:
+        while self.go.wait(5) and (piece := os.read(reading, 4096)):
+            self.read += piece
+        os.close(reading)
+
+    def lines(self) -> list[bytes]:
+        return bytes(self.read).splitlines()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        self.go.clear()
+        try:
+            yield
+        finally:
+            self.go.set()
+
+
+@dataclass
+class InRedis:
+    valkey: Valkey
+    goes_on: bool = True
+    key: Any = KEY
+    max_length: int | None = None
+
+    def stream(self) -> RedisStream:
+        def connect() -> UnixDomainSocketConnection:
+            timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
+            return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts)
+
+        return RedisStream(connect, STREAM, self.key, max_length=self.max_length)
+
+    def open(self) -> tuple[Sink, Found]:
+        stream = self.stream()
+        found = stream.take()
+        return Chained(stream, found.end), found
+
+    def lines(self) -> list[bytes]:
+        with self.valkey.client() as client:
+            return [fields["line"].encode() for _, fields in client.xrange(STREAM)]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        with self.valkey.frozen():
+            yield
+
+
+@dataclass
+class AtReceiver:
+    receiver: Receiver
+    goes_on: bool = False
+    attempt_s: float = 0.3
+    compress: bool = True
+
+    def carrier(self) -> Otlp:
+        resource = {"service.name": "sidecar", "service.instance.id": "one"}
+        return Otlp(
+            parse_origin(self.receiver.url),
+            resource,
+            headers=lambda: {"X-Scope-OrgID": "acme"},
+            attempt_s=self.attempt_s,
+            compress=self.compress,
+        )
+
+    def open(self) -> tuple[Sink, Found]:
+        return Chained(self.carrier(), BEGINNING), Found(BEGINNING, 0)
+
+    def lines(self) -> list[bytes]:
+        return list(dict.fromkeys(self.receiver.lines))  # once more is allowed, and the same line
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        self.receiver.go.clear()
+        try:
+            yield
+        finally:
+            self.receiver.go.set()
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def emptied(valkey: Valkey) -> Valkey:
+    with valkey.client() as client:
+        client.flushall()
+    return valkey
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as one:
+        yield one
+
+
+@pytest.fixture(params=["file", "stdout", "redis", "otlp"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    match request.param:
+        case "file":
+            return InFile(tmp_path)
+        case "stdout":
+            return InPipe()
+        case "redis":
+            return InRedis(request.getfixturevalue("emptied"))
+        case _:
+            return AtReceiver(request.getfixturevalue("receiver"))
+
+
+@asynccontextmanager
+async def auditing(place: Place, *, durability: Any = "strict", instance: str = "one") -> AsyncIterator[Audit]:
+    sink, found = place.open()
+    audit = Audit(
+        sink, found, key=KEY, durability=durability, instance=instance, clock=FakeClock(), new_id=numbered_ids()
+    )
+    audit.writer._deadline_s = DEADLINE_S * 10
+    audit.writer.start()
+    try:
+        yield audit
+    finally:
+        await audit.close()
+
+
+async def until(true: Callable[[], bool], within_s: float = 5) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+def whole(lines: list[bytes], *, first: int = 1, prev_hash: str = GENESIS) -> list[dict[str, Any]]:
+    """The records of lines that are one chain, each sealed upon the one before."""
+    records = []
+    for seq, line in enumerate(lines, first):
+        sealed = unseal(line)
+        assert sealed is not None and sealed.intact
+        assert (sealed.seq, sealed.prev_hash) == (seq, prev_hash)
+        prev_hash = sealed.hash
+        records.append(dict(sealed.fields))
+    return records
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["strict", "best_effort"])
+async def test_what_was_told_to_be_written_is_there_in_one_chain(place: Place, durability: str) -> None:
+    async with auditing(place, durability=durability) as audit:
+        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(200)))
+        if durability == "strict" and not isinstance(place, InPipe):  # what a pipe has, its reader has soon
+            assert len(place.lines()) == 400
+    events = [record["event"] for record in whole(place.lines())]
+    assert (events.count("decision"), events.count("outcome")) == (200, 200)
+
+
+async def test_a_start_goes_on_with_the_chain_or_begins_one_that_says_whose_it_is(place: Place) -> None:
+    for instance in ("one", "two"):
+        async with auditing(place, instance=instance) as audit:
+            assert audit.found == ()
+            await forward_over_a_loop(audit)
+    lines = place.lines()
+    if place.goes_on:
+        assert [record["instance"] for record in whole(lines)] == ["one", "one", "two", "two"]
+    else:
+        assert {record["instance"] for record in whole(lines[:2])} == {"one"}
+        assert {record["instance"] for record in whole(lines[2:])} == {"two"}
+
+
+async def test_where_nothing_is_taken_who_waits_is_refused_in_time_and_nothing_is_lost_or_there_twice(
+    place: Place,
+) -> None:
+    async with auditing(place) as audit:
+        await forward_over_a_loop(audit)
+        audit.writer._deadline_s = DEADLINE_S
+        with place.frozen():
+            ends = []
+            while not audit.writer.stalled:  # a pipe takes some yet
+                ends += await asyncio.gather(
+                    *(understood(audit).decided() for _ in range(20)), return_exceptions=True
+                )
+            begun = time.monotonic()
+            ends += await asyncio.gather(*(understood(audit).decided() for _ in range(20)), return_exceptions=True)
+            assert time.monotonic() - begun < DEADLINE_S, "who comes is refused at once"
+            assert all(isinstance(end, Refusal) for end in ends[-20:]) and not audit.writer.up
+            await asyncio.sleep(0.4)  # longer than an attempt takes
+        await until(lambda: not audit.writer.stalled)
+        await forward_over_a_loop(audit)
+        assert audit.writer.up
+        written = ends.count(None)
+        await until(lambda: place.lines()[-1].find(b'"outcome"') > 0)
+    records = whole(place.lines())
+    events = [record["event"] for record in records]
+    assert events.count("outcome") == 2
+    assert written + 2 <= events.count("decision") <= len(ends) + 2, "none that was told is missing"
+    assert len({record["id"] for record in records}) == len(records)
+
+
+# --- a pipe -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_who_left_is_a_refusal_at_once() -> None:
+    reading, writing = os.pipe()
+    sink = Chained(Output(writing, lambda: os.close(writing)), BEGINNING)
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        sink.append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
+    assert sink.end == BEGINNING
+    sink.close()
+
+
+def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, True)
+    sink = Chained(Output(writing, lambda: os.close(writing)), BEGINNING)
+    wrote, real, fails = [], os.write, [True]
+
+    def torn(descriptor: int, data: Any) -> int:
+        if not wrote:
+            wrote.append(real(descriptor, data[:100]))
+            return wrote[0]
+        if fails:
+            raise OSError(28, "no space left on device")
+        return real(descriptor, data)
+
+    record = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidecar.audit.output.os.write", torn)
+        with pytest.raises(OSError, match="has a part of it"):
+            sink.append([{**record, "event": "first" + "x" * 100}])
+        with pytest.raises(OSError, match="what came before is not there yet"):
+            sink.append([{**record, "event": "refused"}])
+        fails.clear()
+        sink.append([{**record, "event": "second"}])
+    sink.close()
+    lines = os.read(reading, 65536).splitlines()
+    os.close(reading)
+    assert [record["event"][:6] for record in whole(lines)] == ["firstx", "second"]
+
+
+# --- a stream ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_holds_the_very_lines_and_its_end_under_the_key(emptied: Valkey, tmp_path: Path) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as audit:
+        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(20)))
+    with emptied.client() as client:
+        (tmp_path / "a.jsonl.head").write_text(client.hget(f"{{{STREAM}}}:head", "head") + "\n")
+    (tmp_path / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in place.lines()))
+    report = verify([tmp_path / "a.jsonl"], key=KEY)
+    assert report.ok and report.records == 40
+
+
+async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey) -> None:
+    """A reply that is lost: the same lines are carried again."""
+    place = InRedis(emptied)
+    stream = place.stream()
+    sink = Chained(stream, stream.take().end)
+    real, lost = stream._ask, []
+
+    def loses_the_reply(*command: Any) -> Any:
+        reply = real(*command)
+        if len(lost) < 3:
+            lost.append(command)
+            raise ConnectionError("reset by peer")
+        return reply
+
+    stream._ask = loses_the_reply  # type: ignore[method-assign]
+    record = {"v": 1, "event": "control", "seq": None, "prev_hash": None}
+    sink.append([dict(record), dict(record)])
+    sink.append([dict(record)])
+    assert len(lost) == 3 and len(whole(place.lines())) == 3
+    assert real(*lost[0]) == b"elsewhere" and len(place.lines()) == 3
+    sink.close()
+
+
+async def test_who_starts_takes_the_stream_over_and_the_one_before_is_refused(emptied: Valkey) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as old:
+        await forward_over_a_loop(old)
+        async with auditing(place, instance="two") as new:
+            await forward_over_a_loop(new)
+            with pytest.raises(Refusal):
+                await understood(old).decided()
+            await forward_over_a_loop(new)
+    assert [record["instance"] for record in whole(place.lines())] == ["one"] * 2 + ["two"] * 4
+
+
+async def test_a_store_that_was_emptied_shows_which_lines_it_lost(emptied: Valkey) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as audit:
+        await forward_over_a_loop(audit)
+        with emptied.client() as client:
+            client.flushall()
+        await forward_over_a_loop(audit)
+    (first, *_) = records = [orjson.loads(line) for line in place.lines()]
+    assert [record["seq"] for record in records] == [3, 4] and first["prev_hash"] != GENESIS
+
+
+async def test_a_store_that_died_and_came_back_goes_on(emptied: Valkey) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as audit:
+        await forward_over_a_loop(audit)
+        emptied.restart()
+        await forward_over_a_loop(audit)
+        assert audit.writer.up
+
+
+@pytest.mark.parametrize(
+    ("done", "found"),
+    [
+        ("nothing", ()),
+        ("other key", ("key-changed",)),
+        ("head gone", ("anchor-missing",)),
+        ("head forged", ("anchor-forged",)),
+        ("end cut", ("records-lost",)),
+        ("lines gone", ("continued",)),
+    ],
+)
+async def test_what_a_start_finds_in_a_stream_is_on_record(
+    emptied: Valkey, done: str, found: tuple[str, ...]
+) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as audit:
+        await forward_over_a_loop(audit)
+    head = f"{{{STREAM}}}:head"
+    with emptied.client() as client:
+        ids = [each for each, _ in client.xrange(STREAM)]
+        {
+            "nothing": lambda: None,
+            "other key": lambda: setattr(place, "key", OTHER_KEY),
+            "head gone": lambda: client.hdel(head, "head"),
+            "head forged": lambda: client.hset(head, "head", "no anchor"),
+            "end cut": lambda: client.xdel(STREAM, ids[-1]),
+            "lines gone": lambda: client.delete(STREAM),
+        }[done]()
+    async with auditing(place) as audit:
+        assert audit.found == found
+    told = [orjson.loads(line)["control"] for line in place.lines()][-1]
+    assert (told["found"] if told else []) == list(found)
+    with emptied.client() as client:
+        assert parse_head(client.hget(head, "head").encode() + b"\n").made_with(place.key)
+
+
+async def test_a_stream_keeps_about_as_many_lines_as_it_may(emptied: Valkey) -> None:
+    place = InRedis(emptied, max_length=1000)
+    async with auditing(place) as audit:
+        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(800)))
+    assert 1000 <= len(place.lines()) < 1300
+
+
+def test_a_key_that_is_no_stream_stops_the_start(emptied: Valkey) -> None:
+    with emptied.client() as client:
+        client.set(STREAM, "something else")
+    with pytest.raises(SettingsError, match="WRONGTYPE"):
+        InRedis(emptied).open()
+
+
+# --- a copy -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_copy_has_the_very_lines_and_nobody_waits_for_it(tmp_path: Path, receiver: Receiver) -> None:
+    to_file, there = InFile(tmp_path), AtReceiver(receiver)
+
+    class Both:
+        goes_on = True
+
+        def open(self) -> tuple[Sink, Found]:
+            file, found = to_file.open()
+            self.copied = Copied(file, found.end, there.carrier(), max_waiting=150)
+            return self.copied, found
+
+    both: Any = Both()
+    async with auditing(both) as audit:
+        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(20)))
+        await until(lambda: not both.copied.waiting)
+        assert there.lines() == to_file.lines()
+        with there.frozen():
+            await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(200)))
+            assert both.copied.lost > 0
+    assert len(whole(to_file.lines())) == 440 and verify([to_file.path], key=KEY).ok
+    assert len(there.lines()) == 440 - both.copied.lost == both.copied.copied
