@@ -30,6 +30,7 @@ from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.audit.copies import Copied
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.callbacks import Callbacks, callbacks_from
 from sidecar.crowds import Crowds, give_memory_back
@@ -535,6 +536,9 @@ class App:
             crowds.look(len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
             metrics.audit_depth(self.audit.writer.depth)
+            metrics.audit_up(self.audit.writer.up)
+            if isinstance(sink := self.audit.writer.sink, Copied):
+                metrics.audit_copied(sink.copied, sink.lost)
             await self._tell_mode()  # shadow mode ends by the clock
             await self.drift.look()
 

@@ -50,6 +50,7 @@ MODES = ("enforce", "shadow")
 RELOADS = ("ok", "failed")
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
+AUDIT_COPIES = ("copied", "lost")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -198,6 +199,12 @@ class Metrics:
             "histogram", "callback_duration_seconds", "Time of one attempt to call back.", bounds=REQUEST_BUCKETS_S
         )
         self._audit_depth = Table("gauge", "audit_queue_depth", "Records that are on their way to their sink.")
+        self._audit_up = Table(
+            "gauge", "audit_up", "Whether what was given to the evidence's sink last is there (1) or not."
+        )
+        self._audit_copies = Table(
+            "counter", "audit_copies_total", "Lines for the copy of the evidence.", {"result": AUDIT_COPIES}
+        )
         self._loop_lag_s = Table(
             "histogram", "loop_lag_seconds", "How late the event loop comes to a timer.", bounds=STAGE_BUCKETS_S
         )
@@ -355,6 +362,15 @@ class Metrics:
         """So many records are on their way to their sink."""
         self._audit_depth.set((), depth)
 
+    def audit_up(self, up: bool) -> None:
+        """Whether its sink takes records."""
+        self._audit_up.set((), up)
+
+    def audit_copied(self, copied: int, lost: int) -> None:
+        """So many lines are in the copy, and so many are missing there, since the start."""
+        self._audit_copies.set(("copied",), copied)
+        self._audit_copies.set(("lost",), lost)
+
     def loop_lagged(self, lag_s: float) -> None:
         """One measurement of the event loop's lag."""
         self._loop_lag_s.observe((), lag_s)
@@ -390,6 +406,7 @@ class Metrics:
         self._mode.declare(MODES)
         self._task_states.declare(TASK_STATES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
+        self._audit_copies.declare(AUDIT_COPIES)
         self._callbacks.declare(CALLBACK_KINDS, CALLBACK_RESULTS)
         for table in (
             self._sessions,
@@ -399,6 +416,7 @@ class Metrics:
             self._callbacks_waiting,
             self._callback_s,
             self._audit_depth,
+            self._audit_up,
             self._loop_lag_s,
         ):
             table.declare()

@@ -26,6 +26,7 @@ S130-S131  what is taken out of answers
 S132-S133  a file of variables; an address that cannot be listened on
 S134       an agent whose card nobody finds
 S140-S141  shadow mode
+S150       sinks of the evidence that do not go together
 S201-S204  the environment (environment.py)
 """
 

@@ -276,9 +276,7 @@ async def test_where_nothing_is_taken_who_waits_is_refused_in_time_and_nothing_i
         with place.frozen():
             ends = []
             while not audit.writer.stalled:  # a pipe takes some yet
-                ends += await asyncio.gather(
-                    *(understood(audit).decided() for _ in range(20)), return_exceptions=True
-                )
+                ends += await asyncio.gather(*(understood(audit).decided() for _ in range(20)), return_exceptions=True)
             begun = time.monotonic()
             ends += await asyncio.gather(*(understood(audit).decided() for _ in range(20)), return_exceptions=True)
             assert time.monotonic() - begun < DEADLINE_S, "who comes is refused at once"
@@ -418,9 +416,7 @@ async def test_a_store_that_died_and_came_back_goes_on(emptied: Valkey) -> None:
         ("lines gone", ("continued",)),
     ],
 )
-async def test_what_a_start_finds_in_a_stream_is_on_record(
-    emptied: Valkey, done: str, found: tuple[str, ...]
-) -> None:
+async def test_what_a_start_finds_in_a_stream_is_on_record(emptied: Valkey, done: str, found: tuple[str, ...]) -> None:
     place = InRedis(emptied)
     async with auditing(place) as audit:
         await forward_over_a_loop(audit)
