@@ -48,7 +48,7 @@ from sidecar.identity.proofs import Share as ShareProofs
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
-from sidecar.loading import first_snapshot, next_snapshot, task_store_from, tasks_from
+from sidecar.loading import first_snapshot, next_snapshot, run_at, task_store_from, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.oversight import Oversight, Standing
 from sidecar.pipeline import Pipeline
@@ -198,6 +198,7 @@ class App:
             Standing(live, switch).objection,
             audit.control,
             partial(tasks.is_anothers, namespace=OF_AGENTS),
+            partial(run_at, limiter.store),
         )
         announce = announces(callbacks.outbox)
         means = Means(task_store, tasks, live, switch, audit, announce, limiter, partial(_patience, live))

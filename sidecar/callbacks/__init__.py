@@ -6,7 +6,8 @@
     signature.py   how its receiver knows that it is ours
     push.py        push notifications of agents: what callers register, and what agents push
     push_config.py what is known of one registration
-    store.py       where both live: memory.py (this process), or sqlite.py (a file, which a restart survives)
+    store.py       where both live: memory.py (this process), or sqlite.py (a file, which a restart survives); what is
+                   registered also in redis.py (a server, which replicas share)
 
 Where may it go? `egress/guarded.py` is asked when an address is named, and each time that something is sent.
 """
@@ -27,11 +28,13 @@ from sidecar.callbacks.memory import MemoryCallbackStore
 from sidecar.callbacks.outbox import Counts, Objection, Outbox, Witness
 from sidecar.callbacks.push import PATH, IsAnothers, PushConfigs, Rewritten
 from sidecar.callbacks.push_config import PushRecord
+from sidecar.callbacks.redis import SharedPushes
 from sidecar.callbacks.signature import CallbackKey, load_or_make_callback_key
 from sidecar.callbacks.sqlite import SqliteCallbackStore, check_callback_file
 from sidecar.callbacks.store import Bounds, CallbackStore, CallbackStoreOut
 from sidecar.egress import Guard, SystemResolver
 from sidecar.settings import Settings
+from sidecar.shared_key import Run
 
 __all__ = [
     "PATH",
@@ -47,6 +50,7 @@ __all__ = [
     "PushConfigs",
     "PushRecord",
     "Rewritten",
+    "SharedPushes",
     "SqliteCallbackStore",
     "Told",
     "Waiting",
@@ -100,13 +104,17 @@ def callbacks_from(
     objection: Objection,
     witness: Witness,
     is_anothers: IsAnothers,
+    run: Run,
 ) -> Callbacks:
     """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
-    first needed. Raises SettingsError for those that are there and cannot be used."""
+    first needed; `run` works on the store that replicas share. Raises SettingsError for those that are there and
+    cannot be used."""
     settings = now()
     check_callbacks(settings)
-    in_memory = settings.tasks.store == "memory"
-    store: CallbackStore = MemoryCallbackStore() if in_memory else SqliteCallbackStore(settings.callbacks_path)
+    kept, key = settings.tasks.store, cache(partial(load_or_make_callback_key, settings.callback_key_path))
+    store: CallbackStore = MemoryCallbackStore() if kept == "memory" else SqliteCallbackStore(settings.callbacks_path)
+    if kept == "redis":
+        store = SharedPushes(run, store, lambda: key().key)
     resolver = SystemResolver()
     guard = Guard(lambda: now().callbacks, resolver)
     outbox = Outbox(
@@ -115,7 +123,7 @@ def callbacks_from(
         objection=objection,
         witness=witness,
         rules=lambda: now().callbacks,
-        key=cache(partial(load_or_make_callback_key, settings.callback_key_path)),
+        key=key,
         counts=counts,
         clock=time.time,
         chance=secrets.SystemRandom().random,

@@ -86,8 +86,9 @@ NetworkField = Annotated[
 
 
 class CallbackSettings(Section):
-    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait where `tasks.store`
-    says: in `callbacks.sqlite` in the data folder, or in memory, which a restart forgets."""
+    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait in `callbacks.sqlite` in
+    the data folder, or with `tasks.store: memory` in memory, which a restart forgets. Who registered what is in the
+    store that replicas share, with `tasks.store: redis`."""
 
     allow: Many[PlaceField] = ()
     """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
@@ -99,6 +100,9 @@ class CallbackSettings(Section):
     `allow`."""
     blocked: Many[NetworkField] = Field(default=("168.63.129.16/32",), validate_default=True)
     """Public addresses that may never be reached. The default is what Azure's machines trust."""
+    key_path: PathField | None = None
+    """File with the key of their signatures; by default one is made in the data folder when it is first needed.
+    Replicas must have the same."""
     ca_path: PathField | None = None
     """PEM file of authorities that receivers' certificates may come from, beside those of the system."""
     timeout_s: Seconds = 5.0

@@ -110,7 +110,7 @@ class Settings(Section):
     @property
     def callback_key_path(self) -> Path:
         """What the secrets of callbacks' receivers are made from; made when it is first needed."""
-        return self.data / "keys" / "callbacks.key"
+        return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
 
     @property
     def task_api_path(self) -> Path:

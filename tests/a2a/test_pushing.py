@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, CALLED_BACK, HELLO, SPOKEN, AgentWorld, agent_world, ask, task
 from tests.flow.world import listening
+from tests.valkey import running_valkey
 
 SENT = {"message": HELLO}
 DONE = {"statusUpdate": {"taskId": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_COMPLETED"}}}
@@ -149,3 +150,32 @@ async def test_what_an_agent_took_from_elsewhere_is_shown_to_nobody(tmp_path: Pa
         assert [one["url"] for one in mine["configs"]] == [receiver.url]
         (others,) = (await ask(world, "1.0", "jsonrpc", "push/list", {"taskId": "t2"}, BOB)).results
         assert others.get("configs", []) == []
+
+
+async def test_what_is_registered_at_one_replica_is_known_at_the_other(tmp_path: Path) -> None:
+    """An agent pushes to one address, behind which any replica may stand."""
+    key = tmp_path / "callbacks.key"
+    key.write_text("ab" * 32 + "\n")
+    key.chmod(0o600)
+    with running_valkey() as server:
+        settings = f'tasks: {{store: redis}}\nstore: {{url: "{server.url}"}}\n'
+        settings += CALLED_BACK.replace("{", f'{{key_path: "{key}", ', 1)
+        async with (
+            receiving() as receiver,
+            agent_world(tmp_path / "one", settings=settings) as one,
+            agent_world(tmp_path / "two", one.agent, settings=settings) as two,
+        ):
+            await ask(one, "1.0", "jsonrpc", "message/send", SENT)
+            wanted = {"taskId": "t1", "id": "p1", "url": receiver.url, "token": "mine"}
+            assert (await ask(one, "1.0", "jsonrpc", "push/set", wanted)).error is None
+            (told,) = one.agent.configs
+            elsewhere = {**told, "url": told["url"].replace(one.url, two.url)}
+            assert await push(two, elsewhere, DONE, **{"X-A2A-Notification-Token": "guessed"}) == 404
+            assert await push(two, elsewhere, DONE) == 204
+            await receiver.hears()
+            assert receiver.heard[0][0]["X-A2A-Notification-Token"] == "mine"
+            named = {"taskId": "t1", "id": "p1"}
+            assert (await ask(two, "1.0", "jsonrpc", "push/get", named)).results[0]["url"] == receiver.url
+            assert (await ask(two, "1.0", "jsonrpc", "push/get", named, BOB)).error is not None
+            assert (await ask(two, "1.0", "jsonrpc", "push/delete", named)).error is None
+            assert await push(one, told, DONE) == 404

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from sidecar.callbacks import (
     CallbackStoreOut,
     MemoryCallbackStore,
     PushRecord,
+    SharedPushes,
     SqliteCallbackStore,
     Waiting,
     check_callback_file,
 )
 from sidecar.errors import SettingsError
+from sidecar.limits import open_store
+from sidecar.loading import run_at
 from sidecar.vocabulary import Caller, Credential, Principal
+from tests.valkey import Valkey, running_valkey
 
 BEHALF = Behalf(
     Caller((Principal("user:a", "local", frozenset("r"), frozenset("s")),), (Credential("api_key", key_id="k"),), 5.0),
@@ -63,13 +69,27 @@ def push(handle: str, owner: str = "alice", **more: Any) -> PushRecord:
     return made._replace(**more)
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CallbackStore]:
     path = tmp_path / "callbacks.sqlite"
+    shared = open_store("memory://", time.time)
     made: CallbackStore = MemoryCallbackStore() if request.param == "memory" else SqliteCallbackStore(path)
+    if request.param == "redis":
+        server = request.getfixturevalue("valkey")
+        with server.client() as client:
+            client.flushall()
+        shared = open_store(server.url, time.time)
+        made = SharedPushes(partial(run_at, shared), made, lambda: b"k" * 32)
     yield made
     await made.close()
     await made.close()
+    await shared.close()
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
@@ -141,6 +161,35 @@ async def test_a_configuration_is_bound_to_one_task_for_good(store: CallbackStor
     [task_id] = set(bound)
     record = await store.push("h", 1.0)
     assert record is not None and record.task_id == task_id
+
+
+# --- what replicas share ----------------------------------------------------------------------------------------------
+
+
+async def test_what_a_caller_proves_itself_with_is_sealed_to_those_who_have_the_key(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    with valkey.client() as client:
+        client.flushall()
+        shared = open_store(valkey.url, time.time)
+        here = MemoryCallbackStore()
+        one, other, stranger = (
+            SharedPushes(partial(run_at, shared), here, lambda key=key: key)
+            for key in (b"k" * 32, b"k" * 32, b"x" * 32)
+        )
+        kept = push("h1", token="t0ken-of-the-caller", credentials="s3cret", secret="0urs")
+        assert await one.keep_push(kept, 9, 9)
+        assert await other.push("h1", 1.0) == kept
+        assert await stranger.push("h1", 1.0) is None and await stranger.pushes_of("alice", "planner", "t", 1.0) == []
+        held = "".join("".join(client.hgetall(key).values()) for key in client.keys("*push:*"))
+        assert held and not any(word in held for word in ("t0ken", "s3cret", "0urs", "h.example"))
+        (name,) = client.keys("*push:*")
+        client.rename(name, name[:-2] + "h2")  # whoever owns the store gives one caller's to another handle
+        client.zadd("{sidecar}:a2a-pushes:all", {"h2": 99})
+        assert await one.push("h2", 1.0) is None
+        client.hset(name[:-2] + "h2", "body", "é")
+        assert await one.push("h2", 1.0) is None
+        await shared.close()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
