@@ -28,6 +28,7 @@ from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer, Waiting
 from sidecar.whole import NO_HEADERS, Whole
 
+LONG_BYTES = 2**20  # of one message
 MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
 # How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
@@ -97,6 +98,8 @@ class Relay:
         if self.passage is None or self.custody is None:
             return Passed(raw.encode() if isinstance(raw, str) else raw)
         message = read_answer(raw)
+        if len(raw) > LONG_BYTES:  # to read it took milliseconds, and to write it will: others have their turn
+            await asyncio.sleep(0)
         owned = await self.custody.of(message)
         inspection = await inspect(self.exchange, message, raw, owned)
         passed = await self.passage.judge(message, owned)

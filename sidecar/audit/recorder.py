@@ -18,6 +18,7 @@ counted.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow"]
+HASHED_HERE_BYTES = 64 * 1024  # of a body: its arguments are hashed in less than ten milliseconds
 RECOVERED = "recovered"  # what the control record is called that says what a start found
 
 
@@ -226,7 +228,7 @@ class Recording:
         """
         if self._known is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        self._known = self._gather(self._args_hash(), charged=self.charged)
+        self._known = self._gather(await self._hashed(self._args_hash), charged=self.charged)
         try:
             await self.audit.write("decision", {**self._known})
         except Refusal as refusal:
@@ -296,7 +298,10 @@ class Recording:
     async def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
         if self.done:
             raise AssertionError("a request has one terminal record")
-        record = {**self._known} if self._known else self._gather(self._args_hash_if_any(), charged=0)
+        if self._known is not None:
+            record = {**self._known}
+        else:
+            record = self._gather(await self._hashed(self._args_hash_if_any), charged=0)
         answer = ANSWERS[reason] if reason is not None else None
         record["redactions"] = self.redactions
         record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
@@ -329,6 +334,10 @@ class Recording:
         if self.call is None:
             return None
         return self.audit.describer.args_hash(self.caller, self.call.question)
+
+    async def _hashed(self, args_hash: Callable[[], str | None]) -> str | None:
+        """Beside the loop where it may take long: a hundred thousand numbers are written one by one (threats I11)."""
+        return args_hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(args_hash)
 
     def _args_hash_if_any(self) -> str | None:
         try:

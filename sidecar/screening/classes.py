@@ -25,7 +25,8 @@ from typing import Final
 
 Span = tuple[int, int]
 Finder = Callable[[str, int, int, list[Span]], int]
-"""(text, start, stop, spans): adds what begins in text[start:stop], and gives where to look on, at least `stop`."""
+"""(text, start, stop, spans): adds what begins in text[start:stop], or is known by something there and begins up to
+`LOCAL_CHARS` before it; and gives where to look on, at least `stop`."""
 
 MIN_CHARS: Final = 6  # `a@b.co`: no shorter text holds anything of any class
 _NUMBER_CHARS: Final = 64  # longer than any number, with its separators and what must not follow it
@@ -39,7 +40,7 @@ _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
 # What ends a local part to the left. RFC 5321 allows more, which nobody writes in a text without quotes.
 _BEFORE_LOCAL = re.compile(r".*[\s<>()\[\]{}\"',;:=|\\/@\x00-\x1f]", re.DOTALL)
 _DOMAIN = re.compile(r"(?:[\w-]++\.)+(?:xn--[A-Za-z0-9-]++|[^\W\d_]{2,}+)")
-_LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond what may be written: 64 and 253
+LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond what may be written: 64 and 253
 
 
 def find_emails(text: str, start: int, stop: int, spans: list[Span]) -> int:
@@ -59,10 +60,10 @@ def find_emails(text: str, start: int, stop: int, spans: list[Span]) -> int:
 
 
 def _local_begin(text: str, left: int, at: int) -> int:
+    left = max(left, at - LOCAL_CHARS)
     if at > left + 1 and text[at - 1] == '"':  # a quoted local part
         quote = text.rfind('"', left, at - 1)
         return quote if quote >= 0 else at
-    left = max(left, at - _LOCAL_CHARS)
     before = _BEFORE_LOCAL.match(text[left:at])
     begin = left + (before.end() if before else 0)
     return begin if any(map(str.isalnum, text[begin:at])) else at

@@ -8,14 +8,12 @@ found beside it, so that a changed text is read again until nothing is. So scree
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Final
 
-from sidecar.screening.classes import MIN_CHARS, Finder, Span
+from sidecar.screening.classes import LOCAL_CHARS, MIN_CHARS, Finder, Span
 
 SLICE_CHARS: Final = 64 * 1024  # of one finder; nine of them take a few milliseconds for it
-SLICE_SPANS: Final = 20_000  # of what was found: each takes some 0.4 us
 MAX_PASSES: Final = 8
 
 
@@ -39,48 +37,58 @@ def wiped(text: str, wipings: Sequence[Wiping]) -> Steps:
     for _ in range(MAX_PASSES):
         before = text
         for wiping in wipings:
-            spans = yield from _found(text, wiping.finders)
-            if spans:
-                text = yield from _without(text, spans, wiping.replacement)
-                replaced += len(spans)
+            text, found = yield from _once(text, wiping)
+            replaced += found
         if text is before:
             return text, replaced
     return wipings[0].replacement, replaced + 1  # a text that never comes to rest does not pass
 
 
-def _found(text: str, finders: Sequence[Finder]) -> Generator[None, None, list[Span]]:
-    spans: list[Span] = []
-    places = [0] * len(finders)
+def _once(text: str, wiping: Wiping) -> Steps:
+    """What was found is put in its place slice by slice: a million places at once would be a million objects, and to
+    sort them, or to look through them for garbage, would hold the loop."""
+    cut, spans = Cut(text, wiping.replacement), list[Span]()
+    places = [0] * len(wiping.finders)
     for start in range(0, len(text), SLICE_CHARS):
         if start:
             yield
         stop = min(start + SLICE_CHARS, len(text))
-        for index, find in enumerate(finders):
+        for index, find in enumerate(wiping.finders):
             if places[index] < stop:
                 places[index] = find(text, places[index], stop, spans)
-    return (yield from _apart(spans)) if len(spans) > 1 else spans
+        spans = cut.without(sorted(spans), before=stop - LOCAL_CHARS)
+    cut.without(spans, before=len(text) + 1)
+    return (cut.rest(), cut.replaced) if cut.replaced else (text, 0)
 
 
-def _apart(spans: list[Span]) -> Generator[None, None, list[Span]]:
-    """In order, and what overlaps as one."""
-    spans.sort()
-    apart = [spans[0]]
-    for number, (start, end) in enumerate(islice(spans, 1, None), 1):
-        if number % SLICE_SPANS == 0:
-            yield
-        if start < apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
-        else:
-            apart.append((start, end))
-    return apart
+@dataclass(slots=True)
+class Cut:
+    """A text, from its beginning on without what was found in it."""
 
+    text: str
+    replacement: str
+    replaced: int = 0
+    _pieces: list[str] = field(default_factory=list)
+    _done: int = 0
 
-def _without(text: str, spans: Sequence[Span], replacement: str) -> Generator[None, None, str]:
-    pieces: list[str] = []
-    at = 0
-    for number, (start, end) in enumerate(spans):
-        if number and number % SLICE_SPANS == 0:
-            yield
-        pieces += (text[at:start], replacement)
-        at = end
-    return "".join([*pieces, text[at:]])
+    def without(self, spans: Sequence[Span], *, before: int) -> list[Span]:
+        """Leave out these, which are in order; what overlaps as one. Gives back those that end at `before` or after
+        it: what is still to be found may overlap them."""
+        apart: list[Span] = []
+        for start, end in spans:
+            if apart and start < apart[-1][1]:
+                apart[-1] = (apart[-1][0], max(apart[-1][1], end))
+            else:
+                apart.append((start, end))
+        final = sum(end < before for _, end in apart)
+        pieces: list[str] = []
+        for start, end in apart[:final]:
+            pieces += (self.text[self._done : start], self.replacement)
+            self._done = end
+        self._pieces.append("".join(pieces))
+        self.replaced += final
+        return apart[final:]
+
+    def rest(self) -> str:
+        """The text as it is now."""
+        return "".join(self._pieces) + self.text[self._done :]

@@ -235,6 +235,17 @@ def test_arguments_that_cannot_be_hashed_do_not_pass_and_their_refusal_is_record
     assert (record["event"], record["reason"], record["args_hash"]) == ("refusal", "malformed-call", None)
 
 
+async def test_large_arguments_are_hashed_beside_the_loop_to_the_same(audit: Audit, path: Path) -> None:
+    large: dict[str, Any] = {"values": [1.5e300, 0.1, "a", {"b": 1.0}] * 500}
+    for bytes_in in (300, 2**20):
+        recording = understood(audit, arguments=large)
+        recording.bytes_in = bytes_in
+        await recording.decided()
+        await recording.outcome(http_status=200, bytes_out=1)
+    hashes = {record["args_hash"] for record in records(path)}
+    assert len(hashes) == 1 and None not in hashes
+
+
 def test_a_uris_query_and_fragment_are_hashed_and_not_shown(audit: Audit, path: Path) -> None:
     uris = ["file:///a?token=hunter2", "file:///a?token=hunter3", "file:///a#hunter2"]
     for uri in uris:
