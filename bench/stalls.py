@@ -4,9 +4,8 @@
 
 A sidecar runs in this process, everything on: schema, a condition, redaction of every class. Bodies of callers and
 answers of servers, each as large and as odd as the bounds allow, come one at a time; a watch looks at the loop every
-millisecond. Of each input the shortest of five stalls is shown, in time that passed and in CPU time of the loop's thread: the rest
-is what else this machine does.
-The table goes to `bench/stalls.json`.
+millisecond. Of each input the shortest of five stalls is shown, in time that passed and in CPU time of the loop's
+thread: the rest is what else this machine does. The table goes to `bench/stalls.json`.
 """
 
 from __future__ import annotations
