@@ -64,8 +64,9 @@ class McpError:
     detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
     details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
     retry_after_s: Annotated[int | None, "when to come again, in seconds"] = None
-    limit: Annotated[int | None, "of the limit that refused"] = None
-    remaining: Annotated[int | None, "what is left of it"] = None
+    limit: Annotated[float | None, "of the limit that refused"] = None
+    remaining: Annotated[float | None, "what is left of it"] = None
+    unit: Annotated[str | None, "of both, where it is not calls that count: usd, tokens"] = None
     reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
 
     def encoded(self) -> bytes:
@@ -125,6 +126,8 @@ def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Discl
         facts["retry_after_s"] = _whole_seconds(refusal.retry_after_s)
     if refusal.limit is not None:
         facts["limit"], facts["remaining"] = refusal.limit.limit, refusal.limit.remaining
+        if refusal.limit.unit:
+            facts["unit"] = refusal.limit.unit
         if refusal.limit.reset_at is not None:
             facts["reset_at"] = datetime.fromtimestamp(refusal.limit.reset_at, UTC).isoformat(timespec="seconds")
     return facts
@@ -148,8 +151,11 @@ def headers_of(refusal: Refusal, facts: Mapping[str, Any], resource_metadata: st
         limit = refusal.limit
         name = '"limit"'
         window = f";w={max(1, round(limit.window_s))}" if limit.window_s else ""  # concurrency has none
-        headers["RateLimit-Policy"] = f"{name};q={limit.limit}{window}"
-        headers["RateLimit"] = f"{name};r={limit.remaining};t={_whole_seconds(refusal.retry_after_s or 0)}"
+        # Its numbers are whole, so what costs is told in millionths, and that is said.
+        scale, unit = (1_000_000, f';qu="micro-{limit.unit}"') if limit.unit else (1, "")
+        headers["RateLimit-Policy"] = f"{name};q={round(limit.limit * scale)}{unit}{window}"
+        left, wait_s = round(limit.remaining * scale), _whole_seconds(refusal.retry_after_s or 0)
+        headers["RateLimit"] = f"{name};r={left};t={wait_s}"
     return headers
 
 

@@ -536,6 +536,7 @@ class App:
                 metrics.streams(protocol, sum(one.call.protocol == protocol for one in streams))
             crowds.look(len(self.pipeline.exchanges.streams))
             metrics.store_up(self.limiter.store.up)
+            metrics.budgets_reset(time.time())
             metrics.audit_depth(self.audit.writer.depth)
             metrics.audit_up(self.audit.writer.up)
             if isinstance(sink := self.audit.writer.sink, Copied):
@@ -550,7 +551,7 @@ class App:
         """A snapshot came into force: tell the operators what it is."""
         now = self.live.current
         engine = now.engine
-        self.metrics.reconfigured(upstreams=now.upstreams, limits=now.limit_labels)
+        self.metrics.reconfigured(upstreams=now.upstreams, limits=now.limit_labels, budgets=now.budget_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)
         self.metrics.store_is(self.limiter.store.kind)
         accounts = {one.account for one in now.upstreams.values()}

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     BAD_ARGUMENTS = "bad-arguments"
     RATE_LIMITED = "rate-limited"
     QUOTA_SPENT = "quota-spent"
+    BUDGET_SPENT = "budget-spent"
     TOO_MANY_CONCURRENT = "too-many-concurrent"
     TOO_MANY_REFUSALS = "too-many-refusals"
     STORE_UNAVAILABLE = "store-unavailable"
@@ -151,6 +152,7 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),
     Reason.RATE_LIMITED: _carried(429, _LIMITED, "rate_limited", "A rate limit is reached"),
     Reason.QUOTA_SPENT: _carried(429, _LIMITED, "rate_limited", "A quota is spent"),
+    Reason.BUDGET_SPENT: _carried(429, _LIMITED, "rate_limited", "A budget is spent"),
     Reason.TOO_MANY_CONCURRENT: _carried(429, _LIMITED, "rate_limited", "Too many calls at once"),
     Reason.TOO_MANY_REFUSALS: _carried(429, _LIMITED, "rate_limited", "Too many refused calls"),
     Reason.STORE_UNAVAILABLE: _carried(503, _FAILED, "error", "The store cannot be reached right now"),
@@ -169,13 +171,16 @@ ANSWERS: Mapping[Reason, Answer] = {
 
 
 class LimitState(NamedTuple):
-    """Where a limit stands. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch."""
+    """Where a limit stands. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch. `charged` is
+    what this call takes of it. What has a `unit` is so much of that; all else is calls."""
 
     name: str
-    limit: int
-    remaining: int
+    limit: float
+    remaining: float
     window_s: float = 0.0
     reset_at: float | None = None
+    unit: str = ""
+    charged: float = 1
 
 
 class Refusal(Exception):

@@ -30,6 +30,9 @@ def measure(metrics: Metrics, turn: Turn) -> None:
     metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
     if record.decision is not None:
         _count_decision(metrics, record.decision, "would_deny" if turn.shadow else "deny")
+    for state in record.limits:
+        if state.unit:
+            metrics.budget_used(state.name, 1 - state.remaining / state.limit, state.reset_at or 0.0)
     for excused in turn.excused:
         _count_limit(metrics, turn, excused)
     if refusal is not None:

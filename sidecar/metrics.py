@@ -71,11 +71,13 @@ AUTH_REASONS = (
 class Metrics:
     """Every series, and the verbs that move them. Times in seconds.
 
-    `upstreams` and `limits` are the configured names, `reconfigured` changes them.
+    `upstreams`, `limits` and `budgets` (limits that count what calls cost) are the configured names, `reconfigured`
+    changes them.
     """
 
-    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
-        self._upstreams, self._limits = set[str](), set[str]()  # choices of labels; `reconfigured` fills them
+    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = (), budgets: Iterable[str] = ()) -> None:
+        # Choices of labels; `reconfigured` fills them.
+        self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
         self._requests = Table(
             "counter",
             "requests_total",
@@ -108,6 +110,13 @@ class Metrics:
             "Limits asked, by answer.",
             {"limit": self._limits, "outcome": LIMIT_OUTCOMES},
         )
+        self._budget_used = Table(
+            "gauge",
+            "budget_used_ratio",
+            "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
+            {"budget": self._budgets},
+        )
+        self._fullest: dict[str, tuple[float, float]] = {}  # by budget: that ratio, and when its counter begins anew
         self._auth_failures = Table(
             "counter",
             "auth_failures_total",
@@ -214,13 +223,21 @@ class Metrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._declare()
-        self.reconfigured(upstreams=upstreams, limits=limits)
+        self.reconfigured(upstreams=upstreams, limits=limits, budgets=budgets)
 
-    def reconfigured(self, *, upstreams: Iterable[str], limits: Iterable[str] = ()) -> None:
+    def reconfigured(
+        self, *, upstreams: Iterable[str], limits: Iterable[str] = (), budgets: Iterable[str] = ()
+    ) -> None:
         """These are the names now. Counters of names that are gone stay as they are: none may go back."""
-        for choices, names in ((self._upstreams, upstreams), (self._limits, limits)):
+        for choices, names in (
+            (self._upstreams, upstreams),
+            (self._limits, limits),
+            (self._budgets, budgets),
+        ):
             choices.clear()
             choices.update(names)
+        self._budget_used.keep(self._budgets)
+        self._fullest = {budget: known for budget, known in self._fullest.items() if budget in self._budgets}
         for gauge in (self._upstream_up, self._upstream_state):
             gauge.keep(self._upstreams)
         for table in self._tables:
@@ -229,6 +246,7 @@ class Metrics:
         self._requests.declare(("mcp",), sorted(self._upstreams), COMMON_METHODS, STATUSES)
         self._request_s.declare(PROTOCOLS, named)
         self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
+        self._budget_used.declare(sorted(self._budgets))
         self._schema_violations.declare(sorted(self._upstreams))
         self._upstream_up.declare(sorted(self._upstreams))
         self._pin_mismatches.declare(sorted(self._upstreams))
@@ -261,6 +279,18 @@ class Metrics:
     def federation_missed(self, upstream: str, reason: str) -> None:
         """A server that its caller may see did not answer a question to all of them."""
         self._missed.add((upstream, reason))
+
+    def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
+        """So much of one counter of a budget is spent, until it begins anew (seconds since the epoch)."""
+        if budget in self._budgets and ratio >= self._fullest.get(budget, (0.0, 0.0))[0]:
+            self._fullest[budget] = ratio, until_s
+            self._budget_used.set((budget,), ratio)
+
+    def budgets_reset(self, now_s: float) -> None:
+        """Those whose period is over have nothing spent."""
+        for budget in [budget for budget, (_, until_s) in self._fullest.items() if until_s <= now_s]:
+            del self._fullest[budget]
+            self._budget_used.set((budget,), 0.0)
 
     def limit_checked(self, limit: str, outcome: str) -> None:
         """A limit was `admitted`, `refused` or `unavailable`. `limit` is its configured label."""

@@ -70,6 +70,8 @@ class Passage:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
         earlier = self._earlier(response.id)
+        if earlier is None:
+            self._answered(response)
         if (lost := await self._lost_in_answer(earlier, owned)) is not None:
             if earlier is None:
                 raise Refusal(lost)
@@ -89,6 +91,13 @@ class Passage:
             result = self._outward.result(result)
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
         return Passed(out, final=True, version=version, result=result, created=created)
+
+    def _answered(self, response: jsonrpc.Response) -> None:
+        """What the call cost is known with its answer, whatever of that its caller may have. One that became a task
+        has not been answered yet."""
+        result = response.result if isinstance(response.result, dict) else None
+        if result is None or mcp_tasks.created_in(result) is None:
+            self.exchange.turn.answered(result)
 
     def _earlier(self, request_id: Id) -> Asked | None:
         """The call that is answered, if it is not the one that this is the answer of. Raises Refusal for an id that

@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aiohttp import web
@@ -41,7 +41,7 @@ from sidecar.federation import Spread
 from sidecar.fronts import Fronts
 from sidecar.identity import Presented
 from sidecar.intents import Ask, Intent, Leave, Reply, Tell
-from sidecar.limits import Lease, Limiter, Plan, SessionCalls, plan_charges
+from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
 from sidecar.paired import Paired
@@ -242,9 +242,10 @@ class Pipeline:
         answered `here` takes no slot at the upstream."""
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
         if here and plan.slots:
-            plan = Plan(tuple(charge for charge in plan.charges if charge not in plan.slots), plan.timeout_s)
+            plan = replace(plan, charges=tuple(charge for charge in plan.charges if charge not in plan.slots))
         turn.plan = plan
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
+            turn.lease = lease
             turn.record.limits, turn.record.charged = lease.states, lease.charged
             turn.record.mark("limits")
             await turn.record.decided()

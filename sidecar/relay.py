@@ -142,6 +142,7 @@ class Relay:
         # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
         # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
+        self.exchange.turn.answered()
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             await inspection.settle(Passed())
         return own

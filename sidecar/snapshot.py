@@ -100,6 +100,7 @@ class Snapshot:
     bounds: Bounds
     audiences: Mapping[str, Audience]
     limit_labels: tuple[str, ...] = ()
+    budget_labels: tuple[str, ...] = ()
     disabled: Disabled = NOBODY
     shadow_until: float | None = None
     keys_digest: str = ""
@@ -312,6 +313,7 @@ def snapshot_from(
             *map(rule_label, source.limited_ids(MAX_LIMIT_LABELS)),
             *budgets.labels,
         ),
+        budget_labels=budgets.spending_labels,
         disabled=beside.disabled,
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,

@@ -7,7 +7,7 @@ filled as the stages go; what is in them is never read to decide what an earlier
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -20,7 +20,7 @@ from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import NOTHING_PRESENTED, Presented
-from sidecar.limits import Plan
+from sidecar.limits import Lease, Plan
 from sidecar.outlets import Outlet, open_stream
 from sidecar.paired import Paired
 from sidecar.protocols import eras, jsonrpc
@@ -61,7 +61,7 @@ class Turn:
     by. `paired` is the stream on which its answer goes out, where that is another request's (`paired.py`); HTTP has
     heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
     callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
-    it is. `dialect` is how refusals are told where not as MCP tells them.
+    it is. `dialect` is how refusals are told where not as MCP tells them. `lease` is what the call holds of its limits.
     """
 
     request: web.BaseRequest
@@ -78,6 +78,7 @@ class Turn:
     request_id: Id | None = None
     method: str = ""
     plan: Plan | None = None
+    lease: Lease | None = None
     shadow: bool = False
     excused: list[Refusal] = field(default_factory=list)
     refusal: Refusal | None = None
@@ -141,6 +142,15 @@ class Turn:
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
             self.record.excused = (*self.record.excused, name)
         return self.shadow
+
+    def answered(self, result: Mapping[str, Any] | None = None) -> None:
+        """The upstream's answer is whole, before it is on record: what the call did not cost comes back."""
+        if self.lease is None:
+            return
+        if result is not None:
+            self.lease.heard(result)
+        if self.lease.answered():
+            self.record.limits = self.lease.states
 
     async def ended(self, status: int, bytes_out: int) -> None:
         """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""

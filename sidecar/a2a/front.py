@@ -17,6 +17,7 @@ from aiohttp import web
 
 from sidecar import arrival
 from sidecar.a2a import cards
+from sidecar.a2a.costs import Costing
 from sidecar.a2a.dialects import Dialect, HttpDialect, RpcDialect
 from sidecar.a2a.owning import Owning
 from sidecar.a2a.pages import Pages
@@ -178,7 +179,11 @@ class AgentFront:
                 lease.forwarded = True
                 answer = await agent.wire.ask(outgoing._replace(params=params))
                 if isinstance(answer, AgentError):
+                    turn.answered()
                     return await _whole(turn, _dialect(turn).error(answer))
+                costing = Costing(turn)
+                costing.hear(answer)
+                costing.end()
                 admitted = await owning.admit(answer)
                 await pushing.settle(admitted)
                 return await _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
@@ -239,6 +244,7 @@ class AgentFront:
             await pushing.undo()
             raise
         if isinstance(heard, AgentError):
+            turn.answered()
             await pushing.undo()
             return await _whole(turn, dialect.error(heard))
         try:
@@ -248,6 +254,7 @@ class AgentFront:
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
+                        turn.answered()
                         return await _whole(turn, dialect.error(first))
                     first = await owning.admit(first)
                     await pushing.settle(first)
@@ -278,7 +285,8 @@ class AgentFront:
         owning: Owning,
     ) -> web.StreamResponse:
         turn, dialect, operation = overseen.turn, _dialect(overseen.turn), owning.intent.operation
-        called = _called(turn)
+        called, costing = _called(turn), Costing(turn)
+        costing.hear(first)
         sent = await turn.open_outlet() if called is None else called.outlet()
         try:
             with overseen.streaming(heard, sent):
@@ -290,7 +298,9 @@ class AgentFront:
                         await sent.write(dialect.error_event(event))
                         break
                     else:
+                        costing.hear(event)
                         await sent.write(dialect.event(operation, await owning.admit(event)))
+            costing.end()
             await turn.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:

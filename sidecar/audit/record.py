@@ -190,13 +190,14 @@ def rule_names(values: Sequence[str]) -> list[str]:
 
 
 def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
-    """Where each limit stood, and what this call was charged."""
+    """Where each limit stood, and what this call was charged; nothing, if not `charged`."""
     return [
         {
             "name": text(state.name, NAME_CHARS),
-            "charged": charged,
+            "charged": state.charged if charged else 0,
             "remaining": state.remaining,
             "limit": state.limit,
+            **({"unit": state.unit} if state.unit else {}),
         }
         for state in states[:ENTRIES]
     ]

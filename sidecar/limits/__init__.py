@@ -1,6 +1,6 @@
 """How much may they still do?
 
-    budgets.py     budgets.yaml → entries
+    budgets.py     budgets.yaml → entries; amounts.py: what is written as money, in whole numbers
     plan.py        an allowed call → its charges: which counters it moves
     __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
     store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua, wire.py)
@@ -9,16 +9,20 @@
     sessions.py    the bound on lists and pings
 
 A reservation is made before the upstream is written to. Once it was, the charges stay, whatever the upstream does;
-until then, everything comes back: a refused argument, a lost caller, a crash of ours.
+until then, everything comes back: a refused argument, a lost caller, a crash of ours. Of what a call may cost, the most
+is reserved; what its whole answer did not cost comes back. What has no answer keeps all: nobody knows what it cost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from types import TracebackType
+from typing import Any
 
 from sidecar.errors import LimitState, Reason, Refusal
+from sidecar.limits.amounts import MILLION, in_units
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.counters import SECOND_US
 from sidecar.limits.places import open_store
@@ -48,6 +52,7 @@ _REASONS: dict[Kind, Reason] = {
     "hour": Reason.RATE_LIMITED,
     "rate": Reason.RATE_LIMITED,
     "day": Reason.QUOTA_SPENT,
+    "month": Reason.QUOTA_SPENT,
     "concurrency": Reason.TOO_MANY_CONCURRENT,
 }
 
@@ -71,9 +76,9 @@ class Limiter:
     def reserve(self, plan: Plan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
         """Charge a plan for as long as the `async with` lasts. `decision_id` is ours, one per call.
 
-        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT or TOO_MANY_CONCURRENT with the limit that takes longest to
-        have room, or STORE_UNAVAILABLE; unless `excuse` says that this one shall not stop the call, which is then
-        charged nothing. A plan without charges asks nobody.
+        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT with the limit that
+        takes longest to have room, or STORE_UNAVAILABLE; unless `excuse` says that this one shall not stop the call,
+        which is then charged nothing. A plan without charges asks nobody.
         """
         return Lease(self, plan, decision_id, excuse)
 
@@ -90,12 +95,13 @@ class Limiter:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
         return verdict
 
-    def settle(self, plan: Plan, decision_id: str, *, forwarded: bool) -> None:
-        """The call is over: free its slots, or give everything back. Never waits, so it cannot be interrupted."""
+    def settle(self, plan: Plan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None) -> None:
+        """The call is over: free its slots and what it did not spend (millionths by unit; None: nobody knows), or give
+        everything back. Never waits, so it cannot be interrupted."""
         if self._held.pop(decision_id, None) is None:
             return
         if forwarded:
-            self.store.release(plan.slots, decision_id)
+            self.store.release(plan.slots if spent is None else plan.unspent(spent), decision_id)
         else:
             self.store.give_back(plan.charges, decision_id)
 
@@ -116,7 +122,7 @@ class Limiter:
 class Lease:
     """What one call holds. Set `forwarded` just before the upstream is written to: from there on the charges stay."""
 
-    __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_verdict", "forwarded")
+    __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_spent", "_told", "_verdict", "forwarded")
 
     def __init__(self, limiter: Limiter, plan: Plan, decision_id: str, excuse: Excuse) -> None:
         self.forwarded = False
@@ -126,14 +132,33 @@ class Lease:
         self._plan = plan
         self._decision_id = decision_id
         self._verdict: Verdict | None = None
+        self._told: Mapping[str, int] | None = None
+        self._spent: Mapping[str, int] | None = None
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Every limit that was charged, and where it stands now; or the one that was passed by."""
+        """Every limit that was charged, and where it stood then, with what has come back since; or the one that was
+        passed by."""
         if self._verdict is None:
             return (self._excused,) if self._excused else ()
-        numbers = self._verdict.numbers
-        return tuple(map(_state, self._plan.charges, numbers[::3], numbers[2::3]))
+        numbers, charges = self._verdict.numbers, self._plan.charges
+        states = map(_state, charges, numbers[::3], numbers[2::3])
+        if (spent := self._spent) is None:
+            return tuple(states)
+        return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
+
+    def heard(self, result: Mapping[str, Any]) -> None:
+        """The result of the call, or one event of it: it may tell what the call cost. Of several, the last that tells
+        is believed."""
+        if self._plan.settles and self._plan.tells(result):
+            self._told = self._plan.spent(result)
+
+    def answered(self) -> bool:
+        """The answer is whole: what the call cost is known. Whether that changes where its limits stand."""
+        if not self._plan.settles or self._verdict is None or self._spent is not None:
+            return False
+        self._spent = self._told if self._told is not None else self._plan.spent(None)
+        return True
 
     @property
     def charged(self) -> int:
@@ -154,15 +179,36 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._verdict is not None:
-            self._limiter.settle(self._plan, self._decision_id, forwarded=self.forwarded)
+            self._limiter.settle(self._plan, self._decision_id, forwarded=self.forwarded, spent=self._spent)
 
 
 def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
     """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
-    return Refusal(_REASONS[charge.kind], limit=state, retry_after_s=standing.wait_us / SECOND_US)
+    reason = Reason.BUDGET_SPENT if charge.unit else _REASONS[charge.kind]
+    return Refusal(reason, limit=state, retry_after_s=standing.wait_us / SECOND_US)
 
 
 def _state(charge: Charge, remaining: int, reset_us: int) -> LimitState:
-    return LimitState(charge.limit, charge.most, remaining, charge.window_s, reset_us / SECOND_US if reset_us else None)
+    window_s = charge.window_s if charge.kind != "month" else _month_s(reset_us)
+    reset_at = reset_us / SECOND_US if reset_us else None
+    if not charge.unit:
+        return LimitState(charge.limit, charge.most, remaining, window_s, reset_at, "", charge.amount)
+    most, left, charged = in_units(charge.most), in_units(remaining), in_units(charge.amount)
+    return LimitState(charge.limit, most, left, window_s, reset_at, charge.unit, charged)
+
+
+def _month_s(end_us: int) -> float:
+    """How long the month is that ends then."""
+    end = datetime.fromtimestamp(end_us // SECOND_US, UTC)
+    begin = end.replace(year=end.year - 1, month=12) if end.month == 1 else end.replace(month=end.month - 1)
+    return (end - begin).total_seconds()
+
+
+def _settled(state: LimitState, charge: Charge, spent: Mapping[str, int]) -> LimitState:
+    if not charge.unit:
+        return state
+    kept = min(charge.amount, spent.get(charge.unit, 0))
+    back = round(state.remaining * MILLION) + charge.amount - kept
+    return state._replace(charged=in_units(kept), remaining=in_units(back))

@@ -2,6 +2,8 @@
 
     tools:       per object pattern, all callers together unless `per: principal`
     principals:  per principal, pattern or role, each its own counter unless `shared: true`
+    costs:       what a call costs, in any unit
+    budgets:     how much of a unit may be spent, by whom and on what
 
 The seed's list (`budgets: [{tool, rateLimit, concurrencyLimit, timeout, dailyQuota}]`) says the same as `tools:`.
 What the file says is compiled into entries that `plan.py` can match without knowing where they came from.
@@ -11,14 +13,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from sidecar.errors import PolicyError
-from sidecar.limits.plan import Budgets, Cap, Entry
+from sidecar.limits.amounts import MOST, millionths, path_of
+from sidecar.limits.plan import Budgets, Cap, Cost, Entry
 from sidecar.settings.documents import read_document
 from sidecar.settings.fields import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.findings import Finding, reject, reject_any
@@ -33,8 +36,13 @@ def load_budgets(path: Path) -> Budgets:
         return Budgets()
     file = read_document(path, error=PolicyError).validate(BudgetsFile)
     tools = tuple(entry.compiled(pattern) for pattern, entry in file.tools.items())
-    seeds = tuple(entry.compiled(entry.pattern) for entry in file.budgets)
-    return Budgets(tools + seeds, tuple(entry.compiled(pattern) for pattern, entry in file.principals.items()))
+    seeds = tuple(entry.compiled(entry.pattern) for entry in file.budgets if isinstance(entry, SeedEntry))
+    return Budgets(
+        tools + seeds,
+        tuple(entry.compiled(pattern) for pattern, entry in file.principals.items()),
+        tuple(entry.compiled() for entry in file.budgets if isinstance(entry, BudgetEntry)),
+        tuple(entry.compiled() for entry in file.costs),
+    )
 
 
 def interval_us(per_second: float) -> int:
@@ -55,10 +63,26 @@ def _principal_pattern(text: str) -> str:
     return text
 
 
-def _later(value: Any) -> Any:
-    if value is not None:
-        reject(Finding("this comes with a later version", "B101", "remove it"))
-    return value
+def _amount(value: object) -> int:
+    try:
+        return millionths(value)
+    except ValueError:
+        hint = "write 5, 0.002 or '0.002': below 1000000000, with six decimal places at most"
+        reject(Finding("this is no amount", "Y103", hint))
+
+
+def _result_path(text: str) -> str:
+    try:
+        path_of(text)
+    except ValueError:
+        reject(Finding("this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost"))
+    return text
+
+
+def _unit(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", text):
+        reject(Finding("this names no unit", hint="write usd, tokens or another word of letters, digits, _ and -"))
+    return text
 
 
 ObjectPattern = Annotated[str, AfterValidator(_object_pattern)]
@@ -67,7 +91,21 @@ PerSecond = Annotated[float, Field(gt=0, le=MAX_PER_SECOND, allow_inf_nan=False)
 Calls = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Quota = Annotated[int, Field(ge=0, le=1_000_000_000)]
 """Calls a day; 0 means unlimited, as in the seed."""
-Later = Annotated[Any, AfterValidator(_later)]
+Amount = Annotated[
+    int,
+    BeforeValidator(_amount),
+    Field(ge=0, le=MOST),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "exclusiveMaximum": 1_000_000_000},
+                {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$"},
+            ]
+        }
+    ),
+]
+"""So much of a unit; in the code, millionths of it."""
+Unit = Annotated[str, AfterValidator(_unit)]
 
 
 class SeedRate(Section):
@@ -137,16 +175,18 @@ class PrincipalEntry(Section):
 
     per_hour: Calls | None = None
     per_day: Calls | None = None
+    per_month: Calls | None = None
+    """Calls in a calendar month, UTC."""
     concurrency: Count | None = None
     shared: bool = False
     """All who match have one counter together."""
-    per_month: Later = None
 
     def compiled(self, pattern: str) -> Entry:
         """This entry for the principals of `pattern`."""
         caps = (
             Cap("hour", self.per_hour) if self.per_hour else None,
             Cap("day", self.per_day) if self.per_day else None,
+            Cap("month", self.per_month) if self.per_month else None,
             Cap("concurrency", self.concurrency) if self.concurrency else None,
         )
         return Entry("principals", pattern, not self.shared, tuple(cap for cap in caps if cap))
@@ -163,15 +203,9 @@ def _seed_tool(text: str) -> str:
 
 
 class SeedEntry(ToolEntry):
-    """The seed's ToolBudget: `tool` is a server's name and means all its tools. Its keys for money come later."""
+    """The seed's ToolBudget: `tool` is a server's name and means all its tools."""
 
     tool: Annotated[str, AfterValidator(_seed_tool)] | None = None
-    principal: Later = None
-    object: Later = None
-    unit: Later = None
-    per_hour: Later = None
-    per_day: Later = None
-    per_month: Later = None
 
     @property
     def pattern(self) -> str:
@@ -186,25 +220,129 @@ class SeedEntry(ToolEntry):
         return self
 
 
+class CostEntry(Section):
+    """What a call on these objects costs. Entries of one unit that match the same call add up."""
+
+    object: ObjectPattern
+    unit: Unit
+    per_call: Amount | None = None
+    """What it costs where its result does not say; without this, `max_per_call`."""
+    from_result: Annotated[str, AfterValidator(_result_path)] | None = None
+    """Where its result says what it did cost: `_meta.usage.cost`, or a JSON Pointer."""
+    max_per_call: Amount | None = None
+    """The most it may cost: so much is reserved before it, and a result that says more is not believed."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> CostEntry:
+        reject_any(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Finding]:
+        if self.per_call is None and self.from_result is None:
+            yield Finding('neither "per_call" nor "from_result" says what it costs', "Y102")
+        if self.from_result is not None and self.max_per_call is None:
+            hint = "it is what is reserved before the call, so that no budget is overspent"
+            yield Finding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
+        if self.from_result is None and self.max_per_call is not None:
+            yield Finding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
+        if None not in (self.per_call, self.max_per_call) and (self.per_call or 0) > (self.max_per_call or 0):
+            yield Finding("per_call is more than max_per_call", at=("per_call",))
+
+    def compiled(self) -> Cost:
+        """This entry, for the plan."""
+        most = self.max_per_call if self.max_per_call is not None else self.per_call or 0
+        declared = self.per_call if self.per_call is not None else most
+        return Cost(self.object, self.unit, declared, most, path_of(self.from_result) if self.from_result else ())
+
+
+class BudgetEntry(Section):
+    """How much of a unit may be spent: by each principal that matches, or by all on these objects together."""
+
+    principal: PrincipalPattern | None = None
+    """Everyone in the chain who matches has a counter of their own; without this, all calls share one."""
+    object: ObjectPattern = "*"
+    """Calls on these objects count."""
+    unit: Unit
+    per_hour: Amount | None = None
+    per_day: Amount | None = None
+    per_month: Amount | None = None
+    shared: bool = False
+    """All who match have one counter together."""
+
+    @model_validator(mode="after")
+    def _limits(self) -> BudgetEntry:
+        reject_any(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Finding]:
+        periods = {name: getattr(self, name) for name in ("per_hour", "per_day", "per_month")}
+        if all(most is None for most in periods.values()):
+            yield Finding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
+        for name, most in periods.items():
+            if most == 0:  # a daily_quota of 0 is unlimited, so nobody could tell what this means
+                yield Finding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
+        if self.shared and self.principal is None:
+            hint = "without a principal all share one counter already"
+            yield Finding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
+
+    def compiled(self) -> Entry:
+        """This entry, for the plan."""
+        caps = (
+            Cap("hour", self.per_hour) if self.per_hour else None,
+            Cap("day", self.per_day) if self.per_day else None,
+            Cap("month", self.per_month) if self.per_month else None,
+        )
+        each = self.principal is not None and not self.shared
+        kept = tuple(cap for cap in caps if cap)
+        return Entry("budgets", self.principal or "", each, kept, object=self.object, unit=self.unit)
+
+
+def _spelling(entry: object) -> str:
+    """Whether an entry of `budgets:` is ours or the seed's."""
+    ours = isinstance(entry, BudgetEntry) or (isinstance(entry, Mapping) and not _OURS.isdisjoint(entry))
+    return "ours" if ours else "seed"
+
+
+_OURS = frozenset(BudgetEntry.model_fields)
+EitherEntry = Annotated[
+    Annotated[BudgetEntry, Tag("ours")] | Annotated[SeedEntry, Tag("seed")], Discriminator(_spelling)
+]
+
+
 class BudgetsFile(Section):
     """budgets.yaml."""
 
     version: Literal[1]
     tools: dict[ObjectPattern, ToolEntry] = Field(default_factory=dict)
     principals: dict[PrincipalPattern, PrincipalEntry] = Field(default_factory=dict)
-    budgets: Many[SeedEntry] = ()
-    costs: Later = None
+    budgets: Many[EitherEntry] = ()
+    costs: Many[CostEntry] = ()
 
     @model_validator(mode="after")
-    def _each_pattern_once(self) -> BudgetsFile:
+    def _fits_together(self) -> BudgetsFile:
         reject_any(self._repeated())
+        reject_any(self._without_costs())
         return self
 
     def _repeated(self) -> Iterator[Finding]:
-        known = set(self.tools)
+        known: set[object] = set(self.tools)
         for index, entry in enumerate(self.budgets):
-            if entry.pattern in known:
-                yield Finding(
-                    f"{entry.pattern} has an entry already", hint="keep one of them", at=("budgets", index, "tool")
+            seed = isinstance(entry, SeedEntry)
+            what = entry.pattern if isinstance(entry, SeedEntry) else (entry.principal, entry.object, entry.unit)
+            if what in known:
+                name = what if seed else "this principal, object and unit"
+                place = "tool" if seed else "unit"
+                yield Finding(f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place))
+            known.add(what)
+
+    def _without_costs(self) -> Iterator[Finding]:
+        """A budget that nothing is ever charged to is a slip of the pen, and would allow everything."""
+        units = {cost.unit for cost in self.costs}
+        for index, entry in enumerate(self.budgets):
+            if isinstance(entry, BudgetEntry) and entry.unit not in units:
+                hint = (
+                    f"units that have costs: {', '.join(sorted(units))}"
+                    if units
+                    else "say under costs: what calls cost"
                 )
-            known.add(entry.pattern)
+                yield Finding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))

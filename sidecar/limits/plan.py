@@ -1,29 +1,41 @@
 """Which limits does this call touch, and under whose counter?
 
 Pure: an answered call in, its charges out. Everything that matches applies: the rows that allowed the call, the
-entries of `tools:` for its object, the entries of `principals:` for everyone in the chain. Nothing that a caller
-chooses freely (session, connection, request id, arguments, bytes of a token) is part of a counter's name.
+entries of `tools:` for its object, the entries of `principals:` for everyone in the chain, and of `budgets:` for both.
+Nothing that a caller chooses freely (session, connection, request id, arguments, bytes of a token) is part of a
+counter's name.
+
+What a call costs is charged in two steps. Before it, the most that it may cost is reserved, in every budget that its
+unit touches; so no budget is ever overspent, however many calls are under way. Once it was answered, what it did not
+cost comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
+from sidecar.limits.amounts import MOST, reported
 from sidecar.policy.patterns import glob
 from sidecar.vocabulary import Call, Chain, Decision, Principal, RowLimit
 
 REMEMBERED_PLANS = 4096  # some 2 KB each; the pairs of object and chain in use are rarely more
 
 Kind = Literal["hour", "day", "month", "rate", "concurrency"]
+Source = Literal["tools", "principals", "budgets"]
 RolesOf = Callable[[Principal], frozenset[str]]
+
+
+COSTING = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
+"""What begins work, and so may cost. Looking at it, or ending it, does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """At most `most` per `kind`. For a rate, `most` is the burst and `interval_us` the time between two calls."""
+    """At most `most` per `kind`. For a rate, `most` is the burst and `interval_us` the time between two calls; of a
+    budget, `most` is in millionths of its unit."""
 
     kind: Kind
     most: int
@@ -34,14 +46,29 @@ class Cap:
 class Entry:
     """One line of budgets.yaml. `each`: every principal has a counter of its own; otherwise all share one.
 
-    `pattern` names objects (`tools`), or principals or roles (`principals`), with the one wildcard `*`.
+    `pattern` names objects (`tools`), or principals or roles (`principals`, `budgets`), with the one wildcard `*`; of
+    `budgets` it may be "": whoever it is. Those count what calls on `object` cost in `unit`.
     """
 
-    source: Literal["tools", "principals"]
+    source: Source
     pattern: str
     each: bool
     caps: tuple[Cap, ...]
     timeout_s: float | None = None
+    object: str = "*"
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call on `object` costs: `per_call`, or what its answer says at `path`; never more than `most`. Amounts
+    are millionths of `unit`."""
+
+    object: str
+    unit: str
+    per_call: int
+    most: int
+    path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +99,38 @@ _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All charges of one call, each counter once, and the smallest timeout that matched."""
+    """All charges of one call, each counter once; the smallest timeout that matched; and what it may cost."""
 
     charges: tuple[Charge, ...] = ()
     timeout_s: float | None = None
+    costs: tuple[Cost, ...] = ()
     slots: tuple[Charge, ...] = field(init=False, compare=False)
     """Those of the charges that the end of the call frees."""
+    settles: bool = field(init=False, compare=False)
+    """Whether its answer may have cost less than was reserved."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", tuple(charge for charge in self.charges if charge.kind == "concurrency"))
+        paid = any(charge.unit for charge in self.charges)
+        object.__setattr__(self, "settles", paid and any(cost.per_call < cost.most for cost in self.costs))
+
+    def tells(self, result: Mapping[str, Any]) -> bool:
+        """Whether a result says anything of what the call cost."""
+        return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)
+
+    def spent(self, result: Mapping[str, Any] | None) -> Mapping[str, int]:
+        """What a call cost, by unit: as its result tells, and where that tells nothing, as declared."""
+        spent: dict[str, int] = {}
+        for cost in self.costs:
+            told = reported(result, cost.path, cost.most) if result is not None and cost.path else None
+            spent[cost.unit] = spent.get(cost.unit, 0) + (cost.per_call if told is None else told)
+        return spent
+
+    def unspent(self, spent: Mapping[str, int]) -> tuple[Charge, ...]:
+        """What the end of a call that cost so much gives back: its slots, and the rest of what it reserved."""
+        paid = [charge for charge in self.charges if charge.unit and charge.amount > spent.get(charge.unit, 0)]
+        rest = (replace(charge, amount=charge.amount - spent.get(charge.unit, 0)) for charge in paid)
+        return (*self.slots, *rest)
 
 
 NOTHING = Plan()
@@ -92,17 +142,29 @@ class Budgets:
 
     tools: tuple[Entry, ...] = ()
     principals: tuple[Entry, ...] = ()
+    spending: tuple[Entry, ...] = ()
+    costs: tuple[Cost, ...] = ()
     remembered: dict[object, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
     read_roles: bool = field(init=False)
     """Whether the roles of a chain matter to any entry."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in self.principals))
+        object.__setattr__(self, "read_roles", any(_names_roles(entry) for entry in (*self.principals, *self.spending)))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that limit."""
+        return (*self.tools, *self.principals, *self.spending)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """What the limits of these entries are called in metrics and audit."""
-        return tuple(_label(entry, cap) for entry in (*self.tools, *self.principals) for cap in entry.caps)
+        return tuple(label_of(entry, cap) for entry in self.entries for cap in entry.caps)
+
+    @property
+    def spending_labels(self) -> tuple[str, ...]:
+        """Those of them that count what calls cost."""
+        return tuple(label_of(entry, cap) for entry in self.spending for cap in entry.caps)
 
 
 def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> Plan:
@@ -114,7 +176,8 @@ def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, 
         return NOTHING
     names = tuple([principal.name for principal in chain])
     roles = tuple([roles_of(principal) for principal in chain]) if budgets.read_roles else ()
-    asked = (call.question.object, names, roles, decision.limits)
+    costing = bool(budgets.costs) and call.method in COSTING
+    asked = (call.question.object, names, roles, decision.limits, costing)
     plan = budgets.remembered.get(asked)
     if plan is None:
         plan = _plan(budgets, *asked)
@@ -129,17 +192,26 @@ def _remember(plans: dict[object, Plan], asked: object, plan: Plan) -> None:
 
 
 def _plan(
-    budgets: Budgets, target: str, names: tuple[str, ...], roles: tuple[frozenset[str], ...], rows: tuple[RowLimit, ...]
+    budgets: Budgets,
+    target: str,
+    names: tuple[str, ...],
+    roles: tuple[frozenset[str], ...],
+    rows: tuple[RowLimit, ...],
+    costing: bool,
 ) -> Plan:
+    roles = roles or (frozenset[str](),) * len(names)
     tools = [entry for entry in budgets.tools if glob(target, entry.pattern)]
+    costs = tuple(cost for cost in budgets.costs if glob(target, cost.object)) if costing else ()
     charges = [
-        *(_row_charge(row) for row in rows),
+        *(row_charge(row) for row in rows),
         *(charge for entry in tools for charge in _charges(entry, names[-1])),
-        *_principal_charges(budgets.principals, names, roles or (frozenset[str](),) * len(names)),
+        *_principal_charges(budgets.principals, names, roles),
+        *_spending(budgets.spending, target, names, roles, costs),
     ]
     # A principal that stands in the chain twice, or a team whose members call through one another, is charged once.
     once = {charge.key: charge for charge in charges}
-    return Plan(tuple(once.values()), min((e.timeout_s for e in tools if e.timeout_s is not None), default=None))
+    timeout_s = min((entry.timeout_s for entry in tools if entry.timeout_s is not None), default=None)
+    return Plan(tuple(once.values()), timeout_s, costs)
 
 
 def rule_label(rule_id: str) -> str:
@@ -147,11 +219,15 @@ def rule_label(rule_id: str) -> str:
     return f"rule:{rule_id}"
 
 
-def _label(entry: Entry, cap: Cap) -> str:
-    return f"{entry.source}:{entry.pattern}:{cap.kind}"
+def label_of(entry: Entry, cap: Cap) -> str:
+    """What one cap of an entry is called in metrics and audit."""
+    what = [entry.object] if entry.object != "*" else []
+    parts = [entry.source, *filter(None, (entry.pattern,)), *what, *filter(None, (entry.unit,)), cap.kind]
+    return ":".join(parts)
 
 
-def _row_charge(row: RowLimit) -> Charge:
+def row_charge(row: RowLimit) -> Charge:
+    """The charge of a row's own limit."""
     return Charge(rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour)
 
 
@@ -165,6 +241,25 @@ def _principal_charges(
                 yield from _charges(entry, name)
 
 
+def _spending(
+    entries: Iterable[Entry],
+    target: str,
+    names: tuple[str, ...],
+    roles: tuple[frozenset[str], ...],
+    costs: tuple[Cost, ...],
+) -> Iterator[Charge]:
+    """The most that the call may cost, in each budget of its unit."""
+    due: dict[str, int] = {}
+    for cost in costs:  # what is more than any limit stays that, and small enough to be counted
+        due[cost.unit] = min(due.get(cost.unit, 0) + cost.most, MOST + 1)
+    for entry in entries:
+        amount = due.get(entry.unit, 0)
+        if not amount or not glob(target, entry.object):
+            continue
+        charged = _principal_charges([entry], names, roles) if entry.pattern else _charges(entry, "")
+        yield from (replace(charge, amount=amount) for charge in charged)
+
+
 def _names_roles(entry: Entry) -> bool:
     return entry.pattern.startswith("role:")
 
@@ -172,8 +267,14 @@ def _names_roles(entry: Entry) -> bool:
 def _charges(entry: Entry, principal: str) -> Iterator[Charge]:
     counted_for = principal if entry.each else ""
     for cap in entry.caps:
-        key = _key(cap.kind, entry.source, entry.pattern, counted_for)
-        yield Charge(_label(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us)
+        yield charge_of(entry, cap, counted_for)
+
+
+def charge_of(entry: Entry, cap: Cap, counted_for: str) -> Charge:
+    """One cap's counter for a principal, or with "" the one that all share."""
+    also = (entry.object, entry.unit) if entry.unit else ()
+    key = _key(cap.kind, entry.source, entry.pattern, *also, counted_for)
+    return Charge(label_of(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us, unit=entry.unit)
 
 
 def _key(kind: Kind, *parts: str) -> str:

@@ -40,6 +40,7 @@ OF_CALLS: Final = frozenset(
         Reason.BAD_ARGUMENTS,
         Reason.SCHEMA_UNAVAILABLE,
         Reason.QUOTA_SPENT,
+        Reason.BUDGET_SPENT,
         Reason.TOO_MANY_CONCURRENT,
     }
 )

@@ -33,6 +33,7 @@ ALWAYS: Final = frozenset(
         Reason.UPSTREAM_UNKNOWN,
         Reason.RATE_LIMITED,
         Reason.QUOTA_SPENT,
+        Reason.BUDGET_SPENT,
         Reason.TOO_MANY_CONCURRENT,
         Reason.STORE_UNAVAILABLE,
         Reason.AUDIT_UNAVAILABLE,

@@ -135,7 +135,8 @@ class Bench:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The limits of one test. Each call that is let in holds its slots for `takes_s`."""
+    """The limits of one test. Each call that is let in holds its slots, and what it may cost at most, for `takes_s`;
+    then it has cost what is declared."""
 
     takes_s: float
     limits: tuple[str, ...] = ()
@@ -169,7 +170,7 @@ class _Ledger:
     def _end_calls(self) -> None:
         while self.held and self.held[0][0] <= self.now_s:
             _, plan, call_id = self.held.popleft()
-            self.store.release(plan.slots, call_id)
+            self.store.release(plan.unspent(plan.spent(None)), call_id)
 
 
 def _result(step: Coroutine[Any, Any, T]) -> T:

@@ -23,7 +23,7 @@ from sidecar.vocabulary import ANONYMOUS
 MAX_NAMES = 5_000
 
 BY_POLICY = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
-BY_LIMITS = (Reason.RATE_LIMITED, Reason.QUOTA_SPENT, Reason.TOO_MANY_CONCURRENT)
+BY_LIMITS = (Reason.RATE_LIMITED, Reason.QUOTA_SPENT, Reason.BUDGET_SPENT, Reason.TOO_MANY_CONCURRENT)
 _REASONS = tuple(reason.value for reason in (*BY_POLICY, *BY_LIMITS))
 
 

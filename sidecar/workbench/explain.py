@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.limits import Budgets, Charge, plan_charges, rule_label
-from sidecar.limits.plan import Entry
+from sidecar.limits.plan import Entry, label_of
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.grammar import NONE, USE, USED
 from sidecar.policy.patterns import glob
@@ -201,9 +201,9 @@ class _Trace:
         call = Call("mcp", "", question.server, question.action, (question,), session=session)
         plan = plan_charges(budgets, self._chain, self._engine.roles_of, call, decision)
         whose = {rule_label(row.rule_id): iter((row.counted_for or EVERYBODY,)) for row in decision.limits}
-        for entry in (*budgets.tools, *budgets.principals):
+        for entry in budgets.entries:
             for cap in entry.caps:
-                whose[f"{entry.source}:{entry.pattern}:{cap.kind}"] = iter(self._counted_for(entry))
+                whose[label_of(entry, cap)] = iter(self._counted_for(entry))
         charges = tuple(Charged(charge, next(whose[charge.limit])) for charge in plan.charges)
         return charges, plan.timeout_s
 

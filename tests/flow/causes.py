@@ -274,6 +274,21 @@ async def quota_spent(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)
 
 
+@cause(
+    Reason.BUDGET_SPENT,
+    rules=row(),
+    files=lambda: budgets(
+        """
+costs: [{object: "tool:github/*", unit: usd, per_call: 0.002}]
+budgets: [{unit: usd, per_day: 0.003}]
+"""
+    ),
+)
+async def budget_spent(talk: Talk) -> Answer:
+    await talk.call("search_code", GOOD)
+    return await talk.call("search_code", GOOD)
+
+
 @cause(Reason.TOO_MANY_CONCURRENT, rules=row(), files=lambda: budgets('tools: {"tool:github/*": {concurrency: 1}}'))
 async def too_many_concurrent(talk: Talk) -> Answer:
     with slow_upstream(talk) as go:

@@ -28,6 +28,7 @@ PASSES = {
     Reason.NO_MATCHING_RULE,
     Reason.RATE_LIMITED,
     Reason.QUOTA_SPENT,
+    Reason.BUDGET_SPENT,
     Reason.STORE_UNAVAILABLE,
 }
 

@@ -19,15 +19,22 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "answers.json"
 AUTOMATIC = Manner()
 STATELESS, SESSION, PLAIN = Shape.STATELESS, Shape.SESSION, Shape.PLAIN
 LIMIT = LimitState("rule:r1", 120, 0, 3600.0, 1_795_000_000.0)
+SPENT = LimitState("budgets:nhi:*:usd:day", 5, 0.000001, 86400.0, 1_795_824_000.0, "usd", 0)
 METADATA = "https://gw.example/.well-known/oauth-protected-resource/mcp/github"
-LIMITS = {Reason.RATE_LIMITED, Reason.QUOTA_SPENT, Reason.TOO_MANY_CONCURRENT, Reason.TOO_MANY_REFUSALS}
+LIMITS = {
+    Reason.RATE_LIMITED,
+    Reason.QUOTA_SPENT,
+    Reason.BUDGET_SPENT,
+    Reason.TOO_MANY_CONCURRENT,
+    Reason.TOO_MANY_REFUSALS,
+}
 DENIALS = [reason for reason, answer in ANSWERS.items() if answer.status == "permission_denied"]
 
 
 def refusal_for(reason: Reason) -> Refusal:
     """A refusal with everything that its kind may carry."""
     if reason in LIMITS:
-        return Refusal(reason, limit=LIMIT, retry_after_s=17.2)
+        return Refusal(reason, limit=SPENT if reason is Reason.BUDGET_SPENT else LIMIT, retry_after_s=17.2)
     if reason in (Reason.BAD_CREDENTIAL, Reason.INSUFFICIENT_SCOPE):
         return Refusal(reason, challenge=f'error="{reason.value}"')
     if reason is Reason.VERSION_UNSUPPORTED:
@@ -86,7 +93,7 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled pin-mismatch"),
     (404, 200, 403, "Unauthorized", "method-unknown"),
     (404, 404, -32602, "NotFound", "upstream-unknown tool-unknown"),
-    (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent too-many-concurrent too-many-refusals"),
+    (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent budget-spent too-many-concurrent too-many-refusals"),
     (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
     (503, 200, 503, "ExecutionFailed", "overloaded"),  # a reason of its own: nothing is shutting down
     (504, 200, 504, "Timeout", "upstream-timeout"),

@@ -23,7 +23,8 @@ from sidecar.metrics import Metrics
 CONTRACT_8 = """
 requests_total{protocol,upstream,method,status} request_duration_seconds{protocol,upstream}
 stage_duration_seconds{stage}
-decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} auth_failures_total{credential,reason}
+decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} budget_used_ratio{budget}
+auth_failures_total{credential,reason}
 pin_mismatches{upstream} hidden_text_tools{upstream}
 schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,state}
 breaker_transitions_total{upstream,to} upstream_duration_seconds{upstream} inflight_requests{protocol}
@@ -32,13 +33,14 @@ policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_i
 audit_records_total{event,result} a2a_tasks{state} callbacks_total{kind,result} callbacks_waiting{}
 callback_duration_seconds{} loop_lag_seconds{} build_info{version,python}
 """
+BUDGET = "budgets:nhi:*:usd:day"
 STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
 @pytest.fixture
 def measured() -> Metrics:
-    return Metrics(upstreams=["github", "files"], limits=["tools:tool:github/*:rate"])
+    return Metrics(upstreams=["github", "files"], limits=["tools:tool:github/*:rate"], budgets=[BUDGET])
 
 
 def samples(measured: Metrics) -> dict[Sample, float]:
@@ -58,6 +60,21 @@ def value(measured: Metrics, name: str, **labels: str) -> float:
 def finish(measured: Metrics, upstream: str = "github", method: str = "tools/call", status: str = "success") -> None:
     measured.request_started("mcp")
     measured.request_finished("mcp", upstream, method, status, 0.021, STAGES_S)
+
+
+def test_of_a_budget_the_fullest_counter_is_told_until_its_period_is_over(measured: Metrics) -> None:
+    for ratio in (0.25, 0.75, 0.5):
+        measured.budget_used(BUDGET, ratio, 100.0)
+    measured.budget_used("a budget that is gone", 1.0, 100.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.75
+    measured.budgets_reset(99.9)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.75
+    measured.budgets_reset(100.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0
+    measured.budget_used(BUDGET, 0.125, 200.0)
+    assert value(measured, "budget_used_ratio", budget=BUDGET) == 0.125
+    measured.reconfigured(upstreams=["github"])
+    assert not [name for name, _ in samples(measured) if name == "sidecar_budget_used_ratio"]
 
 
 def test_every_series_of_the_contract_is_there_with_its_labels(measured: Metrics) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from sidecar.limits.amounts import in_units
 from sidecar.vocabulary import PermissionKind, Rule
 from sidecar.workbench.explain import Charged, Explanation, Ground, Ran, Traced
 from sidecar.workbench.nearest import Near, moment
@@ -125,13 +126,15 @@ def _the_rest(found: Explanation) -> Iterator[str]:
 
 def _most(charged: Charged) -> str:
     charge = charged.charge
+    most = f"{in_units(charge.most)} {charge.unit}" if charge.unit else f"{charge.most}"
+    cost = f" of which this call may take {in_units(charge.amount)}" if charge.unit else ""
     match charge.kind:
         case "hour":
-            return f"{charge.most} in an hour"
+            return f"{most} in an hour{cost}"
         case "day":
-            return f"{charge.most} in a day"
+            return f"{most} in a day{cost}"
         case "month":
-            return f"{charge.most} in a month"
+            return f"{most} in a month{cost}"
         case "concurrency":
             return f"{charge.most} at a time"
         case "rate":
@@ -243,7 +246,9 @@ def _limit_data(charged: Charged) -> dict[str, Any]:
     return {
         "name": charge.limit,
         "kind": charge.kind,
-        "most": charge.most,
+        "most": in_units(charge.most) if charge.unit else charge.most,
+        "unit": charge.unit or None,
+        "takes": in_units(charge.amount) if charge.unit else charge.amount,
         "window_s": charge.window_s,
         "counted_for": charged.counted_for,
     }

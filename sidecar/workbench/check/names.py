@@ -31,7 +31,11 @@ def unused(policy: Policy) -> Iterator[Finding]:
 
 def _used_roles(policy: Policy) -> set[str]:
     used = {rule.subject for rule in policy.rules if rule.subject.startswith("role:")}
-    used.update(entry.pattern for entry in policy.budgets.principals if entry.pattern.startswith("role:"))
+    used.update(
+        entry.pattern
+        for entry in (*policy.budgets.principals, *policy.budgets.spending)
+        if entry.pattern.startswith("role:")
+    )
     for text in policy.source.conditions:
         used.update(_ROLE.findall(text))
     return used

@@ -219,7 +219,7 @@ def _in_an_hour(cap: Cap) -> int | None:
     """The most that a cap lets through in any 60 minutes; None if it says nothing about that."""
     if cap.kind == "hour":
         return cap.most
-    if cap.kind == "day":  # two calendar days may meet within an hour
+    if cap.kind in ("day", "month"):  # two of them may meet within an hour
         return 2 * cap.most
     if cap.kind == "rate" and cap.interval_us:
         return cap.most + 3_600_000_000 // cap.interval_us

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sidecar.limits import Budgets
+from sidecar.limits.amounts import in_units
 from sidecar.policy import PolicySource
 from sidecar.policy.roles import Links
 from sidecar.vocabulary import PermissionKind, Rule
@@ -192,17 +193,18 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
 def moved_budgets(old: Budgets, new: Budgets, before: Links, after: Links) -> Iterator[Edit]:
     """The entries for roles that hold others now, with how many: who left one has its limits no more."""
     was, now = before.contents(), after.contents()
-    for role in sorted({entry.pattern for budgets in (old, new) for entry in budgets.principals}):
+    named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
+    for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
         if was.get(role) != now.get(role):
             counts = (len(was.get(role, ())), len(now.get(role, ())))
-            yield Edit(f"principals {role}", "members", *counts, "unknown")
+            yield Edit(f"{source} {role}", "members", *counts, "unknown")
 
 
 def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
     """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
     for field in fields(Budgets):
         was, now = getattr(old, field.name), getattr(new, field.name)
-        if field.compare and field.init and field.name not in ("tools", "principals") and was != now:
+        if field.compare and field.init and field.name not in ("tools", "principals", "spending") and was != now:
             yield Edit(field.name, "entries", None, None, "unknown")
 
 
@@ -210,10 +212,13 @@ Cap = tuple[float, float]  # most, and for a rate the time between two calls in 
 
 
 def _caps(budgets: Budgets) -> Iterator[tuple[tuple[str, str, str], Cap]]:
-    for entry in (*budgets.tools, *budgets.principals):
+    for entry in budgets.entries:
         counter = "each" if entry.each else "together"
+        what = [entry.object] if entry.unit and entry.object != "*" else []
+        name = " ".join(filter(None, (entry.pattern, *what, entry.unit)))
         for cap in entry.caps:
-            yield (entry.source, entry.pattern, f"{cap.kind} ({counter})"), (cap.most, cap.interval_us)
+            most = in_units(cap.most) if entry.unit else cap.most
+            yield (entry.source, name, f"{cap.kind} ({counter})"), (most, cap.interval_us)
         if entry.timeout_s is not None:
             yield (entry.source, entry.pattern, "timeout_s"), (entry.timeout_s, 0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.errors import PolicyError
 from sidecar.limits.budgets import load_budgets
-from sidecar.limits.plan import Budgets, Cap, Entry
+from sidecar.limits.plan import Budgets, Cap, Cost, Entry
 
 SHIPPED = Path(__file__).parents[3] / "policies" / "budgets.yaml"
 
@@ -56,16 +56,51 @@ def test_every_key_of_a_principal_becomes_a_cap(tmp_path: Path) -> None:
         """
 version: 1
 principals:
-  nhi:researcher: {per_hour: 1000, per_day: 8000, concurrency: 4}
+  nhi:researcher: {per_hour: 1000, per_day: 8000, per_month: 90000, concurrency: 4}
   "user:*": {per_hour: 300}
   role:interns: {per_hour: 500, shared: true}
 """,
     )
-    caps = (Cap("hour", 1000), Cap("day", 8000), Cap("concurrency", 4))
+    caps = (Cap("hour", 1000), Cap("day", 8000), Cap("month", 90000), Cap("concurrency", 4))
     assert budgets.principals == (
         Entry("principals", "nhi:researcher", True, caps),
         Entry("principals", "user:*", True, (Cap("hour", 300),)),
         Entry("principals", "role:interns", False, (Cap("hour", 500),)),
+    )
+
+
+def test_costs_and_budgets_are_counted_in_whole_millionths(tmp_path: Path) -> None:
+    budgets = load(
+        tmp_path,
+        """
+version: 1
+costs:
+  - {object: "tool:llm/complete", unit: usd, per_call: 0.002, from_result: "_meta.usage.cost", max_per_call: 0.50}
+  - {object: "tool:llm/*", unit: tokens, from_result: "/_meta/acme.example~1tokens", max_per_call: "4000"}
+  - {object: "tool:maps/*", unit: usd, per_call: 0.00001}
+budgets:
+  - {principal: "nhi:*", unit: usd, per_day: 5.00, per_month: 60.00}
+  - {principal: role:interns, object: "tool:llm/*", unit: tokens, per_hour: 100000, shared: true}
+  - {unit: usd, per_month: 999999999.999999}
+  - {tool: maps, dailyQuota: 5}
+""",
+    )
+    assert budgets.costs == (
+        Cost("tool:llm/complete", "usd", 2_000, 500_000, ("_meta", "usage", "cost")),
+        Cost("tool:llm/*", "tokens", 4_000_000_000, 4_000_000_000, ("_meta", "acme.example/tokens")),
+        Cost("tool:maps/*", "usd", 10, 10),
+    )
+    assert budgets.spending == (
+        Entry("budgets", "nhi:*", True, (Cap("day", 5_000_000), Cap("month", 60_000_000)), unit="usd"),
+        Entry("budgets", "role:interns", False, (Cap("hour", 10**11),), object="tool:llm/*", unit="tokens"),
+        Entry("budgets", "", False, (Cap("month", 999_999_999_999_999),), unit="usd"),
+    )
+    assert budgets.tools == (Entry("tools", "tool:maps/*", False, (Cap("day", 5),)),)
+    assert budgets.spending_labels == (
+        "budgets:nhi:*:usd:day",
+        "budgets:nhi:*:usd:month",
+        "budgets:role:interns:tool:llm/*:tokens:hour",
+        "budgets:usd:month",
     )
 
 
@@ -122,9 +157,43 @@ FAULTS = [
     ("version: 1\ntools:\n  tool:a/b: {concurrency: 1, concurrencyLimit: 2}", (3, 30), "says again"),
     ("version: 1\nprincipals:\n  alice: {per_hour: 1}", (3, 3), "names no principal"),
     ("version: 1\nprincipals:\n  user:a: {per_hour: 0}", (3, 22), "at least 1"),
-    ("version: 1\nprincipals:\n  user:a: {per_month: 5}", (3, 23), "comes with a later version"),
-    ("version: 1\ncosts: [{object: tool:a/b}]", (2, 1), "comes with a later version"),
-    ("version: 1\nbudgets: [{principal: nhi:a, unit: usd}]", (2, 23), "comes with a later version"),
+    ("version: 1\nprincipals:\n  user:a: {per_month: 0}", (3, 23), "at least 1"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd}]", (2, 9), "says what it costs"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: U S, per_call: 1}]", (2, 34), "names no unit"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 0.0000001}]", (2, 49), "no amount"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: -1}]", (2, 49), "no amount"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 1000000000}]", (2, 49), "no amount"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, from_result: a}]", (2, 39), "needs max_per_call"),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 1, max_per_call: 2}]", (2, 52), "needs from_result"),
+    (
+        "version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 3, from_result: a, max_per_call: 2}]",
+        (2, 49),
+        "more than max_per_call",
+    ),
+    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, from_result: a..b, max_per_call: 1}]", (2, 52), "no path"),
+    ("version: 1\nbudgets: [{principal: nhi:a, unit: usd, per_day: 1}]", (2, 36), "no call costs any usd"),
+    (
+        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd}]",
+        (3, 11),
+        "nothing of how much",
+    ),
+    (
+        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd, per_day: 0}]",
+        (3, 32),
+        "more than 0",
+    ),
+    (
+        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd, per_day: 1, shared: true}]",
+        (3, 35),
+        "needs a principal",
+    ),
+    (
+        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\n"
+        "budgets:\n  - {unit: usd, per_day: 1}\n  - {unit: usd, per_month: 2}",
+        (5, 12),
+        "this principal, object and unit has an entry",
+    ),
+    ("version: 1\nbudgets: [{unit: usd, tool: a}]", (2, 23), "unknown key"),
     ("version: 1\nbudgets: [{concurrencyLimit: 1}]", (2, 11), '"tool" is missing'),
     ("version: 1\nbudgets: [{tool: Git Hub}]", (2, 18), "names no tool"),
     ("version: 1\nbudgets:\n  - {tool: a}\n  - {tool: a}", (4, 12), "has an entry already"),
@@ -144,5 +213,5 @@ def test_what_cannot_be_meant_is_refused_at_its_place(
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as refused:
-        load(tmp_path, "version: 1\ntools:\n  a: {}\n  tool:b/c: {burst: 0}\ncosts: {}\n")
+        load(tmp_path, "version: 1\ntools:\n  a: {}\n  tool:b/c: {burst: 0}\ncosts: [{unit: usd}]\n")
     assert len(refused.value.faults) == 3

@@ -1,0 +1,39 @@
+"""Is an agent's answer whole, so that what the call cost is known?
+
+A task that goes on has not cost yet what it will. One that ended has, and so has one that waits for its caller: what
+it is told next is a call of its own, with a cost of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sidecar.turn import Turn
+
+UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
+
+
+@dataclass(slots=True)
+class Costing:
+    """What one call's results, or events, say of that."""
+
+    turn: Turn
+    whole: bool = False
+
+    def hear(self, result: Mapping[str, Any]) -> None:
+        """One of them."""
+        if self.turn.lease is not None:
+            self.turn.lease.heard(result)
+        if "message" in result:
+            self.whole = True
+        for part in ("task", "statusUpdate"):
+            if part in result:
+                state = result[part].get("status", {}).get("state", "TASK_STATE_UNSPECIFIED")
+                self.whole = state not in UNDER_WAY
+
+    def end(self) -> None:
+        """There are no more of them."""
+        if self.whole:
+            self.turn.answered()

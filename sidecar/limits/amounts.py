@@ -1,0 +1,92 @@
+"""How much is so much of a unit, to the last digit?
+
+Money is decimal, and no float is ever added to another: what calls cost is counted in whole millionths of its unit,
+one for `usd` being 0.000001 USD. Such numbers are exact in Redis' scripts (below 2^53) and as JSON numbers (15 digits).
+
+What an operator writes is taken as written, or refused. What an upstream reports is rounded up, so that many small
+calls are never free, and clamped, so that nothing it says takes more than was reserved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Final
+
+MILLION: Final = 1_000_000
+MOST: Final = 999_999_999_999_999
+"""The largest limit, in millionths of its unit."""
+
+MAX_STEPS: Final = 16
+_WRITTEN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_REPORTED = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_EXACT = Context(prec=80)
+_DOTTED = re.compile(r"[^./~\s]{1,128}(\.[^./~\s]{1,128}){0,15}")
+_POINTER = re.compile(r"(/([^/~]|~[01]){1,256}){1,16}")
+
+# What the result of an agent is: the path may begin inside (A2A 1.0, 3.1 and 4.2).
+_PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
+
+
+def millionths(written: object) -> int:
+    """What an operator wrote: a number, or one in quotes. Raises ValueError for what is none, or has more than six
+    decimal places."""
+    text = repr(written) if isinstance(written, int | float) and not isinstance(written, bool) else written
+    if isinstance(text, str) and "e-" in text and isinstance(written, float):
+        text = format(Decimal(text), "f")  # as people write 0.00001
+    if not isinstance(text, str) or not _WRITTEN.fullmatch(text):
+        raise ValueError("this is no amount")
+    return int(Decimal(text) * MILLION)
+
+
+def in_units(amount: int) -> float:
+    """Millionths as the number that people read; whole ones without a point. Exact, and exact again in JSON."""
+    return amount // MILLION if amount % MILLION == 0 else amount / MILLION
+
+
+def path_of(text: str) -> tuple[str, ...]:
+    """The steps of `_meta.usage.cost`, or of a JSON Pointer (RFC 6901) where names have dots. Raises ValueError."""
+    if _DOTTED.fullmatch(text):
+        return tuple(text.split("."))
+    if not _POINTER.fullmatch(text):
+        raise ValueError("this is no path")
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
+
+
+def reported(result: Mapping[str, Any], path: Sequence[str], most: int) -> int | None:
+    """What a result says at a path, in millionths and at most `most`; None where it says no amount."""
+    for holder in _holders(result):
+        if (amount := _amount(_at(holder, path), most)) is not None:
+            return amount
+    return None
+
+
+def _holders(result: Mapping[str, Any]) -> Iterator[Any]:
+    yield result
+    for part in _PARTS:
+        if part in result:
+            yield result[part]
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isascii() and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
+
+
+def _amount(said: object, most: int) -> int | None:
+    if isinstance(said, bool):
+        return None
+    if isinstance(said, int):  # of any length; what is negative is no cost
+        return min(said * MILLION, most) if said >= 0 else None
+    text = repr(said) if isinstance(said, float) else said
+    if not isinstance(text, str) or len(text) > 64 or not _REPORTED.fullmatch(text):
+        return None
+    amount = _EXACT.multiply(Decimal(text), Decimal(MILLION)).to_integral_value(ROUND_CEILING)
+    return most if amount > most else int(amount)
