@@ -29,9 +29,12 @@ from sidecar.a2a.pages import Pages
 from sidecar.admin import Admin, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
-from sidecar.audit import Audit, load_or_make_key, time_ordered_ids
+from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
+from sidecar.audit.checkpoints import load_or_make_attesting_key
 from sidecar.audit.copies import Copied
+from sidecar.audit.herald import EVERY_S, Herald, Place, to_descriptor, to_store
 from sidecar.audit.sinks import open_sink, place_of
+from sidecar.audit.trail import Attester, Rotation
 from sidecar.callbacks import Callbacks, callbacks_from
 from sidecar.crowds import Crowds, give_memory_back
 from sidecar.descriptors import enough_for
@@ -83,6 +86,7 @@ from sidecar.whole import Whole
 log = logging.getLogger("sidecar")
 
 LOOK_EVERY_S = 0.5
+STDOUT = 1
 LAST_WORDS_S = 1.0  # what an answer that is being written gets, even when the grace time is over
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
@@ -114,6 +118,7 @@ class App:
     watcher: Watcher = field(init=False)
     reloader: Reloader = field(init=False)
     drift: DriftWatch = field(init=False)
+    herald: Herald = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     grpc_servers: list[GrpcServer] = field(default_factory=list)
     grpc_ports: dict[str, int] = field(default_factory=dict)
@@ -250,6 +255,7 @@ class App:
             witness=self._witness,
             serves=self._now_serving,
         )
+        self.herald = Herald(_places_of_checkpoints(self.settings, self.limiter.store))
         self.drift = DriftWatch(self.live, self.metrics, self._witness, time.monotonic)
 
     @property
@@ -273,11 +279,12 @@ class App:
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
         await self.live.current.identity.close()
-        await self.limiter.close()
         await self.pipeline.tasks.store.close()
         await self.callbacks.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
             await self._witness("stop", "sidecar")
+        await self._seal_evidence()
+        await self.limiter.close()
         await self.audit.close()
 
     # --- what operators ask -----------------------------------------------------------------------------------------
@@ -517,6 +524,7 @@ class App:
             self.callbacks.run_sweeps(),
             self.pipeline.task_front.runner.run(),
             self.switch.run(),
+            self._keep_evidence(),
             self.watcher.run(self.reloader.files_changed),
             self.pipeline.pressure.run(),
             self._watch(),
@@ -539,10 +547,25 @@ class App:
             metrics.budgets_reset(time.time())
             metrics.audit_depth(self.audit.writer.depth)
             metrics.audit_up(self.audit.writer.up)
-            if isinstance(sink := self.audit.writer.sink, Copied):
+            if isinstance(sink := self.audit.trail.sink, Copied):
                 metrics.audit_copied(sink.copied, sink.lost)
             await self._tell_mode()  # shadow mode ends by the clock
             await self.drift.look()
+
+    async def _keep_evidence(self) -> None:
+        """Checkpoints and new files that are due by time, and the checkpoints to where they are published."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.audit.look()
+            await self.herald.tell(self.audit.trail.newest)
+
+    async def _seal_evidence(self) -> None:
+        """The last checkpoint, and whoever is to hear it."""
+        try:
+            await self.audit.seal()
+        except OSError as error:
+            log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
+        await self.herald.tell(self.audit.trail.newest)
 
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]
@@ -588,9 +611,12 @@ async def _broken_at_admin(peer: str, status: int) -> web.Response:
 
 
 def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
+    attesting, rotate = settings.audit.checkpoints, settings.audit.rotate
+    attesting_key = load_or_make_attesting_key(settings.checkpoint_key_path)
+    older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
     key = load_or_make_key(settings.audit_key_path)
     instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    opened = open_sink(settings, key, instance)
+    opened = open_sink(settings, key, instance, older)
     try:
         audit = Audit(
             opened.sink,
@@ -602,6 +628,8 @@ def _open_audit(settings: Settings, metrics: Metrics) -> Audit:
             new_id=time_ordered_ids(time),
             metrics=metrics,
             evidence_path=settings.evidence_path,
+            attester=Attester(attesting_key, attesting.every_records, attesting.every_s),
+            rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
         )
     except OSError as error:
         opened.sink.close()
@@ -646,6 +674,19 @@ def _share(store: Store) -> Share:
             return None
 
     return share
+
+
+def _places_of_checkpoints(settings: Settings, store: Store) -> Mapping[str, Place]:
+    """Where checkpoints are published."""
+
+    async def run(script: str, key: str, arguments: Sequence[str]) -> Any:
+        try:
+            return await store.run(script, key, arguments)
+        except StoreUnavailable as error:
+            raise OSError(str(error)) from None
+
+    known = {"stdout": to_descriptor(STDOUT), "store": to_store(run)}
+    return {name: known[name] for name in settings.audit.checkpoints.to}
 
 
 def _share_proofs(store: Store) -> ShareProofs:

@@ -49,6 +49,8 @@ def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
         yield ("audit", "path"), settings.audit.path.parent
     if settings.audit.key_path is not None and not os.path.lexists(settings.audit.key_path):
         yield ("audit", "key_path"), settings.audit.key_path.parent
+    if settings.audit.checkpoint_key_path is not None and not os.path.lexists(settings.audit.checkpoint_key_path):
+        yield ("audit", "checkpoint_key_path"), settings.audit.checkpoint_key_path.parent
     for name in ("audit", "evidence", "keys"):  # made by us, and by now perhaps somebody else's
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
@@ -56,7 +58,8 @@ def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
 
 def _files(settings: Settings) -> Iterator[Path]:
     data = settings.data
-    yield from (settings.audit_path, settings.evidence_path, settings.audit_key_path, data / LEDGER_FILE)
+    yield from (settings.audit_path, settings.evidence_path, settings.audit_key_path, settings.checkpoint_key_path)
+    yield data / LEDGER_FILE
 
 
 def _nearest(folder: Path) -> Path:

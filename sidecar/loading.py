@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.audit import load_key
+from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
@@ -84,6 +85,17 @@ def _check_data(settings: Settings, together: Together) -> None:
         task_store_from(settings, nobody)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
+    for path in settings.previous_audit_key_paths:
+        with together.noted(), suppress(OSError):
+            load_key(path)
+
+
+def _with_attesting_key(signer: Signer, settings: Settings) -> Signer:
+    """Beside our keys of tokens the one of checkpoints, whose use is told: a start makes it before all else."""
+    path = settings.checkpoint_key_path
+    if not path.exists():
+        return signer
+    return replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
 
 
 def _check_policy(settings: Settings, together: Together) -> None:
@@ -233,7 +245,7 @@ def _snapshot(
 ) -> Snapshot:
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read: what changes then is a change
     with together.noted():
-        signer = signer_from(settings, base_url, make=make_keys)
+        signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer)
     tls: Tls | None = None

@@ -7,13 +7,16 @@ a JWKS as `jwks_path` reads it; the key id is the RFC 7638 thumbprint, so that w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
@@ -26,7 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from sidecar.errors import SettingsError, fault_in
 from sidecar.protocols import base64url
+from sidecar.settings.secrets import keep_once
 
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
 _THUMBPRINT = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}  # RFC 7638 3.2
@@ -106,6 +111,37 @@ def thumbprint(public: PublicKey) -> str:
     return str(_jwk(public)["kid"])
 
 
+# --- kept in files, for operators -------------------------------------------------------------------------------------
+
+
+def public_jwk_from(path: Path) -> Mapping[str, Any]:
+    """As `read_public_jwk`. Raises SettingsError."""
+    with _told(path):
+        return read_public_jwk(path)
+
+
+def private_key_from(path: Path) -> SigningKey:
+    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
+    with _told(path):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise _unusable(path, "is not a regular file")
+        if mode & 0o037:  # the group may read: that is how secrets are mounted
+            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
+        return read_signing_key(path)
+
+
+def keep_private_key(path: Path, key: SigningKey) -> None:
+    """Write it to a file of its own, unless one is there. Raises SettingsError."""
+    try:
+        keep_once(path, key.pem().encode())
+    except OSError as error:
+        raise _unusable(path, f"cannot be made: {(error.strerror or 'unwritable').lower()}") from None
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
 def claims_for(
     issuer: str,
     subject: str,
@@ -158,3 +194,19 @@ def _needed(jwk: str) -> Mapping[str, str]:
 def _digest(needed: Mapping[str, str]) -> str:
     canonical = json.dumps(needed, sort_keys=True, separators=(",", ":")).encode()
     return base64url.encode(sha256(canonical).digest())
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A file that is no key is told to the operator."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+        raise _unusable(path, "is no PEM key that we sign with", hint) from None
+
+
+def _unusable(path: Path, message: str, hint: str = "") -> SettingsError:
+    return SettingsError([fault_in(path, f"the key {message}", code="S119", hint=hint)])

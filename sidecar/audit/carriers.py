@@ -61,12 +61,13 @@ class Chained:
 
     def __init__(self, carrier: Carrier, end: End) -> None:
         self.end = end
+        self.file = None
         self._carrier = carrier
         self._begun: Append | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
         """As `Sink.append`."""
-        self._finish()
+        self.settle()
         lines, after = sealed(records, self.end)
         append = Append(tuple(lines.splitlines(keepends=True)), self.end, after)
         try:
@@ -80,16 +81,8 @@ class Chained:
         self.end = after
         return len(append.lines)
 
-    def abandon(self) -> None:
-        """As `Sink.abandon`."""
-        self._carrier.give_up()
-
-    def close(self) -> None:
-        """As `Sink.close`."""
-        self._carrier.close()
-
-    def _finish(self) -> None:
-        """What was begun comes first."""
+    def settle(self) -> None:
+        """As `ChainSink.settle`: what was begun comes first."""
         if self._begun is None:
             return
         try:
@@ -98,6 +91,14 @@ class Chained:
             # To who waits now it is certain: their records were not so much as begun.
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
         self.end, self._begun = self._begun.after, None
+
+    def abandon(self) -> None:
+        """As `Sink.abandon`."""
+        self._carrier.give_up()
+
+    def close(self) -> None:
+        """As `Sink.close`."""
+        self._carrier.close()
 
 
 class Patience:

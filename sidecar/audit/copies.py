@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from sidecar.audit.carriers import Append, Carrier, Unsure
 from sidecar.audit.chain import End, seal
-from sidecar.audit.writer import Sink
+from sidecar.audit.file import AuditFile
+from sidecar.audit.trail import ChainSink
 
 MAX_WAITING: Final = 20_000  # lines, some 40 MB
 MAX_AT_ONCE: Final = 256
@@ -28,7 +29,7 @@ log = logging.getLogger("sidecar.audit")
 class Copied:
     """A sink, and a copy of what it took. `lost` and `copied` count lines."""
 
-    def __init__(self, sink: Sink, end: End, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, sink: ChainSink, end: End, carrier: Carrier, *, max_waiting: int = MAX_WAITING) -> None:
         """`end` is where the sink's chain ends now."""
         self.copied = self.lost = 0
         self._sink = sink
@@ -41,6 +42,20 @@ class Copied:
         self._end = end
         self._thread = threading.Thread(target=self._work, name="audit copy", daemon=True)
         self._thread.start()
+
+    @property
+    def end(self) -> End:
+        """As `ChainSink.end`."""
+        return self._sink.end
+
+    @property
+    def file(self) -> AuditFile | None:
+        """As `ChainSink.file`."""
+        return self._sink.file
+
+    def settle(self) -> None:
+        """As `ChainSink.settle`."""
+        self._sink.settle()
 
     @property
     def waiting(self) -> int:

@@ -12,6 +12,7 @@ of a call that a crash cut off, or that is still under way.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -23,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from sidecar.audit.parts import aside, last_seq_of, parts_of
 from sidecar.errors import Reason, Refusal
 
 VERSION: Final = 1
@@ -94,6 +96,34 @@ class EvidenceFile:
             raise
         self._size += len(data)
         return torn_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        if self._file >= 0:
+            return self._size
+        try:
+            return 0 if self._path is None else self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def turn_over(self, at_s: float, seq: int) -> None:
+        """Set the file aside, under the time and the sequence with which the log was. Raises OSError."""
+        if self._path is None:
+            return
+        part = aside(self._path, at_s, seq)
+        if os.path.lexists(part):
+            raise FileExistsError(errno.EEXIST, "the part is there")
+        if self._file < 0:
+            self._open()  # so that nobody else has it
+        self._path.rename(part)
+        self._let_go()
+
+    def let_go(self, seq: int) -> None:
+        """Delete what was set aside before the log had the record `seq`. Raises OSError."""
+        for part in parts_of(self._path) if self._path is not None else ():
+            if last_seq_of(part) < seq:
+                part.unlink()
 
     def close(self) -> None:
         """Let the file go, for good."""

@@ -5,12 +5,17 @@ system before `append` returns: no crash of ours loses them. With `to_disk` they
 anchor that announced them: no power cut loses them either. Lines that were written in part are taken back. The anchor
 beside the file says before each append where the log will end, and after it where it ends.
 
+A file that is set aside (`turn_over`) takes nothing with it that the next needs: chain and anchor go on. It is two
+renames, and a kill between them leaves no file and an anchor that knows the part's last line, as a start then finds in
+order.
+
 What `open` finds is never mended in silence:
 
     torn-tail        bytes after the last newline: an append that was never acknowledged; taken away
     cut-short        the anchor announces an append that a kill cut short, or kept from being confirmed
     continued        no lines, but an anchor: the file was moved away; the chain goes on
-    key-changed      the anchor was made with another key, so that nothing can be said about it
+    key-changed      the anchor was made with another key: one of `older`, and it was checked, or one that nobody
+                     gave, and nothing can be said about it
     anchor-missing   lines, but no anchor                    \\
     anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
     anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
@@ -20,6 +25,7 @@ What `open` finds is never mended in silence:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -32,7 +38,6 @@ from typing import Any
 
 from sidecar.audit.chain import (
     BEGINNING,
-    GENESIS,
     HEAD_BYTES,
     HEAD_SUFFIX,
     MAX_LINE_BYTES,
@@ -45,10 +50,12 @@ from sidecar.audit.chain import (
     unseal,
 )
 from sidecar.audit.digest import AuditKey
+from sidecar.audit.parts import last_end, parts_of
 from sidecar.errors import SettingsError, fault_in
 
 HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
 MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines that are appended together
+FRESH_SUFFIX = ".new"  # of a file that is about to take the place of one that is set aside
 _OURS = b'{"v":'
 
 
@@ -65,7 +72,10 @@ class Found:
 class AuditFile:
     """One file of evidence and its anchor. Not for threads: one appends."""
 
-    def __init__(self, key: AuditKey, descriptor: int, head_descriptor: int, found: Found, *, to_disk: bool) -> None:
+    def __init__(
+        self, path: Path, key: AuditKey, descriptor: int, head_descriptor: int, found: Found, *, to_disk: bool
+    ) -> None:
+        self.path = path
         self.found = found
         self.end = found.end
         self._key = key
@@ -76,25 +86,26 @@ class AuditFile:
         self._unsettled = False
 
     @classmethod
-    def open(cls, path: Path, key: AuditKey, *, to_disk: bool = False) -> AuditFile:
-        """Lock the file, see what the last run left, take a torn tail away. Raises SettingsError."""
+    def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
+        """Lock the file, see what the last run left, take a torn tail away. `older` are keys that made anchors before.
+        Raises SettingsError."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _opened(path, os.O_APPEND) as descriptor:
                 _lock(path, descriptor)
                 with _opened(path.with_name(path.name + HEAD_SUFFIX)) as head_descriptor:
-                    found = _inspect(path, descriptor, head_descriptor, key)
+                    _lock(path, head_descriptor)  # the file itself may be about to be set aside
+                    found = _inspect(path, descriptor, head_descriptor, key, older)
                     os.ftruncate(descriptor, found.size)
                     if found.end == BEGINNING:
                         os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
-                    return cls(key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
+                    return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
         except OSError as error:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
         """As `Sink.append`. Raises OSError; the file is then as it was."""
-        if self._unsettled:
-            self._take_back()
+        self.settle()
         lines, end = sealed(records, self.end)
         count = end.seq - self.end.seq
         self._unsettled = True
@@ -113,8 +124,43 @@ class AuditFile:
         self.end, self._size = end, self._size + len(lines)
         return count
 
+    def settle(self) -> None:
+        """As `ChainSink.settle`."""
+        if self._unsettled:
+            self._take_back()
+
     def abandon(self) -> None:
         """As `Sink.abandon`. Nothing hurries a disk, and to close a file under a write would be to lose count of it."""
+
+    @property
+    def file(self) -> AuditFile:
+        """As `ChainSink.file`."""
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes in this file, without what it follows."""
+        return self._size
+
+    def turn_over(self, part: Path) -> None:
+        """Call the file `part` from now on, and go on in a new one. Raises OSError; the file is then where it was, or
+        nowhere but under its new name, and goes on to be written."""
+        self.settle()
+        if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
+            raise OSError(errno.EEXIST, "the part is there, or the file is another")
+        fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
+        with _opened(fresh, os.O_APPEND | os.O_TRUNC) as descriptor:
+            _lock(fresh, descriptor)
+            self.path.rename(part)
+            try:
+                fresh.rename(self.path)
+            except OSError:
+                part.rename(self.path)
+                raise
+            replaced, self._file, self._size = self._file, os.dup(descriptor), 0
+        os.close(replaced)
+        if self._to_disk:
+            _sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Let the file go; what is appended afterwards fails."""
@@ -131,7 +177,7 @@ class AuditFile:
         self._unsettled = False
 
 
-def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -> Found:
+def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, older: Sequence[AuditKey]) -> Found:
     raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
     size = os.fstat(descriptor).st_size
     reach = MAX_APPEND_BYTES + MAX_LINE_BYTES
@@ -145,14 +191,27 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey) -
         if last is None:
             raise _foreign(path)
     head = parse_head(raw_head)
-    what = findings(last, whole, raw_head, head, key)
-    trusted = head.end if head is not None and head.made_with(key) else BEGINNING
+    makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
+    what = findings(last, whole, raw_head, head, makers[0] if makers else key)
+    if what == ("continued",) and head is not None and _ended_aside(path, head):
+        what = ("cut-short",) if head.end != head.next else ()
+    trusted = head.end if head is not None and makers else BEGINNING
     end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
     facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
+    if head is not None and makers and makers[0] != key:
+        what = (*what, "key-changed")
+        facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
     if torn:
         what = ("torn-tail", *what)
         facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
     return Found(end, size - len(torn), what, {"found": list(what), **facts} if what else {})
+
+
+def _ended_aside(path: Path, head: Head) -> bool:
+    """Whether the file before this one was set aside whole, by us: then a kill came before, or in, the first append
+    to this one."""
+    parts = parts_of(path)
+    return bool(parts) and last_end(parts[-1]) == head.end
 
 
 def sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
@@ -199,7 +258,8 @@ def _anchor_findings(
 
 
 def _follows(lines: bytes, end: End) -> bool:
-    """Whether that end stands there, and what stands behind it was sealed upon it, line after line."""
+    """Whether that end stands there, or in the file before, and what comes behind it was sealed upon it, line after
+    line."""
     later: Sealed | None = None
     for line in reversed(lines.split(b"\n")):
         sealed = unseal(line)
@@ -208,7 +268,7 @@ def _follows(lines: bytes, end: End) -> bool:
         if sealed.seq == end.seq:
             return sealed.hash == end.hash
         later = sealed
-    return end == BEGINNING and (later is None or (later.seq, later.prev_hash) == (1, GENESIS))
+    return end == BEGINNING if later is None else (later.seq, later.prev_hash) == (end.seq + 1, end.hash)
 
 
 @contextmanager
@@ -229,6 +289,14 @@ def _lock(path: Path, descriptor: int) -> None:
     except BlockingIOError:
         hint = "give each sidecar a data folder of its own"
         raise _unusable(path, "is being written by another sidecar", code="A113", hint=hint) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -27,6 +27,12 @@ VERSION = 1
 EVENTS = ("decision", "outcome", "refusal", "control")
 Event = Literal["decision", "outcome", "refusal", "control"]
 
+# What control records are called that readers of the evidence know.
+RECOVERED = "recovered"  # what a start found
+CHECKPOINT = "checkpoint"  # where the chain ended, signed
+REMOVED = "part-removed"  # which part `keep` deletes
+STOP = "stop"
+
 # Every field, in order, with what stands there while nothing is known. The line's `hash` follows as the last (`chain`).
 BLANK: Mapping[str, Any] = {
     "v": VERSION,

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,15 +32,15 @@ from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import EvidenceFile, Named, evidence_line, evidence_record
 from sidecar.audit.file import AuditFile, Found
 from sidecar.audit.record import Counts, Event
-from sidecar.audit.stamps import Clock, timestamps
-from sidecar.audit.writer import Sink, Writer
+from sidecar.audit.stamps import Clock, time_ordered_ids, timestamps
+from sidecar.audit.trail import Attester, ChainSink, Rotation, Stamp, Trail
+from sidecar.audit.writer import Writer
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow"]
 HASHED_HERE_BYTES = 64 * 1024  # of a body: its arguments are hashed in less than ten milliseconds
-RECOVERED = "recovered"  # what the control record is called that says what a start found
 
 
 class Audit:
@@ -49,19 +50,20 @@ class Audit:
         "_counted",
         "_durability",
         "_evidence",
-        "_instance",
+        "_stamp",
         "_timestamp",
         "clock",
         "describer",
         "found",
         "key",
         "new_id",
+        "trail",
         "writer",
     )
 
     def __init__(
         self,
-        sink: Sink,
+        sink: ChainSink,
         found: Found,
         *,
         key: AuditKey,
@@ -71,31 +73,40 @@ class Audit:
         new_id: Callable[[], str],
         metrics: Counts | None = None,
         evidence_path: Path | None = None,
+        attester: Attester | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
         """Record what the last run left if it is not in order (`found`). Raises OSError.
 
         `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
-        `evidence_path` is where results are kept, a file that is made for the first.
+        `evidence_path` is where results are kept, a file that is made for the first; without an `attester`
+        there are no checkpoints.
         """
         self.found = found.what
         """What was not in order at the start, as `file` names it; for the operator's log."""
-        self.writer = Writer(sink)
         self._evidence = EvidenceFile(evidence_path)
+        by_the_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
+        self.trail = Trail(
+            sink, by_the_thread, clock, attester=attester, rotation=rotation or Rotation(), evidence=self._evidence
+        )
+        self.writer = Writer(self.trail)
         self._durability = durability
-        self._instance = shape.text(instance, shape.ID_CHARS)
         self._counted: Callable[[str, str], object] = metrics.audit_recorded if metrics else lambda event, result: None
+        self._stamp = _stamping(instance, key.id, clock, new_id)
         self._timestamp = timestamps()
         self.key = key
         self.describer = shape.Describer(key)
         self.clock = clock
         self.new_id = new_id
         if found.what:
-            sink.append([self._stamped("control", shape.control(RECOVERED, "sidecar", found.facts))])
+            sink.append([self._stamp("control", shape.control(shape.RECOVERED, "sidecar", found.facts))])
 
     @classmethod
-    def open(cls, *, path: Path, key: AuditKey, durability: Durability, **more: Any) -> Audit:
-        """The evidence in a file. `more` is as for Audit. Raises SettingsError."""
-        file = AuditFile.open(path, key, to_disk=durability == "disk")
+    def open(
+        cls, *, path: Path, key: AuditKey, durability: Durability, older: Sequence[AuditKey] = (), **more: Any
+    ) -> Audit:
+        """The evidence in a file; `older` are the keys before `key`. `more` is as for Audit. Raises SettingsError."""
+        file = AuditFile.open(path, key, older=older, to_disk=durability == "disk")
         try:
             return cls(file, file.found, key=key, durability=durability, **more)
         except OSError:
@@ -121,7 +132,7 @@ class Audit:
 
     async def write(self, event: Event, record: dict[str, Any]) -> None:
         """Stamp the record, and have it written. From here on it is the writer's. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        stamped = self._stamped(event, record)
+        stamped = self._stamp(event, record)
         if self._durability == "best_effort":
             self.writer.post(stamped, partial(self._count, event))
             return
@@ -129,14 +140,6 @@ class Audit:
             await self.writer.append(stamped, partial(self._count, event))
         except OSError as error:
             raise _unavailable(error) from None  # what cannot be recorded does not happen (threats I3, O2)
-
-    def _stamped(self, event: Event, record: dict[str, Any]) -> dict[str, Any]:
-        record["event"] = event
-        record["id"] = self.new_id()
-        record["timestamp"] = self._timestamp(self.clock.time())
-        record["instance"] = self._instance
-        record["key_id"] = self.key.id
-        return record
 
     def _count(self, event: str, error: OSError | None) -> None:
         self._counted(event, "written" if error is None else "failed")
@@ -157,6 +160,16 @@ class Audit:
         if torn_bytes:
             await self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
         return Named.of(record_id, line)
+
+    async def look(self) -> None:
+        """Do what is due by time: a checkpoint, a new file. For whoever looks at the clock."""
+        if self.trail.is_due():
+            with suppress(OSError):  # the next look tries again
+                await self.writer.run(self.trail.look)
+
+    async def seal(self) -> None:
+        """A checkpoint of all that was written by now. Raises OSError."""
+        await self.writer.run(self.trail.seal)
 
     async def close(self) -> None:
         """Write what waits, and let the files go. Whatever is recorded afterwards fails."""
@@ -382,6 +395,21 @@ class Recording:
         if enforcement == "shadow" and not decision.allowed:
             fields["would_deny"] = shape.rule_names((*decision.would_deny, *decision.denied_by))
         return fields
+
+
+def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> Stamp:
+    """Who writes, when, and under which key. Not for two threads."""
+    timestamp, bounded = timestamps(), shape.text(instance, shape.ID_CHARS)
+
+    def stamped(event: str, record: dict[str, Any]) -> dict[str, Any]:
+        record["event"] = event
+        record["id"] = new_id()
+        record["timestamp"] = timestamp(clock.time())
+        record["instance"] = bounded
+        record["key_id"] = key_id
+        return record
+
+    return stamped
 
 
 class Unwritten(Refusal):

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,7 +31,7 @@ from sidecar.audit.file import AuditFile, Found
 from sidecar.audit.otlp import Otlp
 from sidecar.audit.output import Output
 from sidecar.audit.redis_stream import RedisStream
-from sidecar.audit.writer import Sink
+from sidecar.audit.trail import ChainSink
 from sidecar.egress.origin import parse_origin
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings import Settings
@@ -46,18 +46,18 @@ REDIS_ANSWER_S: Final = 1.5  # below the writer's patience, so that a lost reply
 class Opened(NamedTuple):
     """A sink, and what was found there. `place` is what it is called to operators."""
 
-    sink: Sink
+    sink: ChainSink
     found: Found
     place: str
 
 
-def open_sink(settings: Settings, key: AuditKey, instance: str) -> Opened:
-    """Take the place where the evidence goes. Raises SettingsError."""
+def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()) -> Opened:
+    """Take the place where the evidence goes. `older` are keys before this one. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, None)
         return Opened(Chained(carrier, found.end), found, place_of(settings))
-    file = AuditFile.open(path, key, to_disk=chosen.durability == "disk")
+    file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
     if chosen.also is None:
         return Opened(file, file.found, place_of(settings))
     try:

@@ -5,10 +5,15 @@
     removed      sequences that are nowhere
     reordered    a line that stands elsewhere than its sequence says
     inserted     a sequence that is there twice
-    cut-end      the anchor knows lines that the file does not have
+    cut-end      the anchor, or a checkpoint, knows lines that the file does not have
     no-anchor    there is none, so that a cut end would not show
-    forged       the anchor is none, or the given key did not make it
+    forged       the anchor is none, or none of the given keys made it; a checkpoint that its key did not sign
     at-start     a start of the sidecar found the evidence broken, and said so in a control record
+
+of checkpoints:
+
+    checkpoint-differs  one in the log that is not about the record before it
+    no-checkpoint       a given file holds none
 
 and of the results that are kept beside it, where their files are given:
 
@@ -23,83 +28,61 @@ again after it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Final
 
-from sidecar.audit.chain import GENESIS, HEAD_BYTES, HEAD_SUFFIX, MAX_LINE_BYTES, Head, Sealed, parse_head, unseal
+from sidecar.audit.chain import HEAD_BYTES, HEAD_SUFFIX, Head, parse_head
+from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.evidence import Named, named_in, read_evidence
-from sidecar.audit.file import HARMLESS
-from sidecar.audit.recorder import RECOVERED
+from sidecar.audit.evidence import Named, read_evidence
+from sidecar.audit.report import Ending, Report
+from sidecar.audit.walk import Progress, Walk
 
-MAX_PROBLEMS = 100  # shown; all are counted
-MAX_GAPS = 10_000  # remembered, so as to tell a moved line from a lost one
-MAX_UNFINISHED = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One contradiction. `line` counts from 1; 0 is the file as a whole."""
-
-    path: str
-    line: int
-    kind: str
-    message: str
-
-    def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{where}: {self.kind}: {self.message}"
-
-
-@dataclass(slots=True)
-class Report:
-    """What a verification found. `ok`: nothing contradicts the evidence; `unproved` says what that leaves open.
-
-    `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way.
-    """
-
-    records: int = 0
-    first_seq: int = 0
-    last_seq: int = 0
-    events: Counter[str] = field(default_factory=Counter)
-    problems: list[Problem] = field(default_factory=list)
-    problem_count: int = 0
-    proved: list[str] = field(default_factory=list)
-    unproved: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    unfinished: set[str] = field(default_factory=set)
-
-    @property
-    def ok(self) -> bool:
-        return self.problem_count == 0
-
-    def add(self, path: Path, line: int, kind: str, message: str) -> None:
-        """Count a problem, and keep it while there is room."""
-        self.problem_count += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(Problem(str(path), line, kind, message))
+MAX_CHECKPOINTS: Final = 1_000_000  # read of what was published; each takes some 500 bytes
 
 
 def verify(
-    paths: Sequence[Path], *, key: AuditKey | None = None, part: bool = False, evidence: Sequence[Path] = ()
+    paths: Sequence[Path],
+    *,
+    key: AuditKey | None = None,
+    older: Sequence[AuditKey] = (),
+    part: bool = False,
+    evidence: Sequence[Path] = (),
+    checkpoints: Sequence[Path] = (),
+    public_keys: Keys | None = None,
+    processes: int = 1,
+    progress: Progress = lambda count: None,
 ) -> Report:
-    """Read the files of one log, oldest first, and of the `evidence` that it names. Raises OSError when one cannot be
-    read."""
+    """Read the files of one log, oldest first, and of the `evidence` that it names. `older` are keys before `key`;
+    `checkpoints` files of what was published, signed by one of `public_keys`. Raises OSError when one cannot be read.
+    """
     report = Report()
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
-    walk = _Walk(report, part=part, anchor=before.head)
+    published = list(islice(_published(report, checkpoints, public_keys or {}), MAX_CHECKPOINTS))
+    named = () if before.head is None else (before.head.end.seq, before.head.next.seq)
+    walk = Walk(
+        report,
+        part=part,
+        wanted={*named, *(checkpoint.seq for _, checkpoint in published)},
+        with_evidence=bool(evidence),
+        public_keys=public_keys,
+        processes=processes,
+        progress=progress,
+    )
     for path in paths:
         walk.read(path)
     walk.close_gaps()
     if evidence:
         _check_evidence(report, evidence, walk.named)
-    _check_end(walk, anchor, before, _read_anchor(anchor), key)
-    _sum_up(walk, before.head, key)
+    keys = () if key is None else (key, *older)
+    _check_end(walk, anchor, before, _read_anchor(anchor), keys)
+    _check_published(walk, paths[-1], published)
+    _sum_up(walk, before.head, keys)
+    _sum_up_checkpoints(walk, published, public_keys)
     return report
 
 
@@ -108,121 +91,7 @@ def lies_beside(key_path: Path, path: Path) -> bool:
     return key_path.resolve().parent == path.resolve().parent
 
 
-@dataclass(slots=True)
-class _Gap:
-    """Sequences first..last that were not where they belong, seen at the given line."""
-
-    path: Path
-    line: int
-    first: int
-    last: int
-    moved: set[int] = field(default_factory=set)
-
-
-class _Walk:
-    """The chain, line after line. After a contradiction it goes on from what the line itself says."""
-
-    def __init__(self, report: Report, *, part: bool, anchor: Head | None) -> None:
-        self.report = report
-        self.part = part
-        self.torn_bytes = 0
-        self.named: dict[str, Named] = {}
-        # The hashes of the lines that the anchor names, once they came.
-        self.anchored = dict.fromkeys((anchor.end.seq, anchor.next.seq), "") | {0: GENESIS} if anchor else {}
-        self._path, self._line = Path(), 0
-        self._expected: int | None = None if part else 1
-        self._previous = GENESIS
-        self._unreadable = 0  # lines just passed over; each may have been the expected one, or none
-        self._gaps: list[_Gap] = []
-
-    def read(self, path: Path) -> None:
-        """One file, from its first line on."""
-        self._path, self._line, self.torn_bytes = path, 0, 0
-        with path.open("rb") as file:
-            for raw in _lines(file):
-                self._line += 1
-                if raw.endswith(b"\n"):
-                    self._take(unseal(raw[:-1]))
-                elif len(raw) > MAX_LINE_BYTES:
-                    self._add(
-                        "unreadable", f"more than {MAX_LINE_BYTES} bytes without a newline; the rest was not read"
-                    )
-                    return
-                else:
-                    self.torn_bytes = len(raw)
-
-    def close_gaps(self) -> None:
-        """What was missed and never came is gone."""
-        for gap in self._gaps:
-            lost = gap.last - gap.first + 1 - len(gap.moved)
-            if lost:
-                which = f"record {gap.first}" if gap.first == gap.last else f"records {gap.first} to {gap.last}"
-                rest = f" ({lost} of them are nowhere)" if gap.moved else ""
-                self.report.add(gap.path, gap.line, "removed", f"{which} should stand before this line{rest}")
-
-    def _take(self, sealed: Sealed | None) -> None:
-        if sealed is None:
-            self._unreadable += 1
-            self._add("unreadable", "this is no audit record")
-            return
-        if not sealed.intact:
-            self._add("changed", f"the hash of record {sealed.seq} does not fit its bytes")
-        self._place(sealed)
-        self._count(sealed)
-
-    def _place(self, sealed: Sealed) -> None:
-        seq, expected = sealed.seq, self._expected
-        if expected is not None and seq < expected:
-            self._misplaced(seq)
-            return
-        if expected is not None and seq > expected + self._unreadable and len(self._gaps) < MAX_GAPS:
-            self._gaps.append(_Gap(self._path, self._line, expected, seq - 1))
-        if seq == expected and sealed.prev_hash != self._previous:
-            self._add("changed", f"record {seq} was sealed upon another line than the one before it")
-        self._expected, self._previous, self._unreadable = seq + 1, sealed.hash, 0
-
-    def _misplaced(self, seq: int) -> None:
-        index = bisect_right(self._gaps, seq, key=lambda gap: gap.first) - 1
-        gap = self._gaps[index] if index >= 0 and seq <= self._gaps[index].last else None
-        if gap is None or seq in gap.moved:
-            self._add("inserted", f"record {seq} is there already")
-        else:
-            gap.moved.add(seq)
-            self._add("reordered", f"record {seq} belongs before {gap.path}:{gap.line}")
-
-    def _count(self, sealed: Sealed) -> None:
-        report, fields = self.report, sealed.fields
-        report.records += 1
-        report.first_seq = report.first_seq or sealed.seq
-        report.last_seq = max(report.last_seq, sealed.seq)
-        if sealed.seq in self.anchored:
-            self.anchored[sealed.seq] = sealed.hash
-        event = fields.get("event")
-        report.events[str(event)] += 1
-        if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
-            report.unfinished.add(str(fields.get("decision_id")))
-        elif event == "outcome":
-            report.unfinished.discard(str(fields.get("decision_id")))
-            self.named.update((named.id, named) for named in named_in(fields))
-        elif event == "control":
-            self._hear(fields.get("control"))
-
-    def _hear(self, control: object) -> None:
-        """What a start of the sidecar found, it said."""
-        if not isinstance(control, Mapping) or control.get("what") != RECOVERED:
-            return
-        given = control.get("found")
-        found = [str(word) for word in given] if isinstance(given, list) else []
-        broken = [word for word in found if word not in HARMLESS]
-        if broken:
-            self._add("at-start", f"a start of the sidecar found: {', '.join(broken)}")
-        here = f"{self._path}:{self._line}"
-        self.report.notes += [f"{here}: {_NOTES[word]}" for word in found if word in _NOTES]
-        if "key-changed" in found:
-            self.report.unproved.append(f"that nothing was cut off before {here}: the anchor was made with another key")
-
-    def _add(self, kind: str, message: str) -> None:
-        self.report.add(self._path, self._line, kind, message)
+# --- results that are kept --------------------------------------------------------------------------------------------
 
 
 def _check_evidence(report: Report, paths: Sequence[Path], named: Mapping[str, Named]) -> None:
@@ -247,11 +116,7 @@ def _check_evidence(report: Report, paths: Sequence[Path], named: Mapping[str, N
         report.proved.append(f"{len(seen) - changed} kept results are those that the log names")
 
 
-_NOTES = {
-    "torn-tail": "the run before ended in the middle of an append that nobody was told had succeeded",
-    "cut-short": "the run before was killed in the middle of an append that nobody was told had succeeded",
-    "continued": "the file before this one had been moved away",
-}
+# --- the anchor -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +135,7 @@ def _read_anchor(path: Path) -> _Anchor:
         return _Anchor(False, None)
 
 
-def _check_end(walk: _Walk, path: Path, before: _Anchor, after: _Anchor, key: AuditKey | None) -> None:
+def _check_end(walk: Walk, path: Path, before: _Anchor, after: _Anchor, keys: Sequence[AuditKey]) -> None:
     report = walk.report
     last_seq = report.last_seq
     head = before.head
@@ -280,15 +145,16 @@ def _check_end(walk: _Walk, path: Path, before: _Anchor, after: _Anchor, key: Au
         elif not walk.part:
             report.add(path, 0, "no-anchor", "there is none, so that nobody can say where the log ended")
         return
-    if key is not None and not head.made_with(key):
-        report.add(path, 0, "forged", f"the key {key.id} did not make this anchor (it names {head.key_id})")
+    if keys and not _made(head, keys):
+        names = ", ".join(key.id for key in keys)
+        report.add(path, 0, "forged", f"the key {names} did not make this anchor (it names {head.key_id})")
     elif head.end.seq > last_seq:
         report.add(path, 0, "cut-end", f"the anchor knows {head.end.seq} records, the log ends with {last_seq}")
-    elif head.end.hash != walk.anchored[head.end.seq]:
+    elif head.end.hash != walk.hashes.get(head.end.seq):
         report.add(path, 0, "changed", f"record {head.end.seq} is not the one that the anchor knows")
-    elif last_seq >= head.next.seq and head.next.hash != walk.anchored[head.next.seq]:
+    elif last_seq >= head.next.seq and head.next.hash != walk.hashes.get(head.next.seq):
         report.add(path, 0, "changed", f"record {head.next.seq} is not the one that the anchor announces")
-    elif last_seq > head.next.seq and not _went_on(after, last_seq, key):
+    elif last_seq > head.next.seq and not _went_on(after, last_seq, keys):
         report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
     elif head.end != head.next and after.head == head:
         report.notes.append(
@@ -297,13 +163,87 @@ def _check_end(walk: _Walk, path: Path, before: _Anchor, after: _Anchor, key: Au
         )
 
 
-def _went_on(after: _Anchor, last_seq: int, key: AuditKey | None) -> bool:
+def _made(head: Head, keys: Sequence[AuditKey]) -> bool:
+    return any(head.made_with(key) for key in keys)
+
+
+def _went_on(after: _Anchor, last_seq: int, keys: Sequence[AuditKey]) -> bool:
     """Whether the log was being written meanwhile, so that the anchor has caught up with what was read."""
     head = after.head
-    return head is not None and head.next.seq >= last_seq and (key is None or head.made_with(key))
+    return head is not None and head.next.seq >= last_seq and (not keys or _made(head, keys))
 
 
-def _sum_up(walk: _Walk, head: Head | None, key: AuditKey | None) -> None:
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+Published = tuple[Path, Checkpoint]
+
+
+def _published(report: Report, paths: Sequence[Path], keys: Keys) -> Iterator[Published]:
+    """What was published, without what is forged."""
+    for path in paths:
+        count = 0
+        for checkpoint in read_checkpoints(path):
+            count += 1
+            if checkpoint.signed_by(keys) is False:
+                report.add(
+                    path, 0, "forged", f"the key {checkpoint.kid[:64]} did not sign what is said of {checkpoint.seq}"
+                )
+            else:
+                yield path, checkpoint
+        if not count:
+            report.add(path, 0, "no-checkpoint", "this file holds no checkpoint")
+
+
+def _check_published(walk: Walk, log: Path, published: Sequence[Published]) -> None:
+    """What was once said of the log must be true of it still."""
+    report = walk.report
+    newest = max((checkpoint.seq for _, checkpoint in published), default=0)
+    if newest > report.last_seq:
+        report.add(log, 0, "cut-end", f"a checkpoint knows {newest} records, the log ends with {report.last_seq}")
+    for path, checkpoint in published:
+        known = walk.hashes.get(checkpoint.seq)
+        if known is not None and known != checkpoint.hash:
+            message = f"record {checkpoint.seq} is not the one that was attested at {checkpoint.time[:40]}"
+            report.add(path, 0, "changed", message)
+
+
+def _sum_up_checkpoints(walk: Walk, published: Sequence[Published], keys: Keys | None) -> None:
+    report = walk.report
+    believed = [one for _, one in published if one.seq in walk.hashes and one.signed_by(keys or {})]
+    if report.ok and walk.signed_count:
+        last = walk.signed_seq - 1
+        report.proved.append(f"{walk.signed_count} checkpoints in the log are signed, the last of record {last}")
+    if report.ok and believed:
+        newest = max(believed, key=lambda one: one.seq)
+        report.proved.append(
+            f"{len(believed)} published checkpoints are true of it: up to record {newest.seq} it is what it was at "
+            f"{newest.time[:40]}, whoever could write files and keys since"
+        )
+        report.unproved.append(f"that nobody put log and anchor back to a copy of after record {newest.seq}")
+    else:
+        report.unproved.append("that nobody who once copied log and anchor has put both back as they were")
+    if published and not believed:
+        why = "the keys for them were not given, or they are of other records"
+        report.unproved.append(f"who signed the published checkpoints: {why}")
+    for kid in sorted(walk.unknown_kids) if keys is not None else ():
+        report.unproved.append(f"who signed the log's checkpoints: {kid} is none of the given keys")
+    report.end = _ending(walk)
+    behind = report.last_seq - walk.attested_seq
+    if report.end == "open" and walk.attested_seq:
+        report.notes.append(f"the end is open: {behind} records after the last checkpoint; a kill, or under way")
+
+
+def _ending(walk: Walk) -> Ending:
+    last_seq = walk.report.last_seq
+    if not last_seq or walk.attested_seq != last_seq:
+        return "open"
+    return "sealed" if walk.stopped_seq == last_seq - 1 else "attested"
+
+
+# --- the sum ----------------------------------------------------------------------------------------------------------
+
+
+def _sum_up(walk: Walk, head: Head | None, keys: Sequence[AuditKey]) -> None:
     report = walk.report
     if walk.torn_bytes:
         report.notes.append(
@@ -312,22 +252,11 @@ def _sum_up(walk: _Walk, head: Head | None, key: AuditKey | None) -> None:
     if report.ok and report.records:
         which = f"records {report.first_seq} to {report.last_seq}"
         report.proved.append(f"{which}: none was changed, removed, moved or put in after it was sealed")
-        if key is not None and head is not None:
+        if keys and head is not None:
             report.proved.append(
-                f"the anchor was made with the key {key.id}, so that the log ends where the sidecar ended"
+                f"the anchor was made with the key {head.key_id}, so that the log ends where the sidecar ended"
             )
-    if key is None:
+    if not keys:
         report.unproved.append("who made the anchor: without a key, whoever rewrites the whole log can rewrite it too")
     if walk.part:
         report.unproved.append("what was before the first line and after the last: these files are a part")
-    report.unproved.append("that nobody who once copied log and anchor has put both back as they were")
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines with their newline. A line of a running sidecar may be half there at the first look."""
-    while raw := file.readline(MAX_LINE_BYTES + 1):
-        if not raw.endswith(b"\n") and len(raw) <= MAX_LINE_BYTES:
-            raw += file.readline(MAX_LINE_BYTES + 1 - len(raw))
-        yield raw
-        if not raw.endswith(b"\n"):
-            return

@@ -19,7 +19,8 @@ from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.evidence import named_in, read_evidence
 from sidecar.audit.record import EVENTS
 from sidecar.audit.render import render_kept, render_record, wants_colour
-from sidecar.audit.verify import Report, lies_beside, verify
+from sidecar.audit.report import Report
+from sidecar.audit.verify import lies_beside, verify
 from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, ConfigError, Reason
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.credentials import RESERVED_HEADERS
-from sidecar.settings.fields import HeaderName, HttpUrl, PathField, Section, Word
+from sidecar.settings.fields import Bytes, Count, HeaderName, HttpUrl, Many, PathField, Seconds, Section, Word
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.store import StoreSettings
 
@@ -63,6 +63,29 @@ class OtlpSink(Section):
                 yield Finding(f"{name} is ours to write", WRONG, "remove it", ("header_paths", name), on_key=True)
 
 
+class CheckpointSettings(Section):
+    """Signed statements of where the log ended, in the log itself; at a stop there is always one."""
+
+    every_s: Seconds = 300.0
+    """After so long, if something was recorded."""
+    every_records: Count = 10_000
+    """After so many records."""
+    to: Many[Literal["stdout", "store"]] = ()
+    """Where they are published besides: standard output, the store. Whoever owns the log's host has no say there."""
+
+
+class RotationSettings(Section):
+    """A file that is set aside keeps its chain; `audit verify` reads all of a folder."""
+
+    max_bytes: Bytes | None = None
+    """Once the file of records, or that of kept results, is so large. By default it grows."""
+    every_s: Seconds | None = None
+    """Once its first record is so old."""
+    keep: Count | None = None
+    """How many files that were set aside are kept: the oldest are deleted, each after it is on record what it was. By
+    default all are."""
+
+
 class AuditSettings(Section):
     """The audit trail."""
 
@@ -77,6 +100,16 @@ class AuditSettings(Section):
     """The file; by default audit/audit.jsonl in the data folder."""
     key_path: PathField | None = None
     """File with the key of the hashes; by default one is made in the data folder at first start."""
+    previous_key_paths: Many[PathField] = ()
+    """Files with keys that were used before: what a start finds of their time it can check. `keys/audit.previous.key`
+    in the data folder is one too."""
+    checkpoint_key_path: PathField | None = None
+    """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder at first
+    start."""
+    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    """How often it is attested where the log ends, and to whom."""
+    rotate: RotationSettings = Field(default_factory=RotationSettings)
+    """When the log goes on in a new file."""
     redis: RedisSink | None = None
     """The stream of `redis`."""
     otlp: OtlpSink | None = None
@@ -106,6 +139,8 @@ class AuditSettings(Section):
             if self.durability == "disk":
                 hint = "strict waits until the sink has acknowledged it"
                 yield Finding(f"nobody knows of a disk behind {self.sink}", WRONG, hint, ("durability",))
+            if self.rotate != RotationSettings():
+                yield Finding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
             if self.also is not None:
                 yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
         for name in ("redis", "otlp"):

@@ -192,6 +192,9 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
         named.append((("server", "tls", "cert_path"), settings.server.tls.cert_path))
         named.append((("server", "tls", "key_path"), settings.server.tls.key_path))
         named.append((("server", "tls", "client_ca_path"), settings.server.tls.client_ca_path))
+    named += [
+        (("audit", "previous_key_paths", index), path) for index, path in enumerate(settings.audit.previous_key_paths)
+    ]
     for index, issuer in enumerate(settings.identity.issuers):
         named.append((("identity", "issuers", index, "jwks_path"), issuer.jwks_path))
     for name, upstream in settings.upstreams.items():

@@ -98,6 +98,16 @@ class Settings(Section):
         return self.audit.key_path or self.data / "keys" / "audit.key"
 
     @property
+    def previous_audit_key_paths(self) -> tuple[Path, ...]:
+        """Keys of the audit before this one; the one in the data folder need not be there."""
+        return (*self.audit.previous_key_paths, self.data / "keys" / "audit.previous.key")
+
+    @property
+    def checkpoint_key_path(self) -> Path:
+        """The key of the audit's checkpoints; made at first start where none was configured."""
+        return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
+
+    @property
     def tasks_path(self) -> Path:
         """The file that says whose a task is."""
         return self.data / "tasks.sqlite"

@@ -75,7 +75,7 @@ async def test_a_stop_waits_for_no_reading_process() -> None:
         running.signal(signal.SIGTERM)
         assert await running.ended(5.0) == 0
         assert not lives(child)
-        assert running.verify()[0] == 0 and running.controls() == ["start", "stop"]
+        assert running.verify()[0] == 0 and running.controls() == ["start", "stop", "checkpoint"]
 
 
 async def test_a_reading_process_ends_with_us_even_if_it_hangs() -> None:

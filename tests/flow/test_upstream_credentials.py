@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.errors import SettingsError
+from sidecar.identity.jwks import JwksError, parse_jwks
 from sidecar.loading import check_files
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.federated import At
@@ -346,14 +347,19 @@ async def test_a_rotated_key_signs_at_once_and_the_one_before_is_served_on(tmp_p
         calls = [shown for what, shown in stage.shown() if what == "tools/call"]
         kids = [jwt.get_unverified_header(shown.removeprefix("Bearer "))["kid"] for shown in calls]
         assert kids[0] != kids[1]
-        assert [key["kid"] for key in json.loads(served)["keys"]] == [kids[1], kids[0]]
+        keys_of_tokens = [key["kid"] for key in json.loads(served)["keys"] if key["use"] == "sig"]
+        assert keys_of_tokens == [kids[1], kids[0]]
         for shown in calls:
             verified(shown, served, stage.server.url, stage.running.app.base_url)
 
 
-async def test_the_key_set_is_empty_where_nothing_is_signed(tmp_path: Path) -> None:
+async def test_the_key_set_holds_no_key_of_tokens_where_none_is_signed(tmp_path: Path) -> None:
     async with scene(tmp_path, "bearer") as stage:
-        assert (await key_set(stage.running))[0] == b'{"keys":[]}'
+        served = (await key_set(stage.running))[0]
+        (only,) = json.loads(served)["keys"]
+        assert (only["use"], only["crv"]) == ("audit-checkpoint", "Ed25519") and "d" not in only
+        with pytest.raises(JwksError):  # whoever believes our tokens does not take it for one of their keys
+            parse_jwks(served)
         assert not (tmp_path / "data" / "keys" / "signing.pem").exists()
 
 

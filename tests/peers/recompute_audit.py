@@ -2,11 +2,13 @@
 
 Plain standard library, written from the documentation alone:
 
-    recompute_audit.py chain FILE                   checks every line's hash, its place and its predecessor
+    recompute_audit.py chain FILE...                checks every line's hash, its place and its predecessor
     recompute_audit.py head FILE KEYFILE            checks that FILE.head was made with the key, and names the last line
+    recompute_audit.py checkpoints FILE JWKS        checks every checkpoint in FILE, a log or what was published
     recompute_audit.py args KEYFILE < CASES         args_hash of {namespace, action, object, arguments}, one JSON a line
 """
 
+import base64
 import hashlib
 import hmac
 import json
@@ -17,10 +19,11 @@ from pathlib import Path
 HASH_MEMBER_LENGTH = len(',"hash":"') + 64 + len('"}')
 
 
-def check_chain(path):
+def check_chain(*paths):
     """(last sequence, last hash); raises ValueError with the line's number at the first thing that is not right."""
     seq, before = 0, "0" * 64
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
+    lines = [line for path in paths for line in Path(path).read_bytes().split(b"\n")[:-1]]
+    for number, line in enumerate(lines, 1):
         body, tail = line[:-HASH_MEMBER_LENGTH], line[-HASH_MEMBER_LENGTH:]
         digest = hashlib.sha256(body).hexdigest()
         if tail != f',"hash":"{digest}"}}'.encode():
@@ -49,6 +52,104 @@ def check_head(path, secret):
     return int(seq), digest
 
 
+def check_checkpoints(path, jwks):
+    """(how many, the newest sequence); ValueError where a signature is none, or of a key that is not in the set."""
+    keys = {key["kid"]: decode(key["x"]) for key in json.loads(Path(jwks).read_bytes())["keys"]}
+    count = newest = 0
+    for line in Path(path).read_text("utf-8", "replace").splitlines():
+        told = checkpoint_of(line)
+        if told is None:
+            continue
+        public = keys.get(told["kid"])
+        if public is None or kid_of(public) != told["kid"]:
+            raise ValueError(f"checkpoint of {told['seq']}: key")
+        parts = (str(told["seq"]), told["hash"], told["time"], told["kid"])
+        message = b"".join(framed(part.encode()) for part in ("sidecar/checkpoint/1", *parts))
+        if not ed25519_verify(public, message, decode(told["signature"])):
+            raise ValueError(f"checkpoint of {told['seq']}: signature")
+        count, newest = count + 1, max(newest, told["seq"])
+    return count, newest
+
+
+def checkpoint_of(line):
+    """What a line says, of the log or of what was published."""
+    at = line.find('{"sidecar_checkpoint":')
+    if at >= 0:
+        return json.loads(line[at:])["sidecar_checkpoint"]
+    control = json.loads(line).get("control") if line.startswith('{"v":') else None
+    return control if control and control["what"] == "checkpoint" else None
+
+
+def kid_of(public):
+    """RFC 7638."""
+    text = f'{{"crv":"Ed25519","kty":"OKP","x":"{encode(public)}"}}'
+    return encode(hashlib.sha256(text.encode()).digest())
+
+
+def encode(raw):
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def decode(text):
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+# RFC 8032 section 6, without haste.
+P = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, -1, P) % P
+ROOT = pow(2, (P - 1) // 4, P)
+
+
+def ed25519_verify(public, message, signature):
+    a, r = decompress(public), decompress(signature[:32])
+    s = int.from_bytes(signature[32:], "little")
+    if len(public) != 32 or len(signature) != 64 or a is None or r is None or s >= ORDER:
+        return False
+    h = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % ORDER
+    base_y = 4 * pow(5, -1, P) % P
+    base = decompress(base_y.to_bytes(32, "little"))
+    return same(times(s, base), plus(r, times(h, a)))
+
+
+def decompress(raw):
+    y = int.from_bytes(raw, "little")
+    sign, y = y >> 255, y & (1 << 255) - 1
+    if y >= P:
+        return None
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    if (x * x - square) % P:
+        x = x * ROOT % P
+    if (x * x - square) % P or (x == 0 and sign):
+        return None
+    x = P - x if x & 1 != sign else x
+    return x, y, 1, x * y % P
+
+
+def plus(one, two):
+    a = (one[1] - one[0]) * (two[1] - two[0]) % P
+    b = (one[1] + one[0]) * (two[1] + two[0]) % P
+    c = 2 * one[3] * two[3] * D % P
+    d = 2 * one[2] * two[2] % P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % P, g * h % P, f * g % P, e * h % P
+
+
+def times(scalar, point):
+    total = (0, 1, 1, 0)
+    while scalar:
+        if scalar & 1:
+            total = plus(total, point)
+        point = plus(point, point)
+        scalar >>= 1
+    return total
+
+
+def same(one, two):
+    return (one[0] * two[2] - two[0] * one[2]) % P == 0 and (one[1] * two[2] - two[1] * one[2]) % P == 0
+
+
 def args_hash(secret, namespace, action, object_, arguments):
     return keyed(
         secret, b"sidecar/args/1", namespace.encode(), action.encode(), object_.encode(), canonical(arguments).encode()
@@ -62,9 +163,12 @@ def key_id_of(secret):
 def keyed(secret, *parts):
     mac = hmac.new(secret, digestmod="sha256")
     for part in parts:
-        mac.update(len(part).to_bytes(4, "big"))
-        mac.update(part)
+        mac.update(framed(part))
     return mac.hexdigest()
+
+
+def framed(part):
+    return len(part).to_bytes(4, "big") + part
 
 
 def canonical(value):
@@ -121,7 +225,9 @@ def number(value):
 
 def main(command, path, *more):
     if command == "chain":
-        print(*check_chain(path))
+        print(*check_chain(path, *more))
+    elif command == "checkpoints":
+        print(*check_checkpoints(path, more[0]))
     elif command == "head":
         print(*check_head(path, read_key(more[0])))
     elif command == "args":

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from sidecar.settings.credentials import ClientCredentials, TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.secrets import read_secret
+from sidecar.signing_keys import private_key_from
 from sidecar.upstreams.credentials.endpoint import ClientProof, TokenEndpoint
 from sidecar.upstreams.credentials.granted import Exchanged, OwnGrant, Wanted
 from sidecar.upstreams.credentials.passed import Passed
 from sidecar.upstreams.credentials.signed import SignedSource
-from sidecar.upstreams.credentials.signer import Signer, private_key_from
+from sidecar.upstreams.credentials.signer import Signer
 from sidecar.upstreams.credentials.source import Credential, CredentialSource, bearer
 from sidecar.upstreams.credentials.tokens import Tokens
 

@@ -6,20 +6,14 @@ that others may read is refused.
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
-from cryptography.exceptions import UnsupportedAlgorithm
 
-from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.root import Settings
-from sidecar.settings.secrets import keep_once
-from sidecar.signing_keys import SigningKey, generate, read_public_jwk, read_signing_key
+from sidecar.signing_keys import SigningKey, generate, keep_private_key, private_key_from, public_jwk_from
 
 MAX_PUBLISHED: Final = 16
 _TYP: Final = "JWT"
@@ -63,47 +57,8 @@ def signer_from(settings: Settings, issuer: str, *, make: bool) -> Signer:
     if settings.signing.key_path is None and not path.exists():
         key = generate()
         if make:
-            _keep(path, key)
+            keep_private_key(path, key)
             key = private_key_from(path)
     else:
         key = private_key_from(path)
-    return Signer(issuer, key, tuple(_public(path) for path in settings.previous_key_paths if path.exists()))
-
-
-def _public(path: Path) -> Mapping[str, Any]:
-    with _told(path):
-        return read_public_jwk(path)
-
-
-def private_key_from(path: Path) -> SigningKey:
-    """A private key out of a PEM file that nobody else may read. Raises SettingsError."""
-    with _told(path):
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise _unusable(path, "is not a regular file")
-        if mode & 0o037:  # the group may read: that is how secrets are mounted
-            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
-        return read_signing_key(path)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A file that is no key is told to the operator."""
-    try:
-        yield
-    except OSError as error:
-        raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
-    except (ValueError, UnsupportedAlgorithm):
-        hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
-        raise _unusable(path, "is no PEM key that we sign with", hint) from None
-
-
-def _keep(path: Path, key: SigningKey) -> None:
-    try:
-        keep_once(path, key.pem().encode())
-    except OSError as error:
-        raise _unusable(path, f"cannot be made: {(error.strerror or 'unwritable').lower()}") from None
-
-
-def _unusable(path: Path, message: str, hint: str = "") -> SettingsError:
-    return SettingsError([fault_in(path, f"the key {message}", code="S119", hint=hint)])
+    return Signer(issuer, key, tuple(public_jwk_from(path) for path in settings.previous_key_paths if path.exists()))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.chain import MAX_LINE_BYTES, End, head_line, seal, unseal
-from sidecar.audit.verify import MAX_PROBLEMS, Report, verify
+from sidecar.audit.chain import MAX_LINE_BYTES, End, head_line, seal
+from sidecar.audit.report import MAX_PROBLEMS, Report
+from sidecar.audit.scan import scan
+from sidecar.audit.verify import verify
 from tests.at_once import at_once
 from tests.unit.audit.scenes import KEY, OTHER_KEY, forward, open_audit, understood, write_log
 
@@ -201,11 +204,12 @@ def test_lines_that_the_anchor_did_not_announce_are_nobodys(path: Path) -> None:
 def test_a_log_that_is_being_written_verifies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = open_audit(path)
 
-    def while_reading(line: bytes) -> object:
-        forward(audit) if audit.writer.sink.end.seq < 20 else None
-        return unseal(line)
+    def while_reading(*block: Any, **more: Any) -> object:
+        for _ in range(5):
+            forward(audit)
+        return scan(*block, **more)
 
-    monkeypatch.setattr("sidecar.audit.verify.unseal", while_reading)
+    monkeypatch.setattr("sidecar.audit.walk.scan", while_reading)
     report = verify([path], key=KEY)
     at_once(audit.close())
     assert report.ok and report.last_seq == 20

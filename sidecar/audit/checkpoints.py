@@ -1,0 +1,166 @@
+"""Who says that the log went on to here, and can it be believed without the log's host?
+
+A checkpoint is a statement about where the chain ended, signed with Ed25519:
+
+    frame("sidecar/checkpoint/1") frame(seq, decimal) frame(hash) frame(time) frame(kid)        frames as in `digest`
+
+It is a control record of the chain, right behind the record that it is about; and it can be published besides, to where
+whoever owns the host has no say. A log that was cut back, or written anew with all its keys, contradicts what was
+published. The key signs nothing else, and says so where it is published: `"use":"audit-checkpoint"` (RFC 7517 4.2), so
+that nobody takes it for a key of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from sidecar.audit.chain import End
+from sidecar.audit.digest import frame
+from sidecar.audit.record import CHECKPOINT
+from sidecar.errors import SettingsError, fault_in
+from sidecar.protocols import base64url
+from sidecar.signing_keys import SigningKey, generate, keep_private_key, private_key_from, read_public_jwk, thumbprint
+
+USE: Final = "audit-checkpoint"
+MAX_LINE_BYTES: Final = 64 * 1024
+MAX_KEYS_BYTES: Final = 1 << 20
+_PURPOSE: Final = b"sidecar/checkpoint/1"
+_PUBLISHED: Final = re.compile(
+    rb'\{"sidecar_checkpoint":(\{[^{}]{0,2048}\})\}'
+)  # wherever in a line a log collector put it
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+Keys = Mapping[str, Ed25519PublicKey]
+"""Public keys by their RFC 7638 thumbprint."""
+
+
+class Checkpoint(NamedTuple):
+    """A signed statement: at `time` the chain ended with the record `seq`, whose hash is `hash`."""
+
+    seq: int
+    hash: str
+    time: str
+    kid: str
+    signature: str
+
+    @property
+    def message(self) -> bytes:
+        """What is signed."""
+        parts = (b"%d" % self.seq, self.hash.encode(), self.time.encode(), self.kid.encode())
+        return frame(_PURPOSE) + b"".join(map(frame, parts))
+
+    @property
+    def published(self) -> bytes:
+        """One line of JSON without its newline."""
+        return orjson.dumps({"sidecar_checkpoint": self._asdict()})
+
+    def signed_by(self, keys: Keys) -> bool | None:
+        """Whether the key that it names made it; None where nobody knows that key."""
+        key = keys.get(self.kid)
+        if key is None:
+            return None
+        try:
+            key.verify(base64url.decode(self.signature), self.message)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def attest(key: SigningKey, end: End, time: str) -> Checkpoint:
+    """Sign where a chain ends now."""
+    unsigned = Checkpoint(end.seq, end.hash, time, key.kid, "")
+    return unsigned._replace(signature=base64url.encode(key.sign_bytes(unsigned.message)))
+
+
+def checkpoint_in(control: object) -> Checkpoint | None:
+    """What a control record attests; None if it does not."""
+    if not isinstance(control, Mapping) or control.get("what") != CHECKPOINT:
+        return None
+    return _checkpoint_from(control)
+
+
+def read_checkpoints(path: Path) -> Iterator[Checkpoint]:
+    """What a file holds of published checkpoints: lines of their own, within the lines of a log, or records of the
+    chain. Everything else in it is passed over. Raises OSError."""
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            for match in _PUBLISHED.finditer(line):
+                found = _checkpoint_from(_object(match[1]))
+                if found is not None:
+                    yield found
+            if line.startswith(b'{"v":') and b'"what":"checkpoint"' in line:
+                found = checkpoint_in(_object(line).get("control"))
+                if found is not None:
+                    yield found
+
+
+def read_public_keys(path: Path) -> Keys:
+    """The Ed25519 keys of a PEM file, or of a JWKS as we serve it (those that are for checkpoints). Raises OSError, or
+    ValueError where there is none."""
+    raw = path.read_bytes()[:MAX_KEYS_BYTES]
+    if raw.lstrip().startswith(b"{"):
+        listed = _object(raw).get("keys")
+        entries = listed if isinstance(listed, list) else []
+        jwks = [entry for entry in entries if isinstance(entry, dict) and entry.get("use") in (None, USE)]
+    else:
+        jwks = [dict(read_public_jwk(path))]
+    found = {thumbprint(key): key for jwk in jwks if (key := _key_from(jwk)) is not None}
+    if not found:
+        raise ValueError("no Ed25519 key for checkpoints")
+    return found
+
+
+def load_or_make_attesting_key(path: Path) -> SigningKey:
+    """The key in a PEM file, made at first start. Raises SettingsError."""
+    if not path.exists():
+        keep_private_key(path, generate("EdDSA"))
+    return load_attesting_key(path)
+
+
+def load_attesting_key(path: Path) -> SigningKey:
+    """The key in a PEM file that nobody else may read. Raises SettingsError."""
+    key = private_key_from(path)
+    if not isinstance(key.private, Ed25519PrivateKey):
+        hint = "openssl genpkey -algorithm ED25519"
+        raise SettingsError(
+            [fault_in(path, "checkpoints are signed with Ed25519: this is another key", code="A102", hint=hint)]
+        )
+    return key
+
+
+def public_jwk(key: SigningKey) -> Mapping[str, Any]:
+    """Its public half, with its use told."""
+    return {**key.public_jwk, "use": USE}
+
+
+def _key_from(jwk: Mapping[str, Any]) -> Ed25519PublicKey | None:
+    if jwk.get("kty") != "OKP" or jwk.get("crv") != "Ed25519" or not isinstance(jwk.get("x"), str):
+        return None
+    try:
+        return Ed25519PublicKey.from_public_bytes(base64url.decode(jwk["x"]))
+    except ValueError:
+        return None
+
+
+def _checkpoint_from(given: Mapping[str, Any]) -> Checkpoint | None:
+    seq, digest = given.get("seq"), given.get("hash")
+    words = (given.get("time"), given.get("kid"), given.get("signature"))
+    if type(seq) is not int or not 0 < seq < 2**63 or not isinstance(digest, str) or not _HASH.fullmatch(digest):
+        return None
+    time, kid, signature = (word if isinstance(word, str) and word.isascii() else "" for word in words)
+    return Checkpoint(seq, digest, time, kid, signature)
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,416 @@
+"""Is the log's end attested where its host has no say, and does the log go on in new files as one chain?"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from sidecar.audit import Audit
+from sidecar.audit.chain import End, head_line, seal
+from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
+from sidecar.audit.herald import Herald
+from sidecar.audit.parts import aside, given, parts_of
+from sidecar.audit.trail import RETRY_S, Attester, Rotation
+from sidecar.audit.verify import verify
+from sidecar.signing_keys import generate
+from tests.at_once import at_once
+from tests.peers import recompute_audit as peer
+from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, open_audit, records
+
+SIGNER, OTHERS = generate("EdDSA"), generate("EdDSA")
+KEYS = {SIGNER.kid: SIGNER.private.public_key()}
+EVERY_10 = Attester(SIGNER, 10, 300.0)
+SELDOM = Attester(SIGNER, 10**6, 300.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def write(path: Path, calls: int, **given: Any) -> Audit:
+    """A log that is closed as a stop closes it."""
+    audit = open_audit(path, **({"attester": SELDOM} | given))
+    for _ in range(calls):
+        forward(audit)
+    at_once(audit.control("stop", "sidecar"))
+    at_once(audit.seal())
+    at_once(audit.close())
+    return audit
+
+
+def whats(path: Path) -> list[str]:
+    return [record["control"]["what"] for record in records(path) if record["control"]]
+
+
+def problems(*paths: Path, **more: Any) -> list[str]:
+    return [problem.kind for problem in verify(paths, key=KEY, **more).problems]
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_about_the_record_before_it_and_a_second_program_believes_it(path: Path) -> None:
+    write(path, 25, attester=EVERY_10)
+    lines = records(path)
+    attested = [record for record in lines if record["control"] and record["control"]["what"] == "checkpoint"]
+    assert len(attested) == 6 and attested[-1] == lines[-1]
+    for record in attested:
+        control = record["control"]
+        assert (control["seq"], control["hash"], control["kid"]) == (record["seq"] - 1, record["prev_hash"], SIGNER.kid)
+    jwks = path.with_name("jwks.json")
+    jwks.write_bytes(orjson.dumps({"keys": [public_jwk(OTHERS), public_jwk(SIGNER)]}))
+    assert peer.check_checkpoints(path, jwks) == (6, lines[-2]["seq"])
+    report = verify([path], key=KEY, public_keys=read_public_keys(jwks))
+    assert report.ok and report.end == "sealed" and report.checkpoints == 6
+    assert any("6 checkpoints in the log are signed" in what for what in report.proved)
+
+
+def test_where_nothing_is_new_there_is_no_checkpoint(path: Path) -> None:
+    clock = FakeClock()
+    audit = open_audit(path, attester=SELDOM, clock=clock)
+    at_once(audit.look())
+    assert whats(path) == []
+    forward(audit)
+    at_once(audit.look())
+    assert whats(path) == []
+    clock.now += 301
+    for _ in range(3):
+        at_once(audit.look())
+        clock.now += 301
+    at_once(audit.seal())
+    at_once(audit.close())
+    assert whats(path) == ["checkpoint"]
+
+
+def test_an_end_is_open_attested_or_sealed(path: Path) -> None:
+    audit = open_audit(path, attester=SELDOM)
+    forward(audit)
+    assert verify([path], key=KEY).end == "open"
+    at_once(audit.seal())
+    assert verify([path], key=KEY).end == "attested"
+    forward(audit)
+    report = verify([path], key=KEY)
+    assert report.end == "open" and "2 records after the last checkpoint" in report.notes[0]
+    at_once(audit.control("stop", "sidecar"))
+    at_once(audit.seal())
+    at_once(audit.close())
+    assert verify([path], key=KEY).end == "sealed"
+
+
+def published(path: Path, *checkpoints: Checkpoint) -> Path:
+    """As a log collector keeps standard output."""
+    file = path.with_name("collected")
+    lines = [b"2026-11-28T12:00:00Z stdout F " + each.published + b"\n" for each in checkpoints]
+    file.write_bytes(b"hello\n" + b"".join(lines) + b"bye")
+    return file
+
+
+def test_who_owns_host_and_keys_cannot_cut_the_log_back_unnoticed(path: Path) -> None:
+    audit = open_audit(path, attester=SELDOM)
+    for _ in range(10):
+        forward(audit)
+    at_once(audit.seal())
+    assert audit.trail.newest is not None
+    outside = published(path, audit.trail.newest)
+    forward(audit)
+    at_once(audit.close())
+    report = verify([path], key=KEY, checkpoints=[outside], public_keys=KEYS)
+    assert report.ok and any("published checkpoints are true of it: up to record 20" in what for what in report.proved)
+
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:14]))  # with its anchor, made with the very key
+    Path(f"{path}.head").write_bytes(head_line(KEY, End(14, orjson.loads(lines[13])["hash"])))
+    assert problems(path) == [], "the log and its key alone cannot know"
+    assert problems(path, checkpoints=[outside], public_keys=KEYS) == ["cut-end"]
+
+    write(path, 10)  # and written on, so that it is long enough
+    assert problems(path, checkpoints=[outside], public_keys=KEYS) == ["changed"]
+
+
+def test_a_checkpoint_that_its_key_did_not_sign_is_forged(path: Path) -> None:
+    write(path, 3)
+    true = next(read_checkpoints(path))
+    forged = [
+        true._replace(seq=5),
+        true._replace(hash="0" * 64),
+        true._replace(time="2020-01-01T00:00:00.000000Z"),
+        true._replace(signature=attest(OTHERS, End(true.seq, true.hash), true.time).signature),
+        true._replace(signature="?"),
+    ]
+    for one in forged:
+        assert "forged" in problems(path, checkpoints=[published(path, one)], public_keys=KEYS)
+    strangers = attest(OTHERS, End(true.seq, true.hash), true.time)
+    report = verify([path], key=KEY, checkpoints=[published(path, strangers)], public_keys=KEYS)
+    assert report.ok and any("who signed the published" in what for what in report.unproved)
+    assert problems(path, checkpoints=[published(path)]) == ["no-checkpoint"]
+
+
+def test_a_checkpoint_in_the_log_is_about_its_own_place(path: Path) -> None:
+    write(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    fields = orjson.loads(lines[-1])
+    del fields["hash"]
+    for name, value in (("seq", 3), ("hash", "0" * 64)):
+        path.write_bytes(b"".join([*lines[:-1], seal({**fields, "control": {**fields["control"], name: value}})[0]]))
+        assert "checkpoint-differs" in problems(path)
+
+
+def test_public_keys_come_as_pem_or_as_we_serve_them(tmp_path: Path) -> None:
+    pem, jwks = tmp_path / "key.pem", tmp_path / "jwks.json"
+    pem.write_text(SIGNER.pem())
+    jwks.write_bytes(orjson.dumps({"keys": [generate("ES256").public_jwk, OTHERS.public_jwk, public_jwk(SIGNER)]}))
+    assert public_jwk(SIGNER)["use"] == USE
+    assert list(read_public_keys(pem)) == list(read_public_keys(jwks)) == [SIGNER.kid], "one is of tokens"
+    for content in (b"{}", b"{", b"", b'{"keys":[{"kty":"OKP","crv":"Ed25519","x":"AA"}]}'):
+        jwks.write_bytes(content)
+        with pytest.raises(ValueError):
+            read_public_keys(jwks)
+
+
+async def test_a_place_that_is_out_hears_the_newest_later_and_delays_no_other() -> None:
+    heard: dict[str, list[int]] = {"good": [], "bad": []}
+    out = [True]
+
+    async def good(checkpoint: Checkpoint) -> None:
+        heard["good"].append(checkpoint.seq)
+
+    async def bad(checkpoint: Checkpoint) -> None:
+        if out[0]:
+            raise OSError("it is out")
+        heard["bad"].append(checkpoint.seq)
+
+    herald = Herald({"bad": bad, "good": good})
+    await herald.tell(None)
+    for seq in (1, 2, 2):
+        await herald.tell(attest(SIGNER, End(seq, "0" * 64), ""))
+    out[0] = False
+    await herald.tell(attest(SIGNER, End(3, "0" * 64), ""))
+    await herald.tell(attest(SIGNER, End(3, "0" * 64), ""))
+    assert heard == {"good": [1, 2, 3], "bad": [3]}
+
+
+# --- new files --------------------------------------------------------------------------------------------------------
+
+SMALL = Rotation(max_bytes=20_000)
+
+
+def test_a_log_goes_on_in_new_files_as_one_chain_and_each_part_can_be_checked_alone(path: Path) -> None:
+    write(path, 50, rotation=SMALL)
+    files = given(path.parent)
+    assert len(files) > 5 and files[-1] == path and list(files[:-1]) == sorted(files[:-1])
+    assert all(20_000 <= part.stat().st_size < 30_000 for part in files[:-1])
+    assert all(whats(part)[-1] == "checkpoint" for part in files)
+    report = verify(files, key=KEY, public_keys=KEYS)
+    assert report.ok and report.end == "sealed" and report.first_seq == 1
+    for part in files[:-1]:
+        alone = verify([part], part=True, public_keys=KEYS)
+        assert alone.ok and alone.end == "attested"
+    assert peer.check_chain(*files) == peer.check_head(path, KEY.secret)
+    for missing in range(len(files) - 1):
+        assert problems(*files[:missing], *files[missing + 1 :]) == ["removed"]
+
+
+def test_a_restart_goes_on_in_the_file_and_one_after_a_rotation_finds_it_in_order(path: Path) -> None:
+    for _ in range(4):
+        assert write(path, 3, rotation=Rotation(max_bytes=1)).found == ()
+    audit = open_audit(path, attester=SELDOM, rotation=Rotation(every_s=10), clock=(clock := FakeClock()))
+    clock.now += 3600
+    at_once(audit.look())
+    assert path.stat().st_size == 0
+    at_once(audit.close())
+    assert write(path, 1).found == ()
+    assert problems(*given(path.parent)) == []
+
+
+def test_a_file_is_set_aside_when_its_first_record_is_old_also_after_a_restart(path: Path) -> None:
+    clock = FakeClock()
+    day = {"rotation": Rotation(every_s=86400.0), "clock": clock, "attester": SELDOM}
+    for _ in range(2):
+        audit = open_audit(path, **day)
+        forward(audit)
+        clock.now += 40_000
+        at_once(audit.look())
+        at_once(audit.close())
+        assert parts_of(path) == ()
+    audit = open_audit(path, **day)
+    clock.now += 6_400
+    at_once(audit.look())
+    assert len(parts_of(path)) == 1
+    clock.now += 90_000
+    at_once(audit.look())
+    at_once(audit.close())
+    assert len(parts_of(path)) == 1, "an empty file is as old as nothing"
+
+
+def test_the_oldest_go_only_after_it_is_on_record_what_they_were(path: Path) -> None:
+    write(path, 60, rotation=Rotation(max_bytes=20_000, keep=3))
+    files = given(path.parent)
+    assert len(files) == 4
+    report = verify(files, key=KEY, public_keys=KEYS)
+    assert report.ok and report.first_seq > 1
+    assert "deleted as configured" in report.notes[0] and any("they are deleted" in what for what in report.unproved)
+    assert problems(*files[1:]) == ["removed"], "of this one nobody said so"
+    first = records(files[0])[0]
+    said = [record["control"] for file in files for record in records(file) if record["control"]]
+    (told,) = [one for one in said if one["what"] == "part-removed" and one["last_seq"] == first["seq"] - 1]
+    assert told["last_hash"] == first["prev_hash"]
+
+
+def test_without_checkpoints_nothing_is_deleted(path: Path) -> None:
+    write(path, 60, rotation=Rotation(max_bytes=20_000, keep=1), attester=None)
+    assert len(given(path.parent)) > 5
+
+
+def test_evidence_is_set_aside_with_the_log_and_outlives_what_names_it(tmp_path: Path) -> None:
+    path, kept = tmp_path / "audit" / "audit.jsonl", tmp_path / "evidence" / "evidence.jsonl"
+    audit = open_audit(path, attester=SELDOM, rotation=Rotation(max_bytes=20_000, keep=2), evidence_path=kept)
+    for number in range(60):
+        recording = forward_and_keep(audit, number)
+        assert recording.done
+    at_once(audit.close())
+    files, results = given(path.parent), [*parts_of(kept), kept]
+    assert len(files) == 3 and len(results) == 4
+    assert problems(*files, evidence=results) == []
+    assert "evidence-missing" in problems(*files, evidence=results[2:])
+
+
+def forward_and_keep(audit: Audit, number: int) -> Any:
+    from tests.unit.audit.scenes import understood
+
+    recording = understood(audit)
+    at_once(recording.decided())
+    keeping = recording.keep(
+        server="github",
+        tool="search",
+        invocation=recording.decision_id,
+        args_hash=recording.args_hash,
+        redacted=False,
+        data={"n": number, "text": "x" * 1000},
+    )
+    at_once(keeping)
+    at_once(recording.outcome(http_status=200, bytes_out=1))
+    return recording
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseException) -> Iterator[list[int]]:
+    """The `at`th of the calls that change files fails, or kills."""
+    calls = [0]
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acts(*given: Any, **more: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at:
+                raise error
+            return act(*given, **more)
+
+        return acts
+
+    with monkeypatch.context() as patched:
+        for each in name.split():
+            patched.setattr(os, each, counted(getattr(os, each)))
+        yield calls
+
+
+CHANGES = "open rename write pwrite ftruncate unlink"
+
+
+class Killed(BaseException):
+    """As kill -9 leaves things: no line of ours runs any more."""
+
+
+def test_a_kill_at_every_point_of_a_rotation_leaves_what_a_start_finds_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotation = Rotation(max_bytes=10_000, keep=1)
+    for at in range(1, 100):
+        path = tmp_path / str(at) / "audit.jsonl"
+        write(path, 8, rotation=rotation)
+        audit = open_audit(path, attester=SELDOM, rotation=rotation)
+        while path.stat().st_size < 10_000:
+            forward(audit)
+        acknowledged = audit.trail.end.seq
+        with failing(monkeypatch, CHANGES, at, Killed()) as calls:
+            try:
+                forward(audit)
+            except Killed:
+                pass
+        at_once(audit.close())
+        again = open_audit(path, attester=SELDOM, rotation=rotation)
+        assert set(again.found) <= {"cut-short"}, at
+        forward(again)
+        at_once(again.close())
+        report = verify(given(path.parent), key=KEY, public_keys=KEYS)
+        assert report.ok and report.last_seq >= acknowledged + 2, (at, report.problems)
+        if calls[0] < at:
+            break
+    assert 12 < at < 99
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_rotation_that_fails_anywhere_refuses_no_record_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    for at in range(1, 12):
+        path, clock = tmp_path / str(at) / "audit.jsonl", FakeClock()
+        audit = open_audit(path, attester=SELDOM, rotation=Rotation(max_bytes=10_000, keep=1), clock=clock)
+        while path.stat().st_size < 10_000:
+            forward(audit)
+        with failing(monkeypatch, "open rename unlink", at, OSError(code, os.strerror(code))) as calls:
+            forward(audit)
+        clock.now += RETRY_S + 1
+        for _ in range(20):
+            forward(audit)
+        at_once(audit.close())
+        files = given(path.parent)
+        assert problems(*files) == [] and len(files) > 1, at
+        if calls[0] < at:
+            return
+    raise AssertionError(at)
+
+
+def test_what_stands_in_the_way_of_a_part_is_left_alone(path: Path) -> None:
+    clock = FakeClock()
+    audit = open_audit(path, attester=SELDOM, rotation=Rotation(max_bytes=1), clock=clock)
+    forward(audit)
+    for part in [each for each in path.parent.iterdir() if each != path and each.suffix == ".jsonl"]:
+        part.unlink()
+    blocking = aside(path, clock.now, 4)
+    blocking.write_text("hello")
+    path.rename(moved := path.with_name("moved"))
+    path.write_text("somebody else's")
+    forward(audit)
+    at_once(audit.close())
+    assert blocking.read_text() == "hello" and path.read_text() == "somebody else's"
+    assert moved.read_bytes().endswith(b"}\n")
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_in_the_ring_checks_the_anchor_that_it_made_before_another_goes_on(path: Path) -> None:
+    write(path, 3)
+    audit = write(path, 3, key=OTHER_KEY, older=[KEY])
+    assert audit.found == ("key-changed",)
+    (told,) = [record["control"] for record in records(path) if record["control"] and "old_key_id" in record["control"]]
+    assert (told["old_key_id"], told["anchor_checked"]) == (KEY.id, True)
+    assert {record["key_id"] for record in records(path)} == {KEY.id, OTHER_KEY.id}
+    report = verify([path], key=OTHER_KEY, older=[KEY])
+    assert report.ok and not any("another key" in what for what in report.unproved)
+    assert any("the anchor of the one before was checked" in note for note in report.notes)
+    assert write(path, 1, key=OTHER_KEY, older=[KEY]).found == ()
+
+
+def test_a_log_that_was_cut_while_its_key_was_changed_is_found(path: Path) -> None:
+    write(path, 3)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert write(path, 1, key=OTHER_KEY, older=[KEY]).found == ("records-lost", "key-changed")
+    assert "at-start" in [problem.kind for problem in verify([path], key=OTHER_KEY).problems]
