@@ -36,6 +36,7 @@ from sidecar.audit.herald import EVERY_S, Herald, Place, to_descriptor, to_store
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.audit.trail import Attester, Rotation
 from sidecar.callbacks import Callbacks, callbacks_from
+from sidecar.counting import StoreWatch
 from sidecar.crowds import Crowds, give_memory_back
 from sidecar.descriptors import enough_for
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, Share, object_of
@@ -109,6 +110,7 @@ class App:
     audit: Audit
     metrics: Metrics
     limiter: Limiter
+    counting: StoreWatch
     sessions: Sessions
     pipeline: Pipeline
     live: Live
@@ -148,14 +150,27 @@ class App:
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)
-            limiter = Limiter(open_store(settings.store.url, time.time))
+            counting = StoreWatch(metrics, audit.control, settings.store.degraded_calls)
+            limiter = Limiter(open_store(settings.store, time.time, observer=counting))
             undo.push_async_callback(limiter.close)
             tasks = tasks_from(settings, limiter.store)
             undo.push_async_callback(tasks.store.close)
             task_store = task_store_from(settings, limiter.store)
             undo.push_async_callback(task_store.close)
             app = cls._assemble(
-                path, environ, settings, processes, audit, metrics, first, ledger, limiter, tasks, task_store, seen
+                path,
+                environ,
+                settings,
+                processes,
+                audit,
+                metrics,
+                first,
+                ledger,
+                limiter,
+                counting,
+                tasks,
+                task_store,
+                seen,
             )
             await _greet(app.limiter.store)
             await app.switch.sync()  # whom other replicas disabled, before the first call
@@ -178,6 +193,7 @@ class App:
         first: Snapshot,
         ledger: Ledger,
         limiter: Limiter,
+        counting: StoreWatch,
         tasks: Tasks,
         task_store: TaskApiStore,
         seen: Look,
@@ -237,6 +253,7 @@ class App:
             audit,
             metrics,
             limiter,
+            counting,
             sessions,
             pipeline,
             live,
@@ -294,8 +311,8 @@ class App:
         if self.pipeline.draining:
             return False, {"status": "draining"}
         trouble = list(self.reloader.trouble)
-        if not self.limiter.store.up:
-            trouble.append("the store is out: calls with limits are refused")
+        if told := self.counting.trouble(self.limiter.store):
+            trouble.append(told)
         if not self.pipeline.tasks.store.up:
             trouble.append("the task store is out: nobody's tasks can be asked for")
         if not self.callbacks.outbox.store.up:
@@ -332,7 +349,12 @@ class App:
             "disabled_principals": len(self.disabled_principals()),
             "upstreams": self.upstreams(),
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
-            "store": {"kind": self.limiter.store.kind, "up": self.limiter.store.up},
+            "store": {
+                "kind": self.limiter.store.kind,
+                "up": self.limiter.store.up,
+                "on_failure": self.settings.store.on_failure,
+                "degraded": self.limiter.store.degraded,
+            },
             "sessions": len(self.sessions),
         }
 
@@ -372,7 +394,9 @@ class App:
         shadow = (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self._mode() == SHADOW and until else ()
         count = len(self.disabled_principals())
         disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
-        return (*shadow, *disabled, *self.reloader.trouble)
+        store = self.limiter.store
+        alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
+        return (*shadow, *alone, *disabled, *self.reloader.trouble)
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
@@ -543,7 +567,7 @@ class App:
             for protocol in ("mcp", "a2a"):
                 metrics.streams(protocol, sum(one.call.protocol == protocol for one in streams))
             crowds.look(len(self.pipeline.exchanges.streams))
-            metrics.store_up(self.limiter.store.up)
+            await self.counting.look(self.limiter.store)
             metrics.budgets_reset(time.time())
             metrics.audit_depth(self.audit.writer.depth)
             metrics.audit_up(self.audit.writer.up)

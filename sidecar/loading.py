@@ -33,6 +33,7 @@ from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.server import TlsFiles
+from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.task_api import store as task_api
 from sidecar.task_api.memory import MemoryStore
@@ -60,7 +61,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     if faults := missing + [fault for fault in kept if fault.severity == "error"]:
         together.errors.append(SettingsError(in_file_order(faults)))
     with together.noted():
-        open_store(settings.store.url, time.time)
+        open_store(settings.store, time.time)
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # else it was told, or there is none yet
         _check_data(settings, together)
     if missing:  # what is made of them cannot be, and that was told
@@ -76,7 +77,7 @@ def _check_data(settings: Settings, together: Together) -> None:
     """What runs before us left in the data folder."""
     with together.noted():
         Ledger.open(settings.data / LEDGER_FILE)
-    nobody = open_store("memory://", time.time)
+    nobody = open_store(StoreSettings(), time.time)
     with together.noted():
         tasks_from(settings, nobody)
     with together.noted():

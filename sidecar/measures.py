@@ -39,7 +39,7 @@ def measure(metrics: Metrics, turn: Turn) -> None:
         _count_refusal(metrics, turn, refusal)
     elif turn.plan is not None and not turn.excused:
         for charge in turn.plan.charges:
-            metrics.limit_checked(charge.limit, "admitted")
+            metrics.limit_checked(charge.limit, "degraded" if record.enforcement == "degraded" else "admitted")
     upstream_s = record.stages_s.get("upstream")
     if not turn.server:  # nobody's, or a call to all servers: who answers for them counts them one by one
         return
@@ -65,7 +65,7 @@ def _count_refusal(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
 
 
 def _count_limit(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
-    if refusal.limit is not None:
+    if refusal.limit is not None and refusal.reason is not Reason.STORE_UNAVAILABLE:
         metrics.limit_checked(refusal.limit.name, "refused")
     if refusal.reason is Reason.STORE_UNAVAILABLE and turn.plan is not None:
         for charge in turn.plan.charges:

@@ -42,7 +42,8 @@ COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so
 STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # as `pipeline` marks them
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "certificate", "anonymous", NONE)
-LIMIT_OUTCOMES = ("admitted", "refused", "unavailable")
+LIMIT_OUTCOMES = ("admitted", "refused", "unavailable", "degraded")  # the last: admitted here, while the store is out
+STORE_FORGOT = ("emptied", "rolled_back")
 DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
 UPSTREAM_STATES = ("ready", "degraded", "offline")
 BREAKER_STATES = ("closed", "open", "half_open")
@@ -191,6 +192,12 @@ class Metrics:
             "Time of one question to the store of limits.",
             bounds=STAGE_BUCKETS_S,
         )
+        self._store_forgot = Table(
+            "counter",
+            "store_forgot_total",
+            "Times the store came back with less than it had been told, and was told again.",
+            {"how": STORE_FORGOT},
+        )
         self._audit = Table(
             "counter",
             "audit_records_total",
@@ -293,7 +300,8 @@ class Metrics:
             self._budget_used.set((budget,), 0.0)
 
     def limit_checked(self, limit: str, outcome: str) -> None:
-        """A limit was `admitted`, `refused` or `unavailable`. `limit` is its configured label."""
+        """A limit was `admitted`, `refused`, `unavailable`, or `degraded`: admitted here, while the store is out.
+        `limit` is its configured label."""
         self._limit_checks.add((limit, outcome))
 
     def auth_failed(self, credential: str, reason: str) -> None:
@@ -375,6 +383,10 @@ class Metrics:
         """One question to the store ended, well or not."""
         self._store_s.observe((), duration_s)
 
+    def store_forgot(self, how: str) -> None:
+        """It was `emptied` or exchanged, or `rolled_back` by a failover, and was told again what had been used."""
+        self._store_forgot.add((how,))
+
     def audit_recorded(self, event: str, result: str) -> None:
         """One audit record was `written`, or `failed`."""
         self._audit.add((event, result))
@@ -434,6 +446,7 @@ class Metrics:
         self._policy_rules.declare(KINDS)
         self._reloads.declare(RELOADS)
         self._mode.declare(MODES)
+        self._store_forgot.declare(STORE_FORGOT)
         self._task_states.declare(TASK_STATES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
         self._audit_copies.declare(AUDIT_COPIES)

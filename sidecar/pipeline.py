@@ -247,6 +247,8 @@ class Pipeline:
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
             turn.lease = lease
             turn.record.limits, turn.record.charged = lease.states, lease.charged
+            if lease.degraded and not turn.shadow:
+                turn.record.enforcement = "degraded"
             turn.record.mark("limits")
             await turn.record.decided()
             turn.record.mark("audit")

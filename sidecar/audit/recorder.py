@@ -39,7 +39,7 @@ from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, 
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
-Enforcement = Literal["enforce", "shadow"]
+Enforcement = Literal["enforce", "shadow", "degraded"]
 HASHED_HERE_BYTES = 64 * 1024  # of a body: its arguments are hashed in less than ten milliseconds
 
 
@@ -286,7 +286,7 @@ class Recording:
         record["decision_id"] = self.audit.new_id()
         record["method"] = record["action"] = question.action
         record["object"] = question.object
-        record["reason"] = decision.reason if enforcement == "enforce" else None
+        record["reason"] = None if enforcement == "shadow" else decision.reason
         await self.audit.write("decision", record)
 
     async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:

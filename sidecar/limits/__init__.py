@@ -3,8 +3,12 @@
     budgets.py     budgets.yaml → entries; amounts.py: what is written as money, in whole numbers
     plan.py        an allowed call → its charges: which counters it moves
     __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
-    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua, wire.py)
-    places.py      a URL → its store
+    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua)
+    places.py      settings → their store
+    nodes.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
+    link.py        one connection to that one, mended; wire.py: many calls on it at once
+    recall.py      what the store is told again after it forgot (epoch.lua, guard.lua, restore.lua)
+    degraded.py    what is admitted while it is out, if anything
     counters.py    the arithmetic of hours, days, rates and slots
     sessions.py    the bound on lists and pings
 
@@ -28,7 +32,7 @@ from sidecar.limits.counters import SECOND_US
 from sidecar.limits.places import open_store
 from sidecar.limits.plan import NOTHING, Budgets, Charge, Kind, Plan, plan_charges, rule_label
 from sidecar.limits.sessions import SessionCalls
-from sidecar.limits.store import LEASE_S, Store, StoreUnavailable, Verdict
+from sidecar.limits.store import LEASE_S, Observer, Store, StoreUnavailable, Verdict
 
 __all__ = [
     "NOTHING",
@@ -36,6 +40,7 @@ __all__ = [
     "Charge",
     "Lease",
     "Limiter",
+    "Observer",
     "Plan",
     "SessionCalls",
     "Store",
@@ -161,6 +166,11 @@ class Lease:
         return True
 
     @property
+    def degraded(self) -> bool:
+        """Whether this instance admitted it by itself, because the store is out."""
+        return self._verdict is not None and self._verdict.degraded
+
+    @property
     def charged(self) -> int:
         """What each of the `states` was charged."""
         return 1 if self._verdict is not None else 0
@@ -186,6 +196,8 @@ def _refusal(plan: Plan, verdict: Verdict) -> Refusal:
     """Of several that refused, the one that takes longest: whoever comes back earlier is only refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
+    if verdict.degraded:  # what this instance may admit by itself is spent; the limit may have room
+        return Refusal(Reason.STORE_UNAVAILABLE, limit=state, retry_after_s=RETRY_OUTAGE_S)
     reason = Reason.BUDGET_SPENT if charge.unit else _REASONS[charge.kind]
     return Refusal(reason, limit=state, retry_after_s=standing.wait_us / SECOND_US)
 

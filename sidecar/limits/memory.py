@@ -35,6 +35,7 @@ class MemoryStore:
 
     kind = "memory"
     up = True
+    degraded = False
 
     def __init__(
         self, clock: Callable[[], float], *, lease_s: float = LEASE_S, max_counters: int = MAX_COUNTERS

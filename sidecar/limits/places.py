@@ -1,27 +1,26 @@
-"""Which store does a URL mean?"""
+"""Which store do the settings mean?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
-from sidecar.errors import SettingsError, fault_in
+from sidecar.limits.degraded import Degraded
 from sidecar.limits.memory import MemoryStore
-from sidecar.limits.store import LEASE_S, Store
+from sidecar.limits.store import LEASE_S, UNSEEN, Observer, Store
+from sidecar.settings.store import StoreSettings
 
 
-def open_store(url: str, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> Store:
-    """The store of `store.url`: `memory://`, `redis://`, `rediss://` or `unix://`. `clock` gives seconds since the
-    epoch; Redis has its own. Nothing is connected yet. Raises SettingsError for any other URL.
-    """
-    scheme = urlsplit(url).scheme
-    if scheme == "memory":
+def open_store(
+    chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: Observer = UNSEEN
+) -> Store:
+    """The store of the settings. `clock` gives seconds since the epoch; Redis has its own. Nothing is connected yet."""
+    if chosen.is_memory:
         return MemoryStore(clock, lease_s=lease_s)
-    if scheme in {"redis", "rediss", "unix"}:
-        from sidecar.limits.redis import RedisStore  # half a second of imports that `memory://` need not pay
+    from sidecar.limits.nodes import finder_of  # half a second of imports that `memory://` need not pay
+    from sidecar.limits.redis import RedisStore
 
-        return RedisStore.at(url, lease_s=lease_s)
-    hint = "Sentinel and Cluster come with a later version" if scheme.startswith("redis+") else ""
-    raise SettingsError(
-        [fault_in("store.url", "must be memory://, redis://, rediss:// or unix://", code="S201", hint=hint)]
-    )
+    kind = {"sentinel": "redis+sentinel", "cluster": "redis+cluster"}.get(chosen.place.kind, "redis")
+    shared = RedisStore(finder_of(chosen), lease_s=lease_s, observer=observer, kind=kind)
+    if chosen.degraded_calls is None:
+        return shared
+    return Degraded(shared, MemoryStore(clock, lease_s=lease_s), chosen.degraded_calls)

@@ -1,47 +1,74 @@
-"""How do several sidecars share their counters, and what happens while Redis is away?
+"""How do several sidecars share their counters, and what happens while Redis is away, or forgets?
 
 One round trip per reservation: `admit.lua` asks and charges in one step, with Redis' own clock. Nothing is ever tried
 twice (a lost reply may mean a charged call); instead, what could not be confirmed is owed, and undone as soon as the
 store is back: `settle.lua` may arrive twice, late, or before the charge it undoes.
 
-    connected   calls go out at once; a reply later than the deadline ends the connection
-    mending     the first attempt to connect again runs; calls wait for it, within the deadline
-    down        that attempt failed, others follow once a second; calls are refused at once and cost nothing
+A store may come back with less than it was told. `guard.lua` charges nothing to a store that this instance does not
+know; it is first told what this instance saw (`recall.py`):
+
+    same epoch, tide as far as we came     nothing is missing
+    same epoch, an earlier tide            rolled back: what we charged since is charged again, by its decision ids
+    another epoch, or none                 emptied or exchanged: counters are raised to what we saw (`restore.lua`); for
+                                           one second more we charge nothing, so that the others can do the same
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha1
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from redis.asyncio.connection import Connection as TcpConnection
-from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
-from sidecar.errors import SettingsError, fault_in
 from sidecar.limits.counters import SECOND_US, Standing
-from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
-from sidecar.limits.wire import Connection, Wire, WireLost
+from sidecar.limits.link import LeaveError, Link
+from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
+from sidecar.limits.recall import Recall
+from sidecar.limits.store import (
+    LEASE_S,
+    REMEMBER_S,
+    UNSEEN,
+    Charges,
+    CounterUnreadable,
+    Observer,
+    StoreUnavailable,
+    Verdict,
+)
+from sidecar.limits.wire import Wire, WireLost
+from sidecar.settings.store import StoreSettings
 
 DEADLINE_S = 0.08
 """CONTRACT 9 promises an answer within 100 ms of an outage."""
-CONNECT_S = 1.0
-PAUSES_S = (0.0, 0.1, 0.25, 0.5)
-LONGEST_PAUSE_S = 1.0
 MAX_OWED = 10_000
 LOOK = "look"
 """Stands where a decision id would, and is none."""
-PREFIX = "{sidecar}:"
-"""One hash tag: a Lua call may touch one slot of a cluster only, so all limits of a deployment live in one."""
+EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
+EPOCH_MS = 62 * 86_400_000  # twice the longest window, a month
+HOLD_S = 1.0
+"""Two beats of every other instance: all of them have told an emptied store what they saw."""
+PAGE = 100
+"""Counters that one script restores: less than a millisecond of the server's time."""
+WHATEVER = 4 * 10**15
+"""The limit of what is charged whatever the limit, because it was admitted already: more than any, exact in Lua."""
+
+_PASSING = (AskError, ClusterError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+_PASSING_CODES = ("EPOCH", "MISCONF", "BUSY", "NOREPLICAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +83,31 @@ class Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-def shipped(name: str) -> Script:
+def shipped(name: str) -> str:
     """A script that lies beside this file."""
-    return Script.of(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-Verb = Literal["give_back", "release", "extend"]
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """What the store is asked to do."""
+
+    admit: Script = field(default_factory=lambda: Script.of(guarded(shipped("admit.lua"))))
+    settle: Script = field(default_factory=lambda: Script.of(shipped("settle.lua")))
+    restore: Script = field(default_factory=lambda: Script.of(shipped("restore.lua")))
+    epoch: Script = field(default_factory=lambda: Script.of(shipped("epoch.lua")))
+
+    @property
+    def all(self) -> tuple[Script, ...]:
+        return self.admit, self.settle, self.restore, self.epoch
+
+
+def guarded(admit: str) -> str:
+    """admit.lua where guard.lua has its place for it."""
+    return shipped("guard.lua").replace("-- admit.lua stands here", admit)
+
+
+Verb = Literal["charge", "give_back", "release", "extend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,115 +121,180 @@ class Settlement:
 
 
 class RedisStore:
-    """A Store in Redis or Valkey. `connect` makes a connection object that is not yet connected."""
+    """A Store in Redis or Valkey. `instance` names this process among those that share it."""
 
-    kind = "redis"
+    degraded = False
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        finder: Finder,
         *,
         lease_s: float = LEASE_S,
         deadline_s: float = DEADLINE_S,
-        admit: Script | None = None,
-        settle: Script | None = None,
+        hold_s: float = HOLD_S,
+        observer: Observer = UNSEEN,
+        kind: str = "redis",
+        scripts: Scripts | None = None,
+        instance: str = "",
     ) -> None:
-        self._connect = connect
+        self.kind = kind
+        self._finder = finder
         self._lease_s = lease_s
         self._deadline_s = deadline_s
-        self._admit = admit or shipped("admit.lua")
-        self._settle = settle or shipped("settle.lua")
-        self._wire: Wire | None = None
-        self._mending: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()
-        self._trouble = ""
-        self._closed = False
+        self._hold_s = hold_s
+        self._observer = observer
+        self._scripts = scripts or Scripts()
+        self._tide = TIDE + (instance or secrets.token_hex(8))
+        self._link = Link(finder, deadline_s, greet=self._greet, beat=self._beat, ready=self._settle_debts)
+        self._recall = Recall()
+        self._epoch = ""
+        self._number = 0
+        self._held_until_s = 0.0
         self._owed: deque[Settlement] = deque(maxlen=MAX_OWED)
 
     @classmethod
     def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisStore:
-        """The store at a `redis://`, `rediss://` or `unix://` URL. Raises SettingsError, which never shows the URL."""
-        try:
-            options: dict[str, Any] = dict(parse_url(url))
-            kind = options.pop("connection_class", TcpConnection)
-            bounds = {"socket_connect_timeout": CONNECT_S, "socket_timeout": None, "health_check_interval": 0}
-            connect = partial(kind, **options | bounds, protocol=3, retry=Retry(NoBackoff(), 0), driver_info=None)
-            connect()
-        except (TypeError, ValueError, RedisError):
-            raise SettingsError([fault_in("store.url", "is no URL that redis-py understands", code="S202")]) from None
-        return cls(connect, lease_s=lease_s, deadline_s=deadline_s)
+        """The store at a URL, and nothing but that said of it."""
+        return cls(finder_of(StoreSettings(url=url)), lease_s=lease_s, deadline_s=deadline_s)
 
     @property
     def up(self) -> bool:
-        return self._wire is not None
+        return self._link.wire is not None
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        wire = await self._ready()
+        began_s = self._now_s()
         try:
-            reply = await self._run(wire, self._admit, self._arguments(charges, decision_id))
-            return _verdict(reply, charges, decision_id)
-        except (WireLost, _ForeignReplyError, asyncio.CancelledError) as error:
+            return await self._reserve(charges, decision_id, began_s + self._deadline_s)
+        finally:
+            self._observer.answered(self._now_s() - began_s)
+
+    async def _reserve(self, charges: Charges, decision_id: str, until_s: float) -> Verdict:
+        wire = self._link.wire
+        late = wire is None
+        if wire is None:
+            wire = await self._link.ready()
+        self._number = number = self._number + 1
+        arguments = self._guarded(charges, decision_id, number)
+        try:
+            if late:
+                async with asyncio.timeout_at(until_s):
+                    reply = await self._run(wire, self._scripts.admit, arguments, until_s)
+            else:
+                reply = await self._run(wire, self._scripts.admit, arguments, until_s)
+            verdict = _verdict(reply, charges, decision_id)
+        except (WireLost, _ForeignReplyError, asyncio.CancelledError, TimeoutError) as error:
             self.give_back(charges, decision_id)  # it may have been charged, and nobody will forward this call
             if isinstance(error, asyncio.CancelledError):
                 raise
-            wire.condemn(str(error))
-            raise StoreUnavailable(str(error)) from error
+            if not isinstance(error, TimeoutError):
+                wire.condemn(str(error))
+            raise StoreUnavailable(str(error) or "no answer in time") from error
         except ResponseError as error:
-            if isinstance(error, ReadOnlyError):
-                wire.condemn("a replica")  # after a failover: look for the new primary
-            raise StoreUnavailable(type(error).__name__) from error
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        if verdict.admitted:
+            self._recall.admitted(charges, verdict, decision_id, number, until_s - self._deadline_s)
+        return verdict
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
+        self._recall.given_back(charges, decision_id)
         self._say(Settlement("give_back", charges, decision_id, self._now_s() + REMEMBER_S))
 
     def release(self, charges: Charges, decision_id: str) -> None:
         if charges:
+            self._recall.released(charges, decision_id)
             until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
             self._say(Settlement("release", charges, decision_id, until_s))
 
     def extend(self, charges: Charges, decision_id: str) -> None:
-        if self._wire:
+        if self._link.wire:
             self._say(Settlement("extend", charges, decision_id, self._now_s()))
 
+    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
+        """Charge what was admitted without us, whatever the limit: now, or when the store is back within that time."""
+        if charges:
+            self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
+
     async def look(self, charges: Charges) -> tuple[Standing, ...]:
-        wire = await self._ready()
+        until_s = self._now_s() + self._deadline_s
+        wire = await self._link.ready()
         try:
-            reply = await self._run(wire, self._admit, self._arguments(charges, LOOK, record_ms=0))
+            async with asyncio.timeout_at(until_s):
+                reply = await self._run(
+                    wire, self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0), until_s
+                )
             return _verdict(reply, charges, LOOK).standings
-        except (WireLost, ResponseError, _ForeignReplyError) as error:
+        except ResponseError as error:
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        except (WireLost, TimeoutError, _ForeignReplyError) as error:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        wire = await self._ready()
+        until_s = self._now_s() + self._deadline_s
+        wire = await self._link.ready()
         try:
-            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments])
-        except (WireLost, ResponseError) as error:
+            async with asyncio.timeout_at(until_s):
+                return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments], until_s)
+        except ResponseError as error:
+            self._refused(error, wire)
+            raise _unavailable(error) from error
+        except (WireLost, TimeoutError) as error:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def ping(self) -> None:
-        wire = await self._ready()
+        wire = await self._link.ready()
         try:
             await wire.ask("PING")
         except (WireLost, ResponseError) as error:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def close(self) -> None:
-        self._closed = True
-        if self._mending:
-            self._mending.cancel()
-            await asyncio.wait([self._mending])
-        if wire := self._wire:
+        await self._link.close()
+        await self._finder.close()
+        if wire := self._link.wire:
             # Replies come in order: once this one is here, everything said before has been done.
             await asyncio.gather(wire.ask("PING"), return_exceptions=True)
             await wire.close()
 
     # Asking
 
-    async def _run(self, wire: Wire, script: Script, arguments: list[str | int]) -> Any:
+    async def _run(self, wire: Wire, script: Script, arguments: list[str | int], until_s: float) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
         except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
-            return await wire.ask("EVAL", script.text, *arguments)
+            async with asyncio.timeout_at(until_s):
+                return await wire.ask("EVAL", script.text, *arguments)
+        except MovedError:
+            raise
+        except AskError as elsewhere:  # our slot is on its way, and this key has arrived
+            async with asyncio.timeout_at(until_s):
+                return await self._run_there((elsewhere.host, elsewhere.port), script, arguments)
+
+    async def _run_there(self, address: tuple[str, int], script: Script, arguments: list[str | int]) -> Any:
+        try:
+            there = await self._finder.at(address)
+            return await ask_once(there, ["ASKING"], ["EVAL", script.text, *arguments])
+        except ResponseError:
+            raise
+        except Trouble as error:
+            raise WireLost(type(error).__name__) from error
+
+    def _refused(self, error: ResponseError, wire: Wire) -> None:
+        """It was answered, and not done. Who does not count (any more) is left."""
+        if isinstance(error, ReadOnlyError | MovedError) or _code(error) == "EPOCH":
+            self._link.heard(error, wire)
+
+    def _guarded(
+        self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
+    ) -> list[str | int]:
+        """What guard.lua is asked: as admit.lua, and then which store is meant."""
+        arguments = self._arguments(charges, decision_id, record_ms=record_ms)
+        count = len(charges) + 1
+        arguments[0] = count + 2
+        arguments[count + 1 : count + 1] = EPOCH, self._tide
+        arguments += self._epoch, number
+        return arguments
 
     def _arguments(
         self, charges: Charges, decision_id: str, verb: Verb | None = None, record_ms: int = REMEMBER_S * 1000
@@ -199,88 +310,34 @@ class RedisStore:
     # Settling
 
     def _say(self, settlement: Settlement) -> None:
-        if self._wire is None:
+        wire = self._link.wire
+        if wire is None:
             self._owe(settlement)
             return
-        arguments = self._arguments(settlement.charges, settlement.decision_id, settlement.verb)
-        said = self._wire.ask("EVALSHA", self._settle.sha, *arguments)
-        said.add_done_callback(partial(self._heard, settlement, arguments))
+        if settlement.verb == "charge":
+            self._number += 1
+            charges, script = _whatever(settlement.charges), self._scripts.admit
+            arguments = self._guarded(charges, settlement.decision_id, self._number)
+        else:
+            script = self._scripts.settle
+            arguments = self._arguments(settlement.charges, settlement.decision_id, settlement.verb)
+        said = wire.ask("EVALSHA", script.sha, *arguments)
+        said.add_done_callback(partial(self._heard, settlement, script, arguments))
 
-    def _heard(self, settlement: Settlement, arguments: list[str | int], reply: asyncio.Future[Any]) -> None:
-        error = reply.exception()
-        if isinstance(error, NoScriptError) and self._wire:
-            again = self._wire.ask("EVAL", self._settle.text, *arguments)
-            again.add_done_callback(partial(self._heard, settlement, arguments))
-        elif isinstance(error, WireLost | NoScriptError | ReadOnlyError):
+    def _heard(
+        self, settlement: Settlement, script: Script, arguments: list[str | int], reply: asyncio.Future[Any]
+    ) -> None:
+        error, wire = reply.exception(), self._link.wire
+        if isinstance(error, NoScriptError) and wire:
+            again = wire.ask("EVAL", script.text, *arguments)
+            again.add_done_callback(partial(self._heard, settlement, script, arguments))
+        elif isinstance(error, WireLost) or (isinstance(error, ResponseError) and _passes(error)):
             self._owe(settlement)
         # Any other error means a counter that is not ours to understand: its next reservation is refused.
 
     def _owe(self, settlement: Settlement) -> None:
         if settlement.verb != "extend":  # the next beat extends again
             self._owed.append(settlement)
-
-    # Connecting
-
-    async def _ready(self) -> Wire:
-        if self._wire is None:
-            self._mend_soon()
-            await self._first_attempt()
-        if self._wire is None:
-            raise StoreUnavailable(self._trouble)
-        return self._wire
-
-    async def _first_attempt(self) -> None:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._tried.wait()
-        except TimeoutError:
-            self._failed("no connection in time")
-
-    def _failed(self, why: str) -> None:
-        self._trouble = why
-        self._tried.set()
-
-    def _lost(self, wire: Wire) -> None:
-        if wire is self._wire:
-            self._wire = None
-            self._tried.clear()
-            self._mend_soon()
-
-    def _mend_soon(self) -> None:
-        if not self._closed and (self._mending is None or self._mending.done()):
-            self._mending = asyncio.create_task(self._mend())
-
-    async def _mend(self) -> None:
-        for pause_s in chain(PAUSES_S, repeat(LONGEST_PAUSE_S)):
-            await asyncio.sleep(pause_s)
-            try:
-                wire = await self._connected()
-            except (RedisError, OSError, WireLost) as error:
-                self._failed(f"{type(error).__name__}: {error}")
-                continue
-            if wire.ended:
-                continue
-            self._wire = wire
-            self._tried.set()
-            self._settle_debts()
-            return
-
-    async def _connected(self) -> Wire:
-        connection = self._connect()
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        wire = Wire(connection, self._deadline_s, self._lost)
-        try:
-            # Loading is also the probe: who accepts connections but answers late would cost every call its deadline.
-            await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in (self._admit, self._settle)))
-        except BaseException:
-            await wire.close()
-            raise
-        return wire
 
     def _settle_debts(self) -> None:
         owed = list(self._owed)
@@ -289,12 +346,111 @@ class RedisStore:
             if settlement.until_s > self._now_s():
                 self._say(settlement)
 
+    # Knowing the store
+
+    async def _greet(self, wire: Wire) -> None:
+        """Before anybody charges: is it the store that we know, and does it know what we know?"""
+        # Loading is also the probe: who accepts connections but answers late would cost every call its deadline.
+        await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts.all))
+        epoch, tide = await self._whose(wire)
+        if not self._epoch:
+            self._epoch = epoch
+        elif epoch == self._epoch:
+            await self._charge_again(wire, tide)
+        else:
+            raised = await self._restore(wire)
+            self._recall.forget_charged()  # they are in what was seen
+            self._epoch = epoch
+            await self._hold_slots(wire)
+            self._held_until_s = self._now_s() + self._hold_s
+            await self._observer.forgot("emptied", raised)
+        if (left_s := self._held_until_s - self._now_s()) > 0:
+            await asyncio.sleep(left_s)
+            await self._beat(wire)
+
+    async def _beat(self, wire: Wire) -> None:
+        epoch, _ = await self._whose(wire)
+        if epoch != self._epoch:
+            raise LeaveError("this is another store, or it was emptied")
+        if self._owed:
+            self._settle_debts()
+
+    async def _whose(self, wire: Wire) -> tuple[str, int]:
+        """The epoch of the store, and our tide there."""
+        until_s = self._now_s() + self._deadline_s
+        asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
+        reply = await self._run(wire, self._scripts.epoch, asked, until_s)
+        if (
+            not isinstance(reply, list)
+            or len(reply) != 2
+            or not isinstance(reply[0], bytes)
+            or type(reply[1]) is not int
+        ):
+            raise LeaveError("a foreign reply")
+        return reply[0].decode("latin-1"), reply[1]
+
+    async def _charge_again(self, wire: Wire, tide: int) -> None:
+        """A replica that was promoted has not heard of the last charges, or a file of an hour ago was loaded."""
+        lost = self._recall.after(tide, self._now_s())
+        for first in range(0, len(lost), PAGE):
+            await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
+        if lost:
+            await self._observer.forgot("rolled_back", len(lost))
+
+    async def _hold_slots(self, wire: Wire) -> None:
+        """Calls that are under way hold their slots, here too."""
+        for decision_id, charges in self._recall.held:
+            await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
+
+    async def _force(self, wire: Wire, decision_id: str, charges: Charges) -> None:
+        """Charge what was admitted before, whatever the limit."""
+        self._number = number = self._number + 1
+        whatever = _whatever(charges)
+        try:
+            reply = await wire.ask("EVALSHA", self._scripts.admit.sha, *self._guarded(whatever, decision_id, number))
+            verdict = _verdict(reply, whatever, decision_id)
+        except StoreUnavailable:
+            return  # it was given back meanwhile
+        except ResponseError as error:
+            if _passes(error):
+                raise
+            return  # a counter that is not ours to understand: its next reservation is refused
+        self._recall.admitted(whatever, verdict, decision_id, number, self._now_s())
+
+    async def _restore(self, wire: Wire) -> int:
+        """Raise every counter to what we saw of it; how many were lower."""
+        raised = 0
+        for page in self._recall.pages(PAGE):
+            arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
+            for seen in page:
+                arguments += (seen.kind, seen.at_us, seen.used, seen.full_us)
+            raised += int(await wire.ask("EVALSHA", self._scripts.restore.sha, *arguments))
+        return raised
+
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
 
-class _ForeignReplyError(Exception):
+class _ForeignReplyError(LeaveError):
     """A reply that cannot be the one to our question."""
+
+
+def _code(error: ResponseError) -> str:
+    return str(error).partition(" ")[0]
+
+
+def _passes(error: ResponseError) -> bool:
+    """It says when, not what: the same question is right later. Any other is about a counter that is not ours to
+    understand."""
+    return isinstance(error, _PASSING) or _code(error) in _PASSING_CODES
+
+
+def _unavailable(error: ResponseError) -> StoreUnavailable:
+    return (StoreUnavailable if _passes(error) else CounterUnreadable)(type(error).__name__)
+
+
+def _whatever(charges: Charges) -> Charges:
+    return tuple([replace(charge, most=WHATEVER) for charge in charges])
 
 
 def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
@@ -305,5 +461,5 @@ def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
     if set(map(type, numbers)) != {int} or min(numbers) < 0:
         raise _ForeignReplyError("a foreign reply")
     if numbers[0] == 2:
-        raise StoreUnavailable("this call was given up before its charge arrived")
+        raise CounterUnreadable("this call was given up before its charge arrived")
     return Verdict(numbers[0] == 1, numbers[1], tuple(numbers[2:]))

@@ -6,7 +6,7 @@ In this process, or in Redis or Valkey; the two answer alike, and one contract t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sidecar.limits.counters import Standing
 from sidecar.limits.plan import Charge
@@ -17,10 +17,15 @@ REMEMBER_S = 120
 """A reservation can be given back for this long: longer than any call waits before it is forwarded."""
 
 Charges = tuple[Charge, ...]
+Forgot = Literal["emptied", "rolled_back"]
 
 
 class StoreUnavailable(Exception):
     """The store gave no answer that can be trusted. Its text is for operators: what happened, never a value."""
+
+
+class CounterUnreadable(StoreUnavailable):
+    """The store is there, and what it keeps under this name is not ours to understand."""
 
 
 class Verdict(NamedTuple):
@@ -32,12 +37,38 @@ class Verdict(NamedTuple):
     admitted: bool
     now_us: int
     numbers: tuple[int, ...]
+    degraded: bool = False
+    """By this instance alone, while the store is out."""
 
     @property
     def standings(self) -> tuple[Standing, ...]:
         """One per charge, in their order."""
         numbers = self.numbers
         return tuple(map(Standing, numbers[::3], numbers[1::3], numbers[2::3]))
+
+
+class Observer(Protocol):
+    """Who is told what a store does."""
+
+    def answered(self, duration_s: float) -> None:
+        """One reservation was answered, well or not."""
+
+    async def forgot(self, how: Forgot, count: int) -> None:
+        """It came back with less than it had been told, and was told again: so many counters that were too low (of one
+        that was `emptied` or exchanged), or so many charges (of one that was `rolled_back`)."""
+
+
+class Unseen:
+    """Nobody is told."""
+
+    def answered(self, duration_s: float) -> None:
+        """Nobody is told."""
+
+    async def forgot(self, how: Forgot, count: int) -> None:
+        """Nobody is told."""
+
+
+UNSEEN = Unseen()
 
 
 class Store(Protocol):
@@ -47,11 +78,15 @@ class Store(Protocol):
     """
 
     kind: str
-    """`memory` or `redis`."""
+    """`memory`, `redis`, `redis+sentinel` or `redis+cluster`."""
 
     @property
     def up(self) -> bool:
         """Whether the last that was heard of it was good."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether this instance counts by itself, because the store is out."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         """Ask all limits, then charge all or none, in one step. Raises StoreUnavailable within 100 ms."""

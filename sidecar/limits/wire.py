@@ -26,7 +26,7 @@ STALL_S = 0.02
 """A timer this late means that our own loop stood still; the reply may already lie in the socket."""
 
 
-_pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub knows 1-tuples only
+pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub knows 1-tuples only
 
 
 class Connection(Protocol):
@@ -74,7 +74,7 @@ class Wire:
             return reply
         due = self._loop.time() + self._deadline_s
         self._waiting.append((due, reply))
-        self._outbox.append(_pack(command))
+        self._outbox.append(pack(command))
         self._asked.set()
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._check, due)

@@ -25,6 +25,7 @@ S128-S129  a store of tasks that is not there; a place that cannot be written
 S130-S131  what is taken out of answers
 S132-S133  a file of variables; an address that cannot be listened on
 S134       an agent whose card nobody finds
+S136       what of a store does not belong together
 S140-S141  shadow mode
 S150       sinks of the evidence that do not go together
 S201-S204  the environment (environment.py)

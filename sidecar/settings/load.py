@@ -205,6 +205,7 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     named.append((("signing", "key_path"), settings.signing.key_path))
     named.append((("callbacks", "ca_path"), settings.callbacks.ca_path))
     named += [(("audit", *loc), path) for loc, path in settings.audit.files()]
+    named += [(("store", *loc), path) for loc, path in settings.store.files()]
     named += [
         (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
     ]

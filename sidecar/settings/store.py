@@ -1,50 +1,233 @@
-"""Where are limits counted?"""
+"""Where are limits counted, and how is that place reached?
+
+memory://                                          in this process
+redis://[user:password@]host[:6379][/db]           one Redis or Valkey; rediss:// with TLS
+unix:///path/to.sock[?db=0]                        the same, on this machine
+redis+sentinel://host[:26379],host,…/service[/db]  whichever node the Sentinels call primary; rediss+sentinel://
+redis+cluster://host[:6379],host,…                 whichever node of a Cluster owns our slot; rediss+cluster://
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from sidecar.settings.fields import Section, not_yet
-from sidecar.settings.findings import Finding, reject
+from sidecar.settings.addresses import is_host_name
+from sidecar.settings.fields import Count, PathField, Section
+from sidecar.settings.findings import Finding, reject, reject_any
 
-_LATER = {"redis+sentinel": "Redis Sentinel", "redis+cluster": "Redis Cluster"}
+StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
+
+MAX_NODES = 16
+_SHAPES: dict[StoreKind, str] = {
+    "memory": "memory://",
+    "redis": "redis://host:6379/0",
+    "unix": "unix:///path/to.sock",
+    "sentinel": "redis+sentinel://host:26379,host:26379/service/0",
+    "cluster": "redis+cluster://host:6379,host:6379",
+}
+_SCHEMES: dict[str, tuple[StoreKind, bool]] = {
+    "memory": ("memory", False),
+    "redis": ("redis", False),
+    "rediss": ("redis", True),
+    "unix": ("unix", False),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+_NODE = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:]+))(?::(?P<port>[0-9]{1,5}))?")
+_SERVICE = re.compile(r"[A-Za-z0-9._\-]{1,128}")
+_DATABASE = re.compile(r"[0-9]{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """What a store's URL says. `nodes` are who is asked: the server, the Sentinels, or some nodes of the Cluster."""
+
+    kind: StoreKind
+    tls: bool = False
+    nodes: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    service: str = ""
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+
+def parse_store_url(text: str) -> StorePlace:
+    """The place that a URL names; rejects every other text, and never repeats it."""
+    scheme, _, rest = text.partition("://")
+    if scheme not in _SCHEMES:
+        reject(Finding("this is no store", hint=", ".join(_SHAPES.values())))
+    kind, tls = _SCHEMES[scheme]
+    if kind == "memory":
+        if rest:
+            reject(Finding("the in-process store takes no address", hint="write memory://"))
+        return StorePlace("memory")
+    if not text.isascii() or any(character <= " " for character in text) or "#" in text:
+        reject(Finding("this is no URL", hint="percent-encode what is not plain ASCII"))
+    authority, _, path = rest.partition("/")
+    user_info, at, hosts = authority.rpartition("@")
+    username, colon, password = user_info.partition(":")
+    who = (unquote(username) or None if at else None), (unquote(password) if colon else None)
+    if kind == "unix":
+        return _socket(path, *who)
+    if "?" in rest:
+        reject(Finding("this URL takes no query", hint="what it would say has settings of its own beside store.url"))
+    nodes = _nodes(hosts, 26379 if kind == "sentinel" else 6379, _shape(kind, tls))
+    if kind == "redis" and len(nodes) > 1:
+        reject(Finding("one node, or say what the nodes are", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}"))
+    service, database = _service_and_database(kind, path, _shape(kind, tls))
+    return StorePlace(kind, tls, nodes, "", service, database, *who)
+
+
+def _shape(kind: StoreKind, tls: bool) -> str:
+    return "write " + (_SHAPES[kind].replace("redis", "rediss", 1) if tls else _SHAPES[kind])
+
+
+def _socket(path: str, username: str | None, password: str | None) -> StorePlace:
+    parts = urlsplit(f"//x/{path}")
+    query = parse_qs(parts.query, keep_blank_values=True)
+    database = query.pop("db", ["0"])
+    if query or len(database) != 1 or not _DATABASE.fullmatch(database[0]):
+        reject(Finding("this query says nothing to a store", hint="the only one is ?db=0"))
+    if not parts.path.strip("/"):
+        reject(Finding("the path is missing", hint="write unix:///path/to.sock"))
+    return StorePlace("unix", False, (), unquote(parts.path), "", int(database[0]), username, password)
+
+
+def _nodes(hosts: str, default_port: int, hint: str) -> tuple[tuple[str, int], ...]:
+    nodes = []
+    for host in hosts.split(","):
+        found = _NODE.fullmatch(host)
+        if not host or (found is None and host.startswith(":")):
+            reject(Finding("the host is missing", hint=hint))
+        if found is None or not (found["v6"] or is_host_name(found["name"])):
+            reject(Finding("this is no host", hint=hint))
+        port = int(found["port"] or default_port)
+        if not 0 < port < 65536:
+            reject(Finding("this is no port", hint=hint))
+        nodes.append((found["v6"] or found["name"], port))
+    if len(nodes) > MAX_NODES:
+        reject(Finding(f"more than {MAX_NODES} nodes", hint="some of them are enough: they name the others"))
+    return tuple(nodes)
+
+
+def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, int]:
+    service, database = "", path
+    if kind == "sentinel":
+        service, _, database = path.partition("/")
+        if not _SERVICE.fullmatch(service):
+            reject(Finding("the service's name is missing", hint=hint))
+    if kind == "cluster" and path not in ("", "0"):
+        reject(Finding("a Cluster has one database, 0", hint=hint))
+    if database and not _DATABASE.fullmatch(database):
+        reject(Finding("this is no database's number", hint=hint))
+    return service, int(database or 0)
 
 
 def _store_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        reject(Finding("this is no URL"))
-    if parts.scheme in _LATER:
-        reject(Finding(f"{_LATER[parts.scheme]} is not supported by this version", "S105", "use redis:// or rediss://"))
-    if parts.scheme not in ("memory", "redis", "rediss", "unix"):
-        reject(
-            Finding(
-                "this is no store", hint="memory://, redis://host:6379/0, rediss://host:6379/0 or unix:///path/to.sock"
-            )
-        )
-    if parts.scheme == "memory" and text != "memory://":
-        reject(Finding("the in-process store takes no address", hint="write memory://"))
-    if parts.scheme in ("redis", "rediss") and (not parts.hostname or port == 0):
-        reject(Finding("the host is missing", hint=f"write {parts.scheme}://host:6379/0"))
-    if parts.scheme == "unix" and not parts.path:
-        reject(Finding("the path is missing", hint="write unix:///path/to.sock"))
+    parse_store_url(text)
     return text
+
+
+class StoreTls(Section):
+    """How a store's certificate is judged, and which one we show."""
+
+    ca_path: PathField | None = None
+    """The authorities that sign the store's certificate; without it, those of the machine."""
+    cert_path: PathField | None = None
+    """The certificate that we show, where the store asks for one."""
+    key_path: PathField | None = None
+    """Its key."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> StoreTls:
+        if (self.cert_path is None) is not (self.key_path is None):
+            reject(Finding("a certificate and its key belong together", hint="write cert_path and key_path"))
+        return self
+
+
+class SentinelLogin(Section):
+    """Who we are to the Sentinels, where that is another than to the store."""
+
+    username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The user of their ACL; without one, `default`."""
+    password_path: PathField
+    """The file with its password."""
 
 
 class StoreSettings(Section):
     """The store of limits."""
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(_store_url)] = Field(default="memory://", repr=False)
-    """`memory://` counts in this process; `redis://`, `rediss://` or `unix://` count for all replicas."""
-    on_failure: Annotated[Literal["deny", "degraded"], not_yet("on_failure degraded", "degraded")] = "deny"
-    """What becomes of calls with limits while the store is out. `degraded` is not supported by this version."""
+    """`memory://` counts in this process; `redis://`, `rediss://`, `unix://`, `redis+sentinel://host,host/service` or
+    `redis+cluster://host,host` count for all replicas."""
+    username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The user of the store's ACL; without one, `default`, or whom the URL names."""
+    password_path: PathField | None = None
+    """The file with its password; read at every connection, so that it can be changed while we run."""
+    sentinel: SentinelLogin | None = None
+    """The login at the Sentinels; without it, none."""
+    tls: StoreTls | None = None
+    """Authorities and certificate for `rediss…://`."""
+    on_failure: Literal["deny", "degraded"] = "deny"
+    """What becomes of calls with limits while the store is out: refused, or admitted up to `degraded_calls`. Budgets of
+    money are refused in both."""
+    degraded_calls: Count | None = None
+    """How many calls each instance admits by itself while the store is out, per limit and window of it."""
+
+    @property
+    def place(self) -> StorePlace:
+        """What the URL says."""
+        return parse_store_url(self.url)
 
     @property
     def is_memory(self) -> bool:
         """Whether limits are counted in this process only."""
         return self.url == "memory://"
+
+    @model_validator(mode="after")
+    def _fits(self) -> StoreSettings:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        place = self.place
+        if self.on_failure == "degraded" and self.degraded_calls is None:
+            hint = "write degraded_calls: how many each instance may admit by itself per limit and window"
+            yield Finding("nobody says how many calls that would be", "S136", hint, ("on_failure",))
+        if self.degraded_calls is not None and self.on_failure != "degraded":
+            yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
+        if self.on_failure == "degraded" and self.is_memory:
+            yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
+        if self.tls is not None and not place.tls:
+            yield Finding("this store's URL says no TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
+        if self.sentinel is not None and place.kind != "sentinel":
+            yield Finding("there are no Sentinels in this store's URL", "S136", "remove it", ("sentinel",))
+        if self.username is not None and place.username is not None:
+            yield Finding("the URL names a user too", "S136", "name it once", ("username",))
+        if self.password_path is not None and place.password is not None:
+            yield Finding("the URL holds a password too", "S136", "remove that", ("password_path",))
+        if self.username is not None and self.password_path is None and place.password is None:
+            yield Finding("a user needs a password", "S136", "write password_path", ("username",))
+        if place.kind == "memory" and (self.username or self.password_path):
+            yield Finding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
+
+    def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
+        """Every file that is named, and where."""
+        named: list[tuple[tuple[str, ...], Path | None]] = [(("password_path",), self.password_path)]
+        if self.sentinel is not None:
+            named.append((("sentinel", "password_path"), self.sentinel.password_path))
+        if self.tls is not None:
+            named.append((("tls", "ca_path"), self.tls.ca_path))
+            named.append((("tls", "cert_path"), self.tls.cert_path))
+            named.append((("tls", "key_path"), self.tls.key_path))
+        yield from ((loc, path) for loc, path in named if path is not None)

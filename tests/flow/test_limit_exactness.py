@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.limits.redis import PREFIX, RedisStore
+from sidecar.limits.nodes import PREFIX
+from sidecar.limits.redis import RedisStore
 from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
 from tests.valkey import Valkey, running_valkey
 

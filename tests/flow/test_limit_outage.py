@@ -17,13 +17,16 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, Plan
+from sidecar.limits.nodes import finder_of
 from sidecar.limits.redis import DEADLINE_S, RedisStore
+from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey, running_valkey
 
 LIMITS = Plan((charge("hour", 1000), charge("concurrency", 1000)))
 PROMISED_S = 0.1
 RECOVERY_S = 5.0
+HOLD_S = 0.1  # how long an emptied store is held is asked in unit/limits/test_forgetting.py
 SLACK_S = 0.15  # a test machine has other things to do; the median below is held to the promise itself
 
 
@@ -44,7 +47,7 @@ def killed(valkey: Valkey) -> Iterator[None]:
 
 @asynccontextmanager
 async def opened(url: str, deadline_s: float = DEADLINE_S) -> AsyncIterator[Limiter]:
-    limiter = Limiter(RedisStore.at(url, deadline_s=deadline_s))
+    limiter = Limiter(RedisStore(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=HOLD_S))
     try:
         yield limiter
     finally:
@@ -172,7 +175,6 @@ async def test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment(
             load.create_task(calls(limiter, worker))
         for _ in range(3):
             with valkey.client() as client:
-                client.flushall()
                 client.script_flush()
             await asyncio.sleep(0.05)
         assert set(heard) == {None}, "forgotten scripts cost nothing"

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidecar.limits.memory import MemoryStore
+from sidecar.limits.nodes import finder_of
 from sidecar.limits.plan import Charge, Kind
-from sidecar.limits.redis import RedisStore, Script, shipped
+from sidecar.limits.redis import RedisStore, Script, Scripts, guarded, shipped
 from sidecar.limits.store import Store
+from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
 
 MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
@@ -54,22 +56,24 @@ def redis_stage(valkey: Valkey) -> Stage:
             client.delete(CLOCK)
             client.rpush(CLOCK, now_us // 1_000_000, now_us % 1_000_000)
 
-    store = RedisStore(
-        RedisStore.at(valkey.url)._connect,
-        lease_s=LEASE_S,
-        deadline_s=2.0,
-        admit=on_test_clock("admit.lua"),
-        settle=on_test_clock("settle.lua"),
-    )
+    finder = finder_of(StoreSettings(url=valkey.url))
+    store = RedisStore(finder, lease_s=LEASE_S, deadline_s=2.0, scripts=ON_TEST_CLOCK)
     stage = Stage(store, announce)
     stage.to(START_US)
     return stage
 
 
-def on_test_clock(name: str) -> Script:
-    text, real = shipped(name).text, "redis.call('TIME')"
+def on_test_clock(name: str) -> str:
+    text, real = shipped(name), "redis.call('TIME')"
     assert text.count(real) == 1
-    return Script.of(text.replace(real, f"redis.call('LRANGE', '{CLOCK}', 0, -1)"))
+    return text.replace(real, f"redis.call('LRANGE', '{CLOCK}', 0, -1)")
+
+
+ON_TEST_CLOCK = Scripts(
+    admit=Script.of(guarded(on_test_clock("admit.lua"))),
+    settle=Script.of(on_test_clock("settle.lua")),
+    restore=Script.of(on_test_clock("restore.lua")),
+)
 
 
 def charge(kind: Kind, most: int, name: str = "a", interval_us: int = 0, amount: int = 1, unit: str = "") -> Charge:

@@ -15,6 +15,7 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.loading import run_at
+from sidecar.settings.store import StoreSettings
 from sidecar.task_api.memory import MemoryStore
 from sidecar.task_api.records import Record, State, Step
 from sidecar.task_api.redis import RedisStore
@@ -52,7 +53,7 @@ async def opened(kind: str, tmp_path: Path, server: Callable[[], Valkey]) -> Asy
         return
     with server().client() as client:
         client.flushall()
-    shared = open_store(server().url, time.time)
+    shared = open_store(StoreSettings(url=server().url), time.time)
     try:
         yield RedisStore(partial(run_at, shared))
     finally:
@@ -160,7 +161,7 @@ async def test_what_is_over_is_forgotten_in_its_time_and_what_is_not_never(store
 
 
 async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
-    shared = open_store("unix:///nowhere.sock", time.time)
+    shared = open_store(StoreSettings(url="unix:///nowhere.sock"), time.time)
     store = RedisStore(partial(run_at, shared))
     with pytest.raises(StoreOut):
         await store.get("1")

@@ -19,6 +19,7 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.loading import run_at
+from sidecar.settings.store import StoreSettings
 from sidecar.tasks import (
     Bounds,
     MemoryTaskStore,
@@ -51,13 +52,13 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TaskStore]:
-    shared = open_store("memory://", time.time)
+    shared = open_store(StoreSettings(), time.time)
     made: TaskStore = MemoryTaskStore() if request.param == "memory" else SqliteTaskStore(tmp_path / "tasks.sqlite")
     if request.param == "redis":
         server = request.getfixturevalue("valkey")
         with server.client() as client:
             client.flushall()
-        shared = open_store(server.url, time.time)
+        shared = open_store(StoreSettings(url=server.url), time.time)
         made = RedisTaskStore(partial(run_at, shared))
     yield made
     await made.close()

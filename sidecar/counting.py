@@ -1,0 +1,61 @@
+"""What do operators learn of the store of limits?
+
+Whether it is there, how long it takes, that it forgot and was told again, and that this instance counts by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sidecar.errors import Refusal
+from sidecar.limits import Store
+from sidecar.limits.store import Forgot
+from sidecar.metrics import Metrics
+
+DEGRADED = "the store is out: each limit admits at most {} calls here per window, and budgets of money admit none"
+OUT = "the store is out: calls with limits are refused"
+
+log = logging.getLogger("sidecar.counting")
+
+
+@dataclass(slots=True)
+class StoreWatch:
+    """What the store does, as series, log lines and records. `most` is what each limit admits while it is out."""
+
+    metrics: Metrics
+    witness: Callable[..., Awaitable[None]]
+    most: int | None
+    _degraded: bool = False
+
+    def answered(self, duration_s: float) -> None:
+        """As `Observer.answered`."""
+        self.metrics.store_answered(duration_s)
+
+    async def forgot(self, how: Forgot, count: int) -> None:
+        """As `Observer.forgot`."""
+        self.metrics.store_forgot(how)
+        log.warning("the store had forgotten, and was told again", extra={"how": how, "count": count})
+        await self._record("store", how=how, told_again=count)
+
+    async def look(self, store: Store) -> None:
+        """Whether it is there, and who counts."""
+        self.metrics.store_up(store.up)
+        if store.degraded is self._degraded:
+            return
+        self._degraded = store.degraded
+        log.warning("another counts now", extra={"degraded": store.degraded})
+        await self._record("store", how="degraded" if store.degraded else "back", degraded_calls=self.most)
+
+    def trouble(self, store: Store) -> str:
+        """What an operator has to know of it; empty if it is well."""
+        if store.degraded:
+            return DEGRADED.format(self.most)
+        return "" if store.up else OUT
+
+    async def _record(self, what: str, **facts: object) -> None:
+        try:
+            await self.witness(what, "sidecar", **facts)
+        except Refusal:
+            log.error("the audit file cannot be written", extra={"control": what})

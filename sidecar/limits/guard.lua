@@ -1,0 +1,19 @@
+-- Is this still the store that this instance knows, and how far had this instance come? Stands around admit.lua.
+--
+-- KEYS  those of admit.lua, then the epoch, then this instance's tide
+-- ARGV  those of admit.lua, then the epoch that it knows, then the number of this charge
+--
+-- An emptied or exchanged store has another epoch or none: nothing is charged to it before it was told what had been
+-- used. The tide is the number of the last charge that this instance has made; it is written in the same step, so a
+-- replica that was promoted shows by it which of them it never heard of.
+
+local function charge()
+-- admit.lua stands here
+end
+
+local tide_at, epoch_at = table.remove(KEYS), table.remove(KEYS)
+local tide, epoch = table.remove(ARGV), table.remove(ARGV)
+if redis.call('GET', epoch_at) ~= epoch then return redis.error_reply('EPOCH this is another store, or it was emptied') end
+local looks, reply = ARGV[2] == '0', charge()
+if reply[2] == 1 and not looks then redis.call('SET', tide_at, tide, 'PX', 86400000) end
+return reply

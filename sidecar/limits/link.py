@@ -1,0 +1,142 @@
+"""How does one connection stay with whoever counts?
+
+    connected   calls go out at once; a reply later than the deadline ends the connection
+    mending     the first attempt to connect again runs; calls wait for it, within the deadline
+    down        that attempt failed, others follow once a second; calls are refused at once and cost nothing
+
+Twice a second, the one who counts is asked who it is, whether or not anybody calls: an outage, another primary and an
+emptied store are noticed by an idle instance too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import chain, repeat
+
+from redis.exceptions import MovedError, ResponseError
+
+from sidecar.limits.nodes import Finder, Trouble
+from sidecar.limits.store import StoreUnavailable
+from sidecar.limits.wire import Wire, WireLost
+
+FIND_S = 2.0
+BEAT_S = 0.5
+PAUSES_S = (0.0, 0.1, 0.25, 0.5)
+LONGEST_PAUSE_S = 1.0
+
+Step = Callable[[Wire], Awaitable[None]]
+
+
+class LeaveError(Exception):
+    """This one shall not be stayed with, though it answers."""
+
+
+class Link:
+    """The connection. `greet` is done before anybody may use a new one, and `beat` again and again while it is in use;
+    what they raise ends it. `ready` is called when it may be used."""
+
+    def __init__(
+        self, finder: Finder, deadline_s: float, *, greet: Step, beat: Step, ready: Callable[[], None]
+    ) -> None:
+        self._finder = finder
+        self._deadline_s = deadline_s
+        self._greet = greet
+        self._beat = beat
+        self._on_ready = ready
+        self._mending: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
+        self._trouble = ""
+        self._closed = False
+        self.wire: Wire | None = None
+
+    async def ready(self) -> Wire:
+        """The connection, waited for within the deadline while nobody knows better. Raises StoreUnavailable."""
+        if self.wire is None:
+            self._mend_soon()
+            await self._first_attempt()
+        if self.wire is None:
+            raise StoreUnavailable(self._trouble)
+        return self.wire
+
+    def heard(self, error: ResponseError, wire: Wire) -> None:
+        """Somebody else counts, says the one who was asked."""
+        if isinstance(error, MovedError) and error.host:
+            self._finder.moved((error.host, error.port))
+        wire.condemn(type(error).__name__)
+
+    async def close(self) -> None:
+        """Let go; nothing is mended any more."""
+        self._closed = True
+        for task in (self._mending, self._beating):
+            if task:
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _first_attempt(self) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._tried.wait()
+        except TimeoutError:
+            self._failed("no connection in time")
+
+    def _failed(self, why: str) -> None:
+        self._trouble = why
+        self._tried.set()
+
+    def _lost(self, wire: Wire) -> None:
+        if wire is self.wire:
+            self.wire = None
+            self._tried.clear()
+            self._mend_soon()
+
+    def _mend_soon(self) -> None:
+        if not self._closed and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.create_task(self._mend())
+
+    async def _mend(self) -> None:
+        for pause_s in chain(PAUSES_S, repeat(LONGEST_PAUSE_S)):
+            await asyncio.sleep(pause_s)
+            try:
+                wire = await self._connected()
+            except (*Trouble, WireLost, LeaveError, StoreUnavailable) as error:
+                self._failed(f"{type(error).__name__}: {error}")
+                continue
+            if wire.ended:
+                continue
+            self.wire = wire
+            self._tried.set()
+            if self._beating is None or self._beating.done():
+                self._beating = asyncio.create_task(self._keep_beating())
+            self._on_ready()
+            return
+
+    async def _connected(self) -> Wire:
+        async with asyncio.timeout(FIND_S):
+            connection = await self._finder.find()
+        wire = Wire(connection, self._deadline_s, self._lost)
+        try:
+            await self._greet(wire)
+        except BaseException as error:
+            if isinstance(error, MovedError) and error.host:
+                self._finder.moved((error.host, error.port))
+            await wire.close()
+            raise
+        return wire
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if (wire := self.wire) is None:
+                continue
+            try:
+                await self._beat(wire)
+                if not await self._finder.still():
+                    wire.condemn("another is primary now")
+            except ResponseError as error:
+                self.heard(error, wire)
+            except LeaveError as error:
+                wire.condemn(str(error))
+            except (*Trouble, WireLost) as error:
+                wire.condemn(type(error).__name__)  # if it has not ended by itself

@@ -1,0 +1,81 @@
+-- How much had been used, as far as this instance saw it? For a store that has forgotten, or never knew.
+--
+-- KEYS  counters
+-- ARGV  per counter: kind, when it was last seen µs, how much of it was used then, when all of it is back µs
+-- Reply how many counters were raised
+--
+-- Counters are raised, never lowered, and never by adding: several instances tell what they saw of the same counter,
+-- in any order, twice. What was seen stands in the bucket of the moment at which it was seen, so it leaves the window
+-- too late rather than too early. A counter that others have moved on since is left alone: they saw more.
+
+local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+local function whole(value, default)
+  if not value then return default end
+  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
+  return tonumber(value)
+end
+
+local raise = {}
+
+function raise.hour(key, seen, used)
+  local bucket = math.floor(seen / MINUTE)
+  if math.floor(now / MINUTE) - bucket > WINDOW then return 0 end
+  local got = redis.call('HMGET', key, 'm', 'n', bucket)
+  local last, total, count = whole(got[1], bucket), whole(got[2], 0), whole(got[3], 0)
+  if last > bucket then return 0 end
+  if bucket - last > WINDOW then
+    redis.call('DEL', key)
+    total, count = 0, 0
+  else
+    for old = last - WINDOW, bucket - WINDOW - 1 do
+      total = total - whole(redis.call('HGET', key, old), 0)
+      redis.call('HDEL', key, old)
+    end
+    if last < bucket then redis.call('HSET', key, 'm', bucket, 'n', total) end
+  end
+  if total >= used then return 0 end
+  redis.call('HSET', key, 'm', bucket, 'n', used, bucket, count + used - total)
+  redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000)
+  return 1
+end
+
+function raise.day(key, seen, used)
+  local today = math.floor(now / DAY)
+  local got = redis.call('HMGET', key, 'd', 'n')
+  local day, total = whole(got[1], today), whole(got[2], 0)
+  if math.floor(seen / DAY) ~= today or day > today or (day == today and total >= used) then return 0 end
+  redis.call('HSET', key, 'd', today, 'n', used)
+  redis.call('PEXPIRE', key, math.ceil(((today + 1) * DAY - now) / 1000) + 3600000)
+  return 1
+end
+
+function raise.month(key, seen, used, ends)
+  local got = redis.call('HMGET', key, 'e', 'n')
+  local known, total = whole(got[1], 0), whole(got[2], 0)
+  if now >= ends or known > ends or (known == ends and total >= used) then return 0 end
+  -- What was charged before it was seen cannot be given back any more: where the month began is not told.
+  if known ~= ends then redis.call('HSET', key, 'b', seen, 'e', ends) end
+  redis.call('HSET', key, 'n', used)
+  redis.call('PEXPIRE', key, math.ceil((ends - now) / 1000) + 3600000)
+  return 1
+end
+
+function raise.rate(key, seen, used, full)
+  if full <= now or whole(redis.call('HGET', key, 't'), 0) >= full then return 0 end
+  redis.call('HSET', key, 't', full)
+  redis.call('PEXPIRE', key, math.ceil((full - now) / 1000) + 1000)
+  return 1
+end
+
+local raised = 0
+for i = 1, #KEYS do
+  local at = 4 * i - 3
+  -- A counter that is not ours to understand is left to its next reservation, which is refused.
+  local understood, count =
+    pcall(raise[ARGV[at]], KEYS[i], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
+  if understood then raised = raised + count end
+end
+return raised

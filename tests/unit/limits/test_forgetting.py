@@ -1,0 +1,406 @@
+"""What does a store that came back with less than it had been told hear from us, and what is admitted meanwhile?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import redis
+
+from sidecar.limits import StoreUnavailable
+from sidecar.limits.nodes import PREFIX, finder_of
+from sidecar.limits.plan import Charge
+from sidecar.limits.recall import Recall, Seen
+from sidecar.limits.redis import EPOCH, RedisStore, Scripts
+from sidecar.limits.store import Forgot, Verdict
+from sidecar.settings.store import StoreSettings
+from tests.unit.limits.stages import (
+    CLOCK,
+    DAY_US,
+    HOUR_US,
+    MINUTE_US,
+    ON_TEST_CLOCK,
+    START_US,
+    charge,
+)
+from tests.valkey import Valkey
+
+HOUR, DAY, RATE, SLOTS = (
+    charge("hour", 10),
+    charge("day", 10),
+    charge("rate", 10, interval_us=60_000_000),
+    charge("concurrency", 10),
+)
+ALL = (HOUR, DAY, RATE, SLOTS)
+HOLD_S = 0.15
+
+
+@dataclass
+class Told:
+    """What a store told of itself."""
+
+    losses: list[tuple[Forgot, int]] = field(default_factory=list)
+    answers: int = 0
+
+    def answered(self, duration_s: float) -> None:
+        self.answers += 1
+
+    async def forgot(self, how: Forgot, count: int) -> None:
+        self.losses.append((how, count))
+
+
+@dataclass
+class Instance:
+    """A sidecar's store, and what it told."""
+
+    store: RedisStore
+    told: Told
+    calls: int = 0
+    first: object = None
+
+    async def charge(self, *charges: Charge, times: int = 1) -> list[Verdict]:
+        """Calls that were made, and go on."""
+        verdicts = []
+        for _ in range(times):
+            self.calls += 1
+            verdicts.append(await self.store.reserve(charges, f"{id(self)}-{self.calls}"))
+        return verdicts
+
+    async def serves(self) -> None:
+        async with asyncio.timeout(5):
+            while not self.store.up:
+                await asyncio.sleep(0.005)
+
+    async def reconnected(self) -> None:
+        """Until what held the connection is another."""
+        async with asyncio.timeout(5):
+            while not self.store.up or self.store._link.wire is self.first:
+                await asyncio.sleep(0.005)
+        self.first = self.store._link.wire
+
+    async def noticed(self) -> None:
+        """Until it heard that the store forgot, and serves again."""
+        async with asyncio.timeout(5):
+            while not self.told.losses:
+                await asyncio.sleep(0.005)
+        await self.serves()
+        self.first = self.store._link.wire
+
+
+@asynccontextmanager
+async def instances(
+    valkey: Valkey, count: int = 1, hold_s: float = HOLD_S, scripts: Scripts | None = None
+) -> AsyncIterator[list[Instance]]:
+    async with AsyncExitStack() as ends:
+        made = []
+        for _ in range(count):
+            told, finder = Told(), finder_of(StoreSettings(url=valkey.url))
+            store = RedisStore(finder, deadline_s=2.0, hold_s=hold_s, observer=told, scripts=scripts)
+            ends.push_async_callback(store.close)
+            await store.ping()
+            made.append(Instance(store, told, first=store._link.wire))
+        yield made
+
+
+async def used(client: redis.Redis, store: RedisStore, limit: Charge) -> int:
+    probe = f"probe-{limit.key}"
+    verdict = await store.reserve((limit,), probe)
+    store.give_back((limit,), probe)
+    await store.ping()
+    return limit.most - verdict.standings[0].remaining - verdict.admitted
+
+
+def epoch_of(client: redis.Redis) -> str:
+    return str(client.get(EPOCH))
+
+
+async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_what_had_been_used(
+    fresh_valkey: Valkey,
+) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(*ALL, times=4)
+        ours.store.release((SLOTS,), f"{id(ours)}-1")
+        await ours.store.ping()
+        with fresh_valkey.client() as client:
+            client.flushall()
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(*ALL)
+            assert not client.exists(PREFIX + HOUR.key), "refused before anything was written"
+            await ours.noticed()
+            assert ours.told.losses == [("emptied", 3)], "hour, day and rate; slots are held, not seen"
+            assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
+
+
+async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell_what_they_saw(
+    fresh_valkey: Valkey,
+) -> None:
+    async with instances(fresh_valkey, count=2, hold_s=0.7) as (ours, theirs):
+        await ours.charge(HOUR, times=3)
+        await theirs.charge(HOUR, times=4)
+        loop = asyncio.get_running_loop()
+        with fresh_valkey.client() as client:
+            client.flushall()
+            began_s = loop.time()
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(HOUR)
+            await asyncio.gather(ours.noticed(), theirs.noticed())
+            assert loop.time() - began_s >= 0.7
+            assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
+        assert [verdict.admitted for verdict in await ours.charge(HOUR, times=4)] == [True] * 3 + [False]
+
+
+async def test_an_idle_instance_notices_too(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(DAY, times=2)
+        with fresh_valkey.client() as client:
+            client.flushall()
+            await ours.noticed()
+            assert client.hget(PREFIX + DAY.key, "n") == "2"
+
+
+async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey) -> None:
+    other = charge("day", 10, "other")
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(HOUR, other, times=3)
+        with fresh_valkey.client() as client:
+            client.hset(PREFIX + other.key, "n", 9)
+            client.set(EPOCH, "somebody else's")
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(HOUR)
+            await ours.noticed()
+            assert epoch_of(client) == "somebody else's"
+            assert (client.hget(PREFIX + HOUR.key, "n"), client.hget(PREFIX + other.key, "n")) == ("3", "9")
+        assert ours.told.losses == [("emptied", 0)]
+
+
+async def test_who_meets_a_store_for_the_first_time_takes_it_as_it_is_and_holds_nobody_up(
+    fresh_valkey: Valkey,
+) -> None:
+    async with instances(fresh_valkey, hold_s=60.0) as (first,):
+        await first.charge(HOUR, times=2)
+        async with instances(fresh_valkey, hold_s=60.0) as (second,):
+            assert (await second.charge(HOUR))[0].standings[0].remaining == 7
+            assert not second.told.losses
+
+
+def rolled_back(client: redis.Redis, to: dict[str, tuple[bytes, int]]) -> None:
+    """As a replica that had not yet heard of the last writes, and was promoted: everybody is cut off and comes back."""
+    with client.pipeline(transaction=True) as step:
+        step.flushall()
+        for key, (value, life_ms) in to.items():
+            step.restore(key, max(0, life_ms), value)
+        step.execute()
+    client.client_kill_filter(_type="normal", skipme=True)
+
+
+def state_of(valkey: Valkey) -> dict[str, tuple[bytes, int]]:
+    with redis.Redis(unix_socket_path=str(valkey.path)) as raw:
+        return {key.decode(): (raw.dump(key), raw.pttl(key)) for key in raw.scan_iter()}
+
+
+async def test_what_a_promoted_replica_never_heard_of_is_charged_again_and_nothing_twice(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(*ALL, times=2)
+        before = state_of(fresh_valkey)
+        await ours.charge(*ALL, times=3)
+        ours.store.give_back(ALL, f"{id(ours)}-3")
+        ours.store.release((SLOTS,), f"{id(ours)}-4")
+        await ours.store.ping()
+        with fresh_valkey.client() as client:
+            rolled_back(client, before)
+            await ours.noticed()
+            assert ours.told.losses == [("rolled_back", 2)]
+            assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
+
+
+async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey) -> None:
+    budget = charge("month", 10_000_000, amount=500_000, unit="usd")
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(budget, times=2)
+        before = state_of(fresh_valkey)
+        await ours.charge(budget, times=2)
+        ours.store.release((replace(budget, amount=400_000),), f"{id(ours)}-3")
+        await ours.store.ping()
+        with fresh_valkey.client() as client:
+            rolled_back(client, before)
+            await ours.noticed()
+            assert client.hget(PREFIX + budget.key, "n") == "1600000"
+            client.flushall()
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(budget)
+            await ours.reconnected()
+            assert client.hget(PREFIX + budget.key, "n") == "1600000"
+
+
+async def test_charges_of_before_are_charged_again_even_where_the_limit_is_spent(fresh_valkey: Valkey) -> None:
+    """Who lost more than there is room for owes it: the bound of what a failover admits too much is what it lost."""
+    async with instances(fresh_valkey, count=2) as (ours, theirs):
+        before = state_of(fresh_valkey)
+        await ours.charge(HOUR, times=6)
+        with fresh_valkey.client() as client:
+            rolled_back(client, before)
+            await theirs.reconnected()
+            assert all(verdict.admitted for verdict in await theirs.charge(HOUR, times=3))
+            await ours.noticed()
+            assert client.hget(PREFIX + HOUR.key, "n") == "9"
+
+
+async def test_a_connection_that_broke_and_a_store_that_forgot_nothing_is_no_loss(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey, count=2) as (ours, theirs):
+        await ours.charge(*ALL, times=2)
+        theirs.store.give_back(ALL, "never")
+        with fresh_valkey.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        await asyncio.gather(ours.reconnected(), theirs.reconnected())
+        await ours.charge(*ALL)
+        assert not ours.told.losses and not theirs.told.losses
+
+
+async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(HOUR, DAY, times=2)
+        with fresh_valkey.client() as client:
+            client.delete(PREFIX + HOUR.key)
+            client.set(PREFIX + HOUR.key, "garbage")
+            client.delete(PREFIX + DAY.key)
+            client.set(EPOCH, "another")
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(DAY)
+            await ours.noticed()
+            assert client.hget(PREFIX + DAY.key, "n") == "2"
+
+
+async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        with fresh_valkey.client() as client:
+            client.delete(EPOCH)
+            client.rpush(EPOCH, "x")
+            with pytest.raises(StoreUnavailable):
+                await ours.charge(HOUR)
+            client.delete(EPOCH)
+        await ours.noticed()
+        await ours.charge(HOUR)
+
+
+# --- how a counter is raised ----------------------------------------------------------------------------------------
+
+
+async def raised(valkey: Valkey, now_us: int, stored: dict[str, str], seen: Seen) -> dict[str, str]:
+    """What a counter says after it was told, at that moment, what somebody saw."""
+    key = PREFIX + seen.key
+    with valkey.client() as client:
+        client.delete(CLOCK, key)
+        client.rpush(CLOCK, now_us // 1_000_000, now_us % 1_000_000)
+        if stored:
+            client.hset(key, mapping=stored)
+        script = ON_TEST_CLOCK.restore.text
+        client.eval(script, 1, key, seen.kind, seen.at_us, seen.used, seen.full_us)
+        return dict(client.hgetall(key))
+
+
+M = START_US // MINUTE_US
+D = START_US // DAY_US
+ENDS_US = START_US + 3 * DAY_US
+RAISED = [
+    ("an hour that was lost", {}, Seen("hour", "k", START_US, 5, 0), {"m": str(M), "n": "5", str(M): "5"}),
+    (
+        "an hour that knows less",
+        {"m": str(M), "n": "3", str(M): "1", str(M - 1): "2"},
+        Seen("hour", "k", START_US, 5, 0),
+        {"m": str(M), "n": "5", str(M): "3", str(M - 1): "2"},
+    ),
+    (
+        "an hour that knows more",
+        {"m": str(M), "n": "7", str(M): "7"},
+        Seen("hour", "k", START_US, 5, 0),
+        {"m": str(M), "n": "7", str(M): "7"},
+    ),
+    (
+        "an hour whose oldest minute has left",
+        {"m": str(M - 60), "n": "4", str(M - 60): "1", str(M - 61): "3"},
+        Seen("hour", "k", START_US, 5, 0),
+        {"m": str(M), "n": "5", str(M - 60): "1", str(M): "4"},
+    ),
+    (
+        "an hour that others have moved on",
+        {"m": str(M + 1), "n": "1", str(M + 1): "1"},
+        Seen("hour", "k", START_US, 5, 0),
+        {"m": str(M + 1), "n": "1", str(M + 1): "1"},
+    ),
+    ("an hour that is over", {}, Seen("hour", "k", START_US - HOUR_US - MINUTE_US, 5, 0), {}),
+    ("a day that was lost", {}, Seen("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
+    ("a day after another", {"d": str(D - 1), "n": "9"}, Seen("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
+    ("a day that is over", {}, Seen("day", "k", START_US - DAY_US, 5, 0), {}),
+    (
+        "a month that was lost",
+        {},
+        Seen("month", "k", START_US, 5, ENDS_US),
+        {"b": str(START_US), "e": str(ENDS_US), "n": "5"},
+    ),
+    (
+        "a month that knows less",
+        {"b": "7", "e": str(ENDS_US), "n": "3"},
+        Seen("month", "k", START_US, 5, ENDS_US),
+        {"b": "7", "e": str(ENDS_US), "n": "5"},
+    ),
+    (
+        "a month that knows more",
+        {"b": "7", "e": str(ENDS_US), "n": "8"},
+        Seen("month", "k", START_US, 5, ENDS_US),
+        {"b": "7", "e": str(ENDS_US), "n": "8"},
+    ),
+    ("a month that is over", {}, Seen("month", "k", START_US - 1, 5, START_US), {}),
+    ("a rate that was lost", {}, Seen("rate", "k", START_US, 0, START_US + 500), {"t": str(START_US + 500)}),
+    ("a rate that is whole again", {}, Seen("rate", "k", START_US, 0, START_US), {}),
+]
+
+
+@pytest.mark.parametrize(("stored", "seen", "then"), [row[1:] for row in RAISED], ids=[row[0] for row in RAISED])
+async def test_a_counter_is_raised_to_what_was_seen(
+    fresh_valkey: Valkey, stored: dict[str, str], seen: Seen, then: dict[str, str]
+) -> None:
+    assert await raised(fresh_valkey, START_US, stored, seen) == then
+    assert await raised(fresh_valkey, START_US, then, seen) == then, "telling it twice changes nothing"
+
+
+# --- what is remembered ---------------------------------------------------------------------------------------------
+
+
+def remembered(recall: Recall) -> dict[str, int]:
+    return {seen.key: seen.used for page in recall.pages(2) for seen in page}
+
+
+def admit(recall: Recall, limit: Charge, used: int, number: int, now_us: int = START_US, now_s: float = 0.0) -> None:
+    verdict = Verdict(True, now_us, (limit.most - used, 0, now_us + 1))
+    recall.admitted((limit,), verdict, f"call-{number}", number, now_s)
+
+
+def test_memory_is_bounded_and_what_time_has_emptied_goes_first() -> None:
+    recall = Recall(max_seen=3, max_charged=2)
+    for number in range(4):
+        admit(recall, charge("hour", 10, f"{number}"), 1, number)
+    assert (set(remembered(recall)), recall.dropped) == ({"hour:1", "hour:2", "hour:3"}, 1)
+    assert [call for call, _ in recall.after(-1, 0.0)] == ["call-2", "call-3"]
+    admit(recall, charge("hour", 10, "new"), 1, 9, now_us=START_US + 2 * HOUR_US)
+    assert (set(remembered(recall)), recall.dropped) == ({"hour:new"}, 1)
+
+
+def test_what_is_given_back_was_never_used_and_is_not_charged_again() -> None:
+    recall = Recall()
+    admit(recall, HOUR, 4, 1)
+    recall.given_back((HOUR,), "call-1")
+    recall.given_back((HOUR,), "call-1")
+    assert (remembered(recall), recall.after(-1, 0.0)) == ({HOUR.key: 3}, ())
+
+
+def test_only_what_came_after_the_tide_and_not_long_ago_is_charged_again() -> None:
+    recall = Recall()
+    for number in range(1, 5):
+        admit(recall, HOUR, number, number, now_s=float(number))
+    assert [call for call, _ in recall.after(2, 10.0)] == ["call-3", "call-4"]
+    assert recall.after(-1, 3700.0) == ()
+    recall.forget_charged()
+    assert recall.after(-1, 10.0) == ()

@@ -1,0 +1,286 @@
+"""Who counts, and how is that one reached: by Sentinels, in a Cluster, over TLS?"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from bench.valkeys import SERVICE, Node, Proxy, Watched, cluster_info, is_primary, one, wait_for, watched
+from sidecar.errors import SettingsError
+from sidecar.limits import StoreUnavailable
+from sidecar.limits.nodes import PREFIX, SLOT, Cluster, NobodyCountsError, Sentinels, finder_of
+from sidecar.limits.plan import Charge
+from sidecar.limits.redis import RedisStore
+from sidecar.settings.store import StoreSettings, StoreTls
+from tests.unit.identity.authority import authority
+from tests.unit.limits.stages import charge
+from tests.valkey import Valkey
+
+HOUR, SLOTS = charge("hour", 1000), charge("concurrency", 1000)
+BOTH = (HOUR, SLOTS)
+
+
+@asynccontextmanager
+async def opened(deadline_s: float = 1.0, **settings: Any) -> AsyncIterator[RedisStore]:
+    store = RedisStore(finder_of(StoreSettings(**settings)), deadline_s=deadline_s, hold_s=0.0)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def serves(store: RedisStore, name: str, *charges: Charge) -> None:
+    """Until a call is charged."""
+    async with asyncio.timeout(10):
+        for number in range(1000):
+            with suppress(StoreUnavailable):
+                await store.reserve(charges or BOTH, f"{name}-{number}")
+                return
+            await asyncio.sleep(0.01)
+
+
+def counted(node: Node) -> int:
+    return int(str(node.ask("HGET", PREFIX + HOUR.key, "n") or 0))
+
+
+CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+    """A Cluster takes two seconds to begin; so it begins first, and is asked last."""
+    folder = tmp_path_factory.mktemp("pair")
+    with one(folder / "a", *CLUSTER) as first, one(folder / "b", *CLUSTER) as second:
+        first.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        second.ask("CLUSTER", "MEET", "127.0.0.1", first.port)
+        yield first, second
+
+
+# --- Sentinels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(tmp_path_factory.mktemp("watched"), sentinels=1) as servers:
+        yield servers
+
+
+def told_to_fail_over(sentinel: Node) -> bool:
+    with suppress(redis.ResponseError):  # it looks at a replica once a second before it thinks well of it
+        return sentinel.ask("SENTINEL", "FAILOVER", SERVICE) == "OK"
+    return False
+
+
+async def test_whoever_sentinels_promote_counts_and_has_lost_nothing(servers: Watched) -> None:
+    nobody = "127.0.0.1:1"
+    async with opened(url=servers.url.replace("://", f"://{nobody},")) as store:
+        for number in range(5):
+            await store.reserve(BOTH, f"before-{number}")
+        assert counted(servers.primary) == 5
+        await asyncio.to_thread(wait_for, lambda: told_to_fail_over(servers.sentinels[0]), "a replica that is good")
+        await asyncio.to_thread(wait_for, lambda: is_primary(servers.replica), "the new primary")
+        await serves(store, "after")  # it may go to the old primary yet: then it is charged again
+        await asyncio.to_thread(wait_for, lambda: counted(servers.replica) == 6, "the last charge")
+
+
+async def test_a_primary_that_sentinels_call_one_no_more_is_left_though_it_answers(servers: Watched) -> None:
+    finder = finder_of(StoreSettings(url=servers.url))
+    assert isinstance(finder, Sentinels)
+    connection = await finder.find()
+    assert await finder.still()
+    finder._found = ("127.0.0.1", 1)
+    assert not await finder.still()
+    await connection.disconnect(nowait=True)
+    await finder.close()
+
+
+async def test_a_service_that_no_sentinel_knows_is_nobody(servers: Watched) -> None:
+    async with opened(url=servers.url.replace("/limits", "/other")) as store:
+        with pytest.raises(StoreUnavailable, match="no such service: other"):
+            await store.ping()
+
+
+# --- Cluster --------------------------------------------------------------------------------------------------------
+
+
+TABLES = [
+    ([[0, 16383, [b"10.0.0.1", 7000, b"id", []], [b"10.0.0.2", 7001, b"id"]]], ("10.0.0.1", 7000)),
+    ([[0, 16383, [None, 7000, b"id"]]], ("asked", 7000)),
+    ([[0, 16383, [b"", 7000, b"id"]]], ("asked", 7000)),
+    ([[0, SLOT - 1, [b"a", 1, b"id"]], [SLOT, SLOT, [b"b", 2, b"id"]]], ("b", 2)),
+]
+
+
+@pytest.mark.parametrize(("table", "expected"), TABLES)
+def test_a_table_of_slots_is_read(table: Any, expected: tuple[str, int]) -> None:
+    assert Cluster(no_opener, [("asked", 1)])._read(table, "asked") == expected
+
+
+@pytest.mark.parametrize(
+    "table",
+    [None, b"OK", [], [[0, 1]], [[0, 16383]], [[0, 16383, [b"a", 0]]], [[0, 16383, [7, 7000]]], [[0, 16383, []]]],
+)
+def test_what_is_no_table_of_slots_names_nobody(table: Any) -> None:
+    with pytest.raises(NobodyCountsError):
+        Cluster(no_opener, [("asked", 1)])._read(table, "asked")
+
+
+def no_opener(address: tuple[str, int]) -> Any:
+    raise AssertionError(address)
+
+
+# --- one server -----------------------------------------------------------------------------------------------------
+
+
+class TlsEnd:
+    """TLS before a Valkey that has none: asks for a certificate of ours."""
+
+    def __init__(self, context: ssl.SSLContext, to: Path) -> None:
+        self._context, self._to = context, to
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(str(self._to))
+        passing = [asyncio.ensure_future(_pass(*ends)) for ends in ((reader, far_writer), (far_reader, writer))]
+        await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+        for task in passing:
+            task.cancel()
+        await asyncio.gather(*passing, return_exceptions=True)
+        for end in (writer, far_writer):
+            end.transport.abort()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+async def test_over_tls_both_show_a_certificate_and_a_strangers_is_none(fresh_valkey: Valkey, tmp_path: Path) -> None:
+    ours, strangers = authority("ours"), authority("strangers")
+    (tmp_path / "ca.pem").write_text(ours.own.pem)
+    (tmp_path / "strangers.pem").write_text(strangers.own.pem)
+    server = ours.issue(address="127.0.0.1").write(tmp_path, "server")
+    cert, key = ours.issue(uris=["spiffe://acme.example/sidecar"]).write(tmp_path, "client")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server)
+    context.load_verify_locations(tmp_path / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with TlsEnd(context, fresh_valkey.path).listening() as port:
+        url = f"rediss://127.0.0.1:{port}"
+        good = StoreTls(ca_path=tmp_path / "ca.pem", cert_path=cert, key_path=key)
+        async with opened(url=url, tls=good) as store:
+            assert (await store.reserve(BOTH, "call")).admitted
+        for bad in (good.model_copy(update={"ca_path": tmp_path / "strangers.pem"}), StoreTls(ca_path=good.ca_path)):
+            async with opened(deadline_s=0.3, url=url, tls=bad) as store:
+                with pytest.raises(StoreUnavailable):
+                    await store.ping()
+
+
+def test_files_that_are_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("")
+    for settings in (
+        {"url": "redis://h", "username": "u", "password_path": junk},
+        {"url": "rediss://h", "tls": StoreTls(ca_path=junk)},
+        {"url": "redis+sentinel://h/s", "sentinel": {"password_path": junk}},
+    ):
+        with pytest.raises(SettingsError, match=r"junk|empty"):
+            finder_of(StoreSettings(**settings))
+
+
+async def test_a_password_that_was_changed_is_read_at_the_next_connection(fresh_valkey: Valkey, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("first one\n")
+    with fresh_valkey.client() as client:
+        rights = ("on", "+@all", "~*")
+        client.execute_command("ACL", "SETUSER", "sidecar", "reset", ">first one", *rights)
+        try:
+            async with opened(url=fresh_valkey.url, username="sidecar", password_path=password) as store:
+                await store.ping()
+                client.execute_command("ACL", "SETUSER", "sidecar", "reset", ">second one", *rights)
+                password.write_text("second one\n")
+                client.client_kill_filter(_type="normal", skipme=True)
+                await serves(store, "after")
+        finally:
+            client.execute_command("ACL", "DELUSER", "sidecar")
+
+
+async def test_a_store_that_answers_late_is_no_store_and_is_used_as_soon_as_it_is_quick(tmp_path: Path) -> None:
+    with one(tmp_path) as node:
+        async with Proxy(node.port).listening() as proxy, opened(0.08, url=f"redis://{proxy.address}") as store:
+            await store.reserve(BOTH, "call")
+            proxy.delay_s = 0.2
+            loop = asyncio.get_running_loop()
+            for number in range(5):
+                began_s = loop.time()
+                with pytest.raises(StoreUnavailable):
+                    await store.reserve(BOTH, f"late-{number}")
+                assert loop.time() - began_s < 0.25
+            proxy.delay_s = 0.0
+            await serves(store, "quick")
+
+
+# --- a Cluster of two ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(begun: tuple[Node, Node]) -> tuple[Node, Node]:
+    """Two nodes of a Cluster; the first owns every slot."""
+    for node in begun:
+        wait_for(lambda node=node: "cluster_state:ok" in cluster_info(node), "the Cluster")  # type: ignore[misc]
+    return begun
+
+
+def owner(node: Node) -> int:
+    """The port of who owns our slot, as a node knows it."""
+    for low, high, primary, *_ in node.ask("CLUSTER", "SLOTS"):  # type: ignore[attr-defined]
+        if low <= SLOT <= high:
+            return int(primary[1])
+    return 0
+
+
+async def test_the_owner_of_our_slot_is_found_through_any_node_and_followed_where_the_slot_goes(
+    pair: tuple[Node, Node],
+) -> None:
+    first, second = pair
+    async with opened(url=f"redis+cluster://127.0.0.1:1,{second.address}") as store:
+        for number in range(5):
+            await store.reserve(BOTH, f"before-{number}")
+        assert counted(first) == 5
+        to = str(second.ask("CLUSTER", "MYID"))
+        first.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", SLOT, SLOT, "NODE", to)
+        await asyncio.to_thread(wait_for, lambda: owner(first) == second.port, "the slot's move")
+        await serves(store, "after")
+        assert counted(second) == 6
+
+
+async def test_a_key_that_has_gone_ahead_of_its_slot_is_asked_for_there(pair: tuple[Node, Node]) -> None:
+    first, second = pair
+    here, there = (first, second) if owner(first) == first.port else (second, first)
+    async with opened(url=f"redis+cluster://{here.address}") as store:
+        await store.reserve(BOTH, "whole")
+        there.ask("CLUSTER", "SETSLOT", SLOT, "IMPORTING", str(here.ask("CLUSTER", "MYID")))
+        here.ask("CLUSTER", "SETSLOT", SLOT, "MIGRATING", str(there.ask("CLUSTER", "MYID")))
+        try:
+            assert await store.run("return KEYS[1]", "not-here", []) == (PREFIX + "not-here").encode()
+            with pytest.raises(StoreUnavailable, match="TryAgain"):
+                await store.reserve(BOTH, "torn apart")
+        finally:
+            for node in pair:
+                node.ask("CLUSTER", "SETSLOT", SLOT, "STABLE")
+        await serves(store, "whole again")
