@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,9 +13,10 @@ from uuid import uuid4
 import pytest
 import redis
 
+import sidecar
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, Plan, StoreUnavailable, open_store
-from sidecar.limits.nodes import PREFIX
+from sidecar.limits.nodes import PREFIX, finder_of
 from sidecar.limits.plan import Charge
 from sidecar.limits.redis import EPOCH, TIDE, RedisStore, _ForeignReplyError, _verdict
 from sidecar.settings.store import StoreSettings
@@ -33,7 +35,7 @@ ALL = (HOUR, DAY, RATE, SLOTS)
 @asynccontextmanager
 async def opened(url: str, deadline_s: float = 2.0) -> AsyncIterator[RedisStore]:
     """A store that is patient with a busy test machine."""
-    store = RedisStore.at(url, deadline_s=deadline_s)
+    store = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=deadline_s, hold_s=0.0)
     try:
         yield store
     finally:
@@ -262,14 +264,23 @@ def test_the_store_kinds_have_names(url: str) -> None:
     assert open_store(StoreSettings(url=url), clock=lambda: 0.0).kind == kind
 
 
-NEEDED_COMMANDS = (
-    "auth hello ping eval evalsha script|load time get set del hget hmget hset hdel hincrby pexpire "
-    "zadd zcount zrem zremrangebyscore"
-)
+SOURCES = Path(sidecar.__file__).parent
+TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_the_rights_that_are_told_are_those_of_every_script_in_the_store_and_no_more() -> None:
+    assert TOLD
+    told = set(re.findall(r"\+(\S+)", TOLD[1]))
+    scripts = [path for path in (*SOURCES.rglob("*.lua"), *SOURCES.rglob("proofs.py")) if path.parent.name != "audit"]
+    called = {
+        name.lower() for path in scripts for name in re.findall(r"redis\.call\('([A-Z]+)'", path.read_text("utf-8"))
+    }
+    assert told == called | {"auth", "hello", "select", "ping", "eval", "evalsha", "script|load"}
 
 
 async def test_a_user_who_may_do_nothing_else_is_enough_and_a_wrong_password_is_an_outage(fresh_valkey: Valkey) -> None:
-    rights = ["-@all", *(f"+{command}" for command in NEEDED_COMMANDS.split()), "~{sidecar}:*"]
+    assert TOLD
+    rights = TOLD[1].split()
     with fresh_valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open sesame", *rights)
         try:
@@ -280,6 +291,11 @@ async def test_a_user_who_may_do_nothing_else_is_enough_and_a_wrong_password_is_
                 store.release((SLOTS,), "call-1")
                 store.extend(ALL, "call-2")
                 assert [await used(store, limit) for limit in ALL] == [2, 2, 2, 1]
+                client.flushall()
+                with pytest.raises(StoreUnavailable):
+                    await store.reserve(ALL, "emptied")
+                await asyncio.sleep(0.1)
+                assert await used(store, DAY) == 2, "restored"
             async with opened(f"unix://limits:wrong@{fresh_valkey.path}") as store:
                 with pytest.raises(StoreUnavailable, match="invalid username-password"):
                     await store.ping()
