@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, parse_url
+from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
 from redis.connection import Connection as TcpConnection
-from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from sidecar import __version__
@@ -89,6 +88,9 @@ def stream_of(chosen: RedisSink | None) -> str:
 def _carrier(settings: Settings, name: str, key: AuditKey, instance: str, copies: End | None) -> tuple[Carrier, Found]:
     chosen = settings.audit
     if name == "redis":
+        if settings.audit_store.place.kind not in ("redis", "unix"):
+            hint = "write audit: {redis: {store: {url: redis://…}}}"
+            raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
         most = chosen.redis.max_length if chosen.redis is not None else None
         connect = partial(_connection, settings.audit_store)
         stream = RedisStream(connect, stream_of(chosen.redis), key, max_length=most)
@@ -121,13 +123,18 @@ def _headers(paths: Mapping[str, Path]) -> Mapping[str, str]:
 
 
 def _connection(chosen: StoreSettings) -> AbstractConnection:
+    place = chosen.place
     try:
-        options: dict[str, Any] = dict(parse_url(chosen.url))  # type: ignore[no-untyped-call]
-        kind = options.pop("connection_class", TcpConnection)
-        bounds = {"socket_connect_timeout": REDIS_CONNECT_S, "socket_timeout": REDIS_ANSWER_S}
-        made: AbstractConnection = kind(**options | bounds, retry=Retry(NoBackoff(), 0), health_check_interval=0)
-        return made
-    except (TypeError, ValueError, RedisError):
-        raise SettingsError(
-            [fault_in("audit.redis", "its URL is none that redis-py understands", code="A120")]
-        ) from None
+        options = chosen.login() | {"socket_connect_timeout": REDIS_CONNECT_S, "socket_timeout": REDIS_ANSWER_S}
+    except SettingsError as unreadable:  # now: it may be changed while we run
+        raise ConnectionError(str(unreadable)) from None
+    options |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
+    made: type[Any] = TcpConnection
+    if place.kind == "unix":
+        made, options = UnixDomainSocketConnection, options | {"path": place.path}
+    else:
+        options["host"], options["port"] = place.nodes[0]
+    if place.tls:
+        made, options = SSLConnection, options | chosen.certificates()
+    connection: AbstractConnection = made(**options)
+    return connection

@@ -281,8 +281,7 @@ async def ask_once(connection: Connection, *commands: Sequence[bytes | str | int
 
 
 def _check_files(chosen: StoreSettings) -> None:
-    if chosen.password_path is not None:
-        read_secret(chosen.password_path, "theirs")
+    chosen.login()
     if chosen.sentinel is not None:
         read_secret(chosen.sentinel.password_path, "theirs")
     tls = chosen.tls
@@ -299,9 +298,7 @@ def _check_files(chosen: StoreSettings) -> None:
 
 
 def _to_store(chosen: StoreSettings, place: StorePlace, address: Address) -> Connection:
-    password = place.password if chosen.password_path is None else read_secret(chosen.password_path, "theirs")
-    login = {"username": chosen.username or place.username, "password": password, "db": place.database}
-    return _connection(chosen, place, address, login)
+    return _connection(chosen, place, address, chosen.login())
 
 
 def _to_sentinel(chosen: StoreSettings, place: StorePlace, address: Address) -> Connection:
@@ -326,7 +323,4 @@ def _connection(chosen: StoreSettings, place: StorePlace, address: Address, logi
         return UnixDomainSocketConnection(path=address[0], **options)
     if not place.tls:
         return TcpConnection(host=address[0], port=address[1], **options)
-    if tls := chosen.tls:
-        files = {"ssl_ca_certs": tls.ca_path, "ssl_certfile": tls.cert_path, "ssl_keyfile": tls.key_path}
-        options |= {name: str(path) for name, path in files.items() if path is not None}
-    return SSLConnection(host=address[0], port=address[1], ssl_min_version=ssl.TLSVersion.TLSv1_2, **options)
+    return SSLConnection(host=address[0], port=address[1], **chosen.certificates(), **options)

@@ -10,10 +10,11 @@ redis+cluster://host[:6379],host,…                 whichever node of a Cluster
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,6 +22,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sidecar.settings.addresses import is_host_name
 from sidecar.settings.fields import Count, PathField, Section
 from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.secrets import read_secret
 
 StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
 
@@ -220,6 +222,21 @@ class StoreSettings(Section):
             yield Finding("a user needs a password", "S136", "write password_path", ("username",))
         if place.kind == "memory" and (self.username or self.password_path):
             yield Finding("the in-process store asks nobody who they are", "S136", "remove it", ("username",))
+
+    def login(self) -> dict[str, Any]:
+        """What redis-py's connections are told of who we are, and which database is meant. The password is what its
+        file says now. Raises SettingsError."""
+        place = self.place
+        password = place.password if self.password_path is None else read_secret(self.password_path, "theirs")
+        return {"username": self.username or place.username, "password": password, "db": place.database}
+
+    def certificates(self) -> dict[str, Any]:
+        """What redis-py's connections are told of authorities and certificates."""
+        files = {"ssl_min_version": ssl.TLSVersion.TLSv1_2}
+        if self.tls is None:
+            return files
+        named = {"ssl_ca_certs": self.tls.ca_path, "ssl_certfile": self.tls.cert_path, "ssl_keyfile": self.tls.key_path}
+        return files | {name: str(path) for name, path in named.items() if path is not None}
 
     def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
         """Every file that is named, and where."""
