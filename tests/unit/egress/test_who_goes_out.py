@@ -38,7 +38,8 @@ WHOSE_WORD = {
     "callbacks/__init__.py": "a caller's, to places that callbacks.allow names",
     "loading.py": "an issuer's jwks_url, handed to identity/",
     "identity/jwks.py": "an issuer's jwks_url",
-    "limits/redis.py": "store.url",
+    "limits/nodes.py": "store.url; in Sentinel and Cluster, whom those name",
+    "audit/otlp.py": "audit.otlp.url",
     "processes/children.py": "a socket pair of our own",
     "cli/demo.py": "a port of its own",
 }
