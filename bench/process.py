@@ -42,6 +42,9 @@ class Running:
     def rss_mb(self) -> float:
         return int(self._proc("statm").split()[1]) * _PAGE_BYTES / 1e6
 
+    def descriptors(self) -> int:
+        return sum(1 for _ in Path(f"/proc/{self.child.pid}/fd").iterdir())
+
     def _proc(self, name: str) -> str:
         return Path(f"/proc/{self.child.pid}/{name}").read_text("ascii")
 
