@@ -148,6 +148,7 @@ class Callers:
     journal: Journal = field(default_factory=Journal)
     keep_answers: bool = True
     pause_s: float = 0.0
+    last_session: str = ""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def work(self, calls: int, slow: int, sessions: int, tasks: int) -> None:
@@ -179,7 +180,8 @@ class Callers:
         hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
         status, _, headers = await self.post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}, {})
         await self._expect(200, "initialize", (status, None, headers))
-        inside = {"Mcp-Session-Id": headers.get("Mcp-Session-Id", ""), "MCP-Protocol-Version": SESSION}
+        self.last_session = headers.get("Mcp-Session-Id", "")
+        inside = {"Mcp-Session-Id": self.last_session, "MCP-Protocol-Version": SESSION}
         listening = asyncio.create_task(self._listen(inside))
         try:
             for number in range(3):
