@@ -446,7 +446,11 @@ class App:
         if connections < server.max_connections:
             log.warning("fewer connections than configured: descriptors are short", extra={"connections": connections})
         patience = Patience(
-            server.header_timeout_s, server.keepalive_timeout_s, connections, server.connections_per_peer
+            server.header_timeout_s,
+            server.keepalive_timeout_s,
+            connections,
+            server.connections_per_peer,
+            server.max_unread_bytes,
         )
         first = self.live.current.tls
         tls = None if first is None else follows(first, lambda: self.live.current.tls)

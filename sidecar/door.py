@@ -22,7 +22,8 @@ from sidecar.seats import LOCAL, Guest, Seats, peer_of
 log = logging.getLogger("sidecar.door")
 
 BACKLOG = 512
-AT_ONCE = 64  # accepted in one turn of the loop: others want to be answered in between
+AT_ONCE = 16  # accepted in one turn of the loop: others want to be answered in between
+FULL_PAUSE_S = 0.005  # when each newcomer takes somebody's place: a flood of them must not take the whole loop
 PAUSE_S = 0.1  # without a descriptor the socket stays ready, and to ask it again and again would hold the loop
 ROOM_FOR = 8
 TELL_EVERY_S = 10.0
@@ -100,9 +101,13 @@ class Door:
             except ConnectionError:  # it left while it waited
                 continue
             except OSError as error:  # no descriptor, or no memory: it waits in the backlog until there is one
-                self._wait(error)
+                self._tell("connections have to wait: the system gives us none", level=logging.ERROR, error=str(error))
+                self.seats.make_room(ROOM_FOR)
+                self._rest(PAUSE_S)
                 return
             self._let_in(sock, peer_of(address[0]) if self.sock.family != socket.AF_UNIX else LOCAL)
+        if self.seats.are_taken:
+            self._rest(FULL_PAUSE_S)
 
     def _let_in(self, sock: socket.socket, peer: str) -> None:
         opening = Opening(self, peer)
@@ -132,12 +137,11 @@ class Door:
             sock.close()
             opening.leave()
 
-    def _wait(self, error: OSError) -> None:
-        self._tell("connections have to wait: the system gives us none", level=logging.ERROR, error=str(error))
-        self.seats.make_room(ROOM_FOR)
+    def _rest(self, for_s: float) -> None:
+        """The others wait in the backlog meanwhile."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.sock)
-        self._pause = loop.call_later(PAUSE_S, self._resume)
+        self._pause = loop.call_later(for_s, self._resume)
 
     def _tell(self, event: str, *, level: int = logging.WARNING, **facts: object) -> None:
         """What happens a thousand times a second is said once in a while."""

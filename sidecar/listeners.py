@@ -50,19 +50,21 @@ def never(_: asyncio.BaseTransport) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a connection may take, in seconds, and how many there may be: in all, and of one peer (0: no bound)."""
+    """How long a connection may take, in seconds, how many there may be, in all and of one peer (0: no bound), and how
+    much may wait for all who read more slowly than they are answered."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
     max_connections: int = 1024
     max_per_peer: int = 0
+    max_unread_bytes: int = 128 * 2**20
     reading_timeout_s: float = 30.0
 
 
 class Connection(web.RequestHandler):
     """One connection of a caller's."""
 
-    __slots__ = ("_body", "_head_timer", "_opening", "_patience", "_reading_timer", "_unread")
+    __slots__ = ("_body", "_head_timer", "_opening", "_patience", "_reading_timer", "_unread", "_waiting_since_s")
     _body: StreamReader | None
     _head_timer: asyncio.TimerHandle | None
     _opening: Opening
@@ -85,6 +87,8 @@ class Connection(web.RequestHandler):
             if timer is not None:
                 timer.cancel()
         self._opening.leave()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -134,25 +138,42 @@ class Connection(web.RequestHandler):
         """The caller does not read as fast as it is answered. What waits for it is memory of ours."""
         super().pause_writing()
         self._wait_for_reader()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers[self] = None
+            self._manager.bound_unread()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if isinstance(self._manager, Server):
+            self._manager.slow_readers.pop(self, None)
         if self._reading_timer is not None:
             self._reading_timer.cancel()
             self._reading_timer = None
 
     def _wait_for_reader(self) -> None:
-        self._unread = self._waiting_bytes()
+        self._unread, self._waiting_since_s = self.unread_bytes, self._loop.time()
         self._reading_timer = self._loop.call_later(self._patience.reading_timeout_s, self._check_reader)
 
     def _check_reader(self) -> None:
-        if self._unread - self._waiting_bytes() >= MIN_TAKEN_BYTES:
+        if self._unread - self.unread_bytes >= MIN_TAKEN_BYTES:
             self._wait_for_reader()
-        elif self.transport is not None:
-            self.transport.abort()  # to close would be to wait for the reader
+        else:
+            self.abort()
 
-    def _waiting_bytes(self) -> int:
+    def abort(self) -> None:
+        """Hang up at once: to close would be to wait for the reader."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for the caller to read."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    @property
+    def taken_bytes_s(self) -> float:
+        """How fast the caller reads, since it last had to be waited for."""
+        return (self._unread - self.unread_bytes) / max(1.0, self._loop.time() - self._waiting_since_s)
 
     @property
     def is_stale(self) -> bool:
@@ -205,6 +226,16 @@ class Server(web.Server):
         self.is_stale = is_stale
         self.handle_broken = handle_broken
         self.patience = patience
+        self.slow_readers: dict[Connection, None] = {}
+
+    def bound_unread(self) -> None:
+        """What waits for slow readers is memory of everybody's: who takes least of it makes room (threats D4)."""
+        excess = sum(one.unread_bytes for one in self.slow_readers) - self.patience.max_unread_bytes
+        while excess > 0 and self.slow_readers:
+            slowest = min(self.slow_readers, key=lambda one: one.taken_bytes_s)  # of those who take nothing, the first
+            excess -= slowest.unread_bytes
+            del self.slow_readers[slowest]
+            slowest.abort()
 
     def speaker(self, opening: Opening) -> Connection:
         """Who speaks on a connection that was accepted."""

@@ -51,6 +51,11 @@ class Seats:
     def __len__(self) -> int:
         return self._taken
 
+    @property
+    def are_taken(self) -> bool:
+        """Whether all are."""
+        return self._taken >= self.max_seats
+
     def take(self, peer: str, guest: Guest) -> bool:
         """A place for the newcomer, or False. Who must leave for it is dismissed."""
         if not self._has_room(peer):

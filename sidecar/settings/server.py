@@ -90,6 +90,9 @@ class ServerSettings(Section):
     max_connections_per_peer: Count | None = None
     """Open connections of one address at once, or of one /64 of IPv6. By default three quarters of `max_connections`
     for a listener beyond loopback, unless `tls` is external: then it is the proxy in front that has them all."""
+    max_unread_bytes: Bytes = 128 * 2**20
+    """How much of answers may wait for callers who read slowly, of one listener. Beyond it, who takes least is hung up
+    on."""
     max_lag_s: Seconds = 0.25
     """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
     shutdown_grace_s: Seconds = 30.0

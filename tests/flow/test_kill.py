@@ -50,6 +50,7 @@ class Client:
         run_id = f"run-{self.asked}"
         body = stateless("tools/call", {"name": tool, "arguments": arguments or {"path": "a"}})
         headers = {"Mcp-Method": "tools/call", "Mcp-Name": tool, "MCP-Protocol-Version": STATELESS, "X-Run-Id": run_id}
+        headers["traceparent"] = f"00-{self.asked:032x}-{1:016x}-01"
         status, answer, _ = await self.post(body, headers)
         self.answers[run_id] = status, answer
         return status, answer
@@ -118,7 +119,8 @@ class Held:
 
 async def test_whatever_was_answered_is_on_record_after_a_kill() -> None:
     """BL-028, kill -9 under load."""
-    async with process(Upstream()) as client:
+    upstream = Upstream()
+    async with process(upstream) as client:
         running = client.running
         for round_ in range(KILLS):
             enough = len(client.answers) + 100
@@ -129,6 +131,7 @@ async def test_whatever_was_answered_is_on_record_after_a_kill() -> None:
             await running.kill()
             await loaded
             check_answers_on_record(client)
+            check_executions_on_record(client, upstream)
             await running.start()
             code, said = running.verify()
             assert code == 0, (round_, said)
@@ -149,6 +152,16 @@ def check_answers_on_record(client: Client) -> None:
         events.setdefault(record["run_id"], []).append(record["event"])
     missing = [run_id for run_id in client.answers if events.get(run_id) != ["decision", "outcome"]]
     assert missing == []
+
+
+def check_executions_on_record(client: Client, upstream: Upstream) -> None:
+    """Whatever reached the server was decided before."""
+    whole = client.running.audit_path.read_bytes().rpartition(b"\n")[0].splitlines()
+    decided = {record["trace_id"] for record in map(json.loads, whole) if record["event"] == "decision"}
+    executed = {
+        headers["traceparent"].split("-")[1] for headers, message in upstream.seen if message["method"] == "tools/call"
+    }
+    assert executed and not executed - decided
 
 
 async def test_slots_of_a_killed_process_come_back_within_two_leases() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from aiohttp import web
 from sidecar.listeners import Listener, Patience, open_listener
 from sidecar.settings.addresses import Address
 from sidecar.whole import Whole
-from tests.flow.raw import CALL, request, wire
+from tests.flow.raw import CALL, Wire, request, wire
 from tests.flow.streams import event
 from tests.flow.talk import Talk
 from tests.flow.world import Upstream, World, until, world
@@ -245,3 +245,39 @@ async def test_a_slow_reader_of_a_stream_slows_its_upstream_and_not_our_memory(t
             await asyncio.sleep(0.3)
         assert sent < 16 * 2**20, "what is on its way is in the kernel's buffers and in ours, and no more comes"
         assert (await Talk(running, "stateless").ask("tools/list"))[0] == 200
+
+
+async def test_what_waits_for_all_who_do_not_read_is_bounded_and_who_reads_stays() -> None:
+    async def large(_: web.BaseRequest) -> web.StreamResponse:
+        return Whole(200, LARGE[: 8 * 2**20])
+
+    async with listening(large, max_unread_bytes=24 * 2**20) as (listener, url):
+        place: Any = Place(url)
+        async with AsyncExitStack() as stack:
+            reading = await stack.enter_async_context(wire(place, receive_bytes=4096))
+            await reading.send(request(place, "Connection: close"))
+            received = asyncio.create_task(slowly(reading))
+            await until(lambda: received_some(listener))
+            for _ in range(8):
+                idle = await stack.enter_async_context(wire(place, receive_bytes=4096))
+                idle.stop_reading()
+                await idle.send(request(place))
+            server = listener._server
+            assert server is not None
+            await until(lambda: len(server.connections) <= 4)
+            assert sum(one.unread_bytes for one in server.slow_readers) <= 24 * 2**20
+            assert await received > 8 * 2**20
+
+
+def received_some(listener: Listener) -> bool:
+    server = listener._server
+    return server is not None and any(one.taken_bytes_s > 0 for one in server.slow_readers)
+
+
+async def slowly(connection: Wire) -> int:
+    """How much comes when a little is read now and then."""
+    received = 0
+    while data := await connection.reader.read(2**16):
+        received += len(data)
+        await asyncio.sleep(0.004)
+    return received
