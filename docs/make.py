@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from sidecar.audit.record import FIELDS
-from sidecar.errors import ANSWERS, Reason
+from sidecar.errors import ANSWERS
 from sidecar.metrics import Metrics
 from sidecar.openapi import document
 from sidecar.protocols import mcp
@@ -31,8 +31,6 @@ from tests.unit.policy.catalogue import errors_page
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OPENAPI = ROOT / "docs" / "openapi.json"
-RESERVED = frozenset({Reason.TOO_MANY_REFUSALS})
-"""Reasons that no part of this version gives."""
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 _REFUSED = re.compile(r"[^.]*\bnot supported by this version\.", re.IGNORECASE)
@@ -149,12 +147,11 @@ def _kind(value: Schema, refused: Set[str]) -> str:
 def answers() -> str:
     """The table of `sidecar.errors`: how each reason is told in each era."""
     head = ("reason", "stateless HTTP", "session HTTP", "JSON-RPC code", "`error_code`", "audit status", "message")
-    given = [(reason, answer) for reason, answer in ANSWERS.items() if reason not in RESERVED]
     rows = [
-        (f"`{r}`", str(a.http), str(a.session_http), str(a.code), a.seed, f"`{a.status}`", a.message) for r, a in given
+        (f"`{r}`", str(a.http), str(a.session_http), str(a.code), a.seed, f"`{a.status}`", a.message)
+        for r, a in ANSWERS.items()
     ]
-    reserved = ", ".join(f"`{reason}`" for reason in ANSWERS if reason in RESERVED)
-    return f"{table(head, rows)}\n\nReserved, and given by nothing in this version: {reserved}."
+    return table(head, rows)
 
 
 # --- audit.md ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ A call's way, and where each question is answered:
         may they?              policy/
         whose task is it?      custody, tasks/
         well formed?           arguments
-        how often?             limits/
+        how often?             limits/; refusals: and how often may they be refused?
         who remembers?         audit/
         how many, how long?    measures, metrics, tables
 

@@ -60,6 +60,7 @@ from sidecar.places import Places
 from sidecar.plain import Plain
 from sidecar.pressure import Pressure
 from sidecar.processes import Processes
+from sidecar.refusals import Refusals
 from sidecar.reloading import Reloader
 from sidecar.settings import Settings
 from sidecar.settings.addresses import Address, UnixAddress
@@ -82,7 +83,7 @@ from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
-from sidecar.whole import Whole
+from sidecar.whole import Silence, Whole
 
 log = logging.getLogger("sidecar")
 
@@ -243,6 +244,7 @@ class App:
                 partial(_witness_jump, audit),
                 secrets.SystemRandom().random,
             ),
+            refusals=Refusals(lambda: live.current.settings.refusals, metrics, time.monotonic),
             clock=time.time,
         )
         return cls(
@@ -299,6 +301,7 @@ class App:
         await self.pipeline.tasks.store.close()
         await self.callbacks.close()
         with suppress(SettingsError):  # logged; a disk that is full must not keep us here
+            await self.pipeline.refusals.tell(self._witness)
             await self._witness("stop", "sidecar")
         await self._seal_evidence()
         await self.limiter.close()
@@ -531,6 +534,8 @@ class App:
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = self.audit.recording(protocol="http", peer=peer)
         refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
+        if self.pipeline.refusals.closes(None, peer, refusal):
+            return Silence()
         told = tell(refusal, Shape.PLAIN, decision_id=record.decision_id)
         self.metrics.request_started("http")
         try:
@@ -555,6 +560,7 @@ class App:
             self._keep_evidence(),
             self.watcher.run(self.reloader.files_changed),
             self.pipeline.pressure.run(),
+            self.pipeline.refusals.run(self.audit.control),
             self._watch(),
         )
         self.background = [asyncio.create_task(job) for job in jobs]

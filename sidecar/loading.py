@@ -49,7 +49,9 @@ from sidecar.watching import key_files
 MAX_KEY_BYTES = 16 * 2**20
 # Every section of settings is in one of the two.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-RELOADED = frozenset({"version", "identity", "policy", "signing", "upstreams", "streams", "answers", "callbacks"})
+RELOADED = frozenset(
+    {"version", "identity", "policy", "signing", "upstreams", "streams", "refusals", "answers", "callbacks"}
+)
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:

@@ -26,6 +26,11 @@ BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  #
 def measure(metrics: Metrics, turn: Turn) -> None:
     """Count one finished request."""
     record, refusal = turn.record, turn.refusal
+    if turn.unanswered:
+        metrics.request_unanswered(turn.protocol)
+        if refusal is not None and refusal.reason in AUTHENTICATION:
+            metrics.auth_failed(turn.presented_kind, refusal.reason)
+        return
     status = refusal.answer.status if refusal else "success"
     metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
     if record.decision is not None:

@@ -99,6 +99,11 @@ class Metrics:
             {"stage": STAGES},
             STAGE_BUCKETS_S,
         )
+        self._unanswered = Table(
+            "counter",
+            "refusals_unanswered_total",
+            "Requests of callers who are nobody that were closed unanswered: their address was refused too often.",
+        )
         self._decisions = Table(
             "counter",
             "decisions_total",
@@ -278,6 +283,14 @@ class Metrics:
         for stage, spent_s in stages_s.items():
             self._stage_s.observe((stage,), spent_s)
 
+    def request_unanswered(self, protocol: str) -> None:
+        """A request was closed without a word: in place of `request_finished`."""
+        self._inflight.add((protocol,), -1)
+
+    def refusal_unanswered(self) -> None:
+        """Somebody whom nobody knows was refused once too often."""
+        self._unanswered.add(())
+
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
         """Policy answered a call. `kind` is that of the deciding link, `decision` allow, deny or, where a denial was
         let pass, would_deny."""
@@ -452,6 +465,7 @@ class Metrics:
         self._audit_copies.declare(AUDIT_COPIES)
         self._callbacks.declare(CALLBACK_KINDS, CALLBACK_RESULTS)
         for table in (
+            self._unanswered,
             self._sessions,
             self._reloaded_at,
             self._store_up,

@@ -49,13 +49,14 @@ from sidecar.pressure import Pressure
 from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
 from sidecar.protocols.jsonrpc import Message, Notification, Request
+from sidecar.refusals import Refusals
 from sidecar.snapshot import Live, Service
 from sidecar.task_api.front import Cancel, TaskFront
 from sidecar.tasks import Tasks
 from sidecar.turn import Turn
 from sidecar.upstreams.sessions import Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
-from sidecar.whole import Whole
+from sidecar.whole import Silence, Whole
 
 DRAIN_LOOK_S = 0.05
 METADATA_FOLDERS = {
@@ -85,6 +86,7 @@ class Pipeline:
     switch: KillSwitch
     tasks: Tasks
     pressure: Pressure
+    refusals: Refusals
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
@@ -105,7 +107,9 @@ class Pipeline:
         except Refusal as refusal:
             return await self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            await turn.remember(Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE), 499)
+            gone = Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE)
+            if not self._closes(turn, gone):
+                await turn.remember(gone, 499)
             raise
         except Exception:  # of calls, the one place: a bug is answered once, recorded once, told to nobody outside
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
@@ -131,7 +135,7 @@ class Pipeline:
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
             turn.base = f"http://{turn.headers['host'][0]}"
         if route.kind == arrival.PUSH:
-            with self._admitted(begins=True):
+            with self._admitted(turn, begins=True):
                 return await self.agents.pushed(turn, route)
         if route.kind in (arrival.CARD, arrival.SEED_CARD):
             return await self._card(turn, route, entrance)
@@ -143,7 +147,7 @@ class Pipeline:
         if route.kind == arrival.MESSAGES:
             return await self._take(turn, caller)
         intent = await self.fronts.understand(turn, caller, route)
-        with self._admitted(begins=_begins(intent)):
+        with self._admitted(turn, begins=_begins(intent)):
             if isinstance(intent, Spread):
                 return await self._spread(turn, caller, intent)
             return await self._carry(turn, caller, intent)
@@ -170,7 +174,7 @@ class Pipeline:
                 await paired.outlet().write(sse.encode_event(response.body))
 
     async def _further(self, turn: Turn, caller: Caller, session: Session, message: Message) -> web.StreamResponse:
-        with self._admitted(begins=isinstance(message, Request)):
+        with self._admitted(turn, begins=isinstance(message, Request)):
             return await self._carry(turn, caller, self.fronts.understand_paired(turn, caller, session, message))
 
     def _abandoned(self, turn: Turn, task: asyncio.Task[None]) -> None:
@@ -204,7 +208,7 @@ class Pipeline:
         self.agents.enter(turn, route)
         caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
         intent = await self.agents.understand(turn, route)
-        with self._admitted(begins=True):
+        with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, intent.call)
             agent, owning = turn.now.agent(route.server), self.agents.owning(caller, intent)
             await owning.check()
@@ -216,7 +220,7 @@ class Pipeline:
         """The task API: the same questions, asked of the operation that each of its requests is."""
         caller = await self._identify(turn, route.server, entrance, arrival.TASK_API)
         asked = await self.task_front.understand(turn, caller, route)
-        with self._admitted(begins=True):
+        with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, asked.call)
             await self.task_front.check(turn, caller, asked)
             here = not isinstance(asked, Cancel)  # of the rest nothing is at the agent while its caller waits
@@ -231,7 +235,7 @@ class Pipeline:
             name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
             caller = await self._identify(turn, name, entrance, arrival.AGENTS)
         self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
-        with self._admitted(begins=True):
+        with self._admitted(turn, begins=True):
             return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)
 
     @asynccontextmanager
@@ -276,18 +280,26 @@ class Pipeline:
             turn.record.mark("upstream")
 
     @contextmanager
-    def _admitted(self, *, begins: bool) -> Iterator[None]:
+    def _admitted(self, turn: Turn, *, begins: bool) -> Iterator[None]:
         """Inside, as long as anybody is let in. What `begins` nothing is about what is inside already: a call that
         waits for its caller's answer would else never end."""
         if begins:
             if self.draining:
                 raise Refusal(Reason.DRAINING)
             self.pressure.or_refuse()
+            self._check_refusals(turn)
         self.inside += 1
         try:
             yield
         finally:
             self.inside -= 1
+
+    def _check_refusals(self, turn: Turn) -> None:
+        try:
+            self.refusals.check(turn.record.caller)
+        except Refusal as refusal:
+            if not turn.excuse(refusal):
+                raise
 
     async def drain(self, grace_s: float) -> None:
         """Let nobody in any more, end what would never end, and wait for the answers of those inside, `grace_s`
@@ -400,7 +412,18 @@ class Pipeline:
             turn.shadow, record.enforcement = True, "shadow"
         return turn
 
+    def _closes(self, turn: Turn, refusal: Refusal) -> bool:
+        """Count a refusal; whether it gets neither answer nor record. What was decided has an end in any case."""
+        record = turn.record
+        if record.done or record.is_decided or not self.refusals.closes(record.caller, record.peer, refusal):
+            return False
+        record.done = turn.unanswered = True
+        turn.refusal = refusal
+        return True
+
     async def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
+        if self._closes(turn, refusal):
+            return Silence()
         told = self._told(turn, refusal)
         recorded = await turn.remember(refusal, told.status)
         if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end

@@ -21,6 +21,7 @@ from sidecar.identity import ALGORITHMS, Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, PolicySource
+from sidecar.refusals import LABEL as REFUSALS
 from sidecar.screening import Screen
 from sidecar.settings import Settings
 from sidecar.settings.health import Probe
@@ -310,6 +311,7 @@ def snapshot_from(
         },
         limit_labels=(
             SESSION_CALLS,
+            REFUSALS,
             *map(rule_label, source.limited_ids(MAX_LIMIT_LABELS)),
             *budgets.labels,
         ),

@@ -61,7 +61,8 @@ class Turn:
     by. `paired` is the stream on which its answer goes out, where that is another request's (`paired.py`); HTTP has
     heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
     callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
-    it is. `dialect` is how refusals are told where not as MCP tells them. `lease` is what the call holds of its limits.
+    it is. `unanswered`: it was closed without a word. `dialect` is how refusals are told where not as MCP tells them.
+    `lease` is what the call holds of its limits.
     """
 
     request: web.BaseRequest
@@ -85,6 +86,7 @@ class Turn:
     begun: web.StreamResponse | None = None
     paired: Paired | None = None
     handed_on: bool = False
+    unanswered: bool = False
     prefix: str = ""
     base: str = ""
     presented: Presented = NOTHING_PRESENTED

@@ -82,6 +82,16 @@ class Whole(web.StreamResponse):
         return f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
 
 
+class Silence(web.StreamResponse):
+    """No answer: the connection is closed."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Close it. Raises ConnectionResetError, by which aiohttp knows."""
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("closed unanswered")
+
+
 @lru_cache(maxsize=64)
 def _first(status: int) -> str:
     return f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"

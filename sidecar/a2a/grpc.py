@@ -36,7 +36,7 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.a2a.status import DETAILS, encode_status
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, Id, has_nul, malformed
-from sidecar.whole import Whole
+from sidecar.whole import Silence, Whole
 
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -225,6 +225,8 @@ class Calls(grpc.GenericRpcHandler):
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
         response = await self._handle(request)  # type: ignore[arg-type]
+        if isinstance(response, Silence):  # the connection may carry others' calls: this one alone ends
+            dialect.failure = "CANCELLED", "", b""
         if dialect.failure is None and isinstance(response, Whole):
             with suppress(Refusal):
                 await sent.send(response.body or b"")

@@ -250,6 +250,11 @@ class Recording:
             raise
 
     @property
+    def is_decided(self) -> bool:
+        """Whether a decision is on record, so that an end must be."""
+        return self._known is not None
+
+    @property
     def args_hash(self) -> str | None:
         """The evidence of the arguments, once there is a decision on record."""
         return None if self._known is None else self._known["args_hash"]

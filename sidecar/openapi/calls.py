@@ -24,7 +24,6 @@ ELSEWHERE: Final = frozenset(
         Reason.SESSION_UNKNOWN,
         Reason.TASK_UNKNOWN,
         Reason.NOT_CANCELABLE,
-        Reason.TOO_MANY_REFUSALS,
         Reason.CALLER_GONE,
     }
 )

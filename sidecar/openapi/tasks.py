@@ -35,8 +35,10 @@ ALWAYS: Final = frozenset(
         Reason.QUOTA_SPENT,
         Reason.BUDGET_SPENT,
         Reason.TOO_MANY_CONCURRENT,
+        Reason.TOO_MANY_REFUSALS,
         Reason.STORE_UNAVAILABLE,
         Reason.AUDIT_UNAVAILABLE,
+        Reason.OVERLOADED,
         Reason.DRAINING,
         Reason.INTERNAL,
     }

@@ -143,6 +143,9 @@ class AuditSettings(Section):
                 yield Finding("only a file is set aside", WRONG, "remove it", ("rotate",), on_key=True)
             if self.also is not None:
                 yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
+        if "stdout" in self.places and "stdout" in self.checkpoints.to:
+            hint = "remove it: the records there have their checkpoints among them"
+            yield Finding("standard output is the evidence's alone", WRONG, hint, ("checkpoints", "to"))
         for name in ("redis", "otlp"):
             if getattr(self, name) is not None and name not in self.places:
                 yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)

@@ -16,6 +16,7 @@ from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.nodes import Loc
 from sidecar.settings.policy import PolicySettings
+from sidecar.settings.refusals import RefusalSettings
 from sidecar.settings.server import (
     AdminSettings,
     AnswerSettings,
@@ -67,6 +68,8 @@ class Settings(Section):
     """What stays open, and what is under way."""
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     """Who owns which task."""
+    refusals: RefusalSettings = Field(default_factory=RefusalSettings)
+    """How often somebody may be refused."""
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
     """What leaves to addresses that callers chose."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)

@@ -66,6 +66,23 @@ async def test_what_is_much_in_few_bytes_is_counted_and_not_read(tmp_path: Path)
         )
 
 
+async def test_strangers_who_are_refused_too_often_hear_nothing_and_others_on_their_connection_do(
+    tmp_path: Path,
+) -> None:
+    """One connection of HTTP/2 may carry the calls of many: it stays, the call ends without a word or a record."""
+    async with agent_world(tmp_path, settings="refusals: {per_peer_per_minute: 2}\n") as world, channel(world) as to:
+        method: Any = to.unary_unary(METHOD + "SendMessage")
+        body = WIRES["1.0"].encode(OPERATION.request, SEND)
+        codes = []
+        for _ in range(5):
+            with pytest.raises(aio.AioRpcError) as error:
+                await method(body)
+            codes.append((error.value.code().name, bool(error.value.details())))
+        assert codes == [("UNAUTHENTICATED", True)] * 2 + [("CANCELLED", False)] * 3
+        await method(body, metadata=METADATA)
+        assert [one["reason"] for one in world.ends()] == ["unauthenticated"] * 2 + [None]
+
+
 class _Everything(grpc.GenericRpcHandler):
     def __init__(self, handler: Any) -> None:
         self.handler = grpc.stream_stream_rpc_method_handler(handler)

@@ -289,6 +289,13 @@ async def budget_spent(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)
 
 
+@cause(Reason.TOO_MANY_REFUSALS, settings="refusals: {per_principal_per_minute: 3}\n", rules=row())
+async def refused_too_often(talk: Talk) -> Answer:
+    for _ in range(3):
+        await talk.call("search_code", {"repo": 7})
+    return await talk.call("search_code", GOOD)
+
+
 @cause(Reason.TOO_MANY_CONCURRENT, rules=row(), files=lambda: budgets('tools: {"tool:github/*": {concurrency: 1}}'))
 async def too_many_concurrent(talk: Talk) -> Answer:
     with slow_upstream(talk) as go:
@@ -330,7 +337,7 @@ async def store_unavailable(talk: Talk) -> Answer:
 @contextmanager
 def full_disk(talk: Talk) -> Iterator[None]:
     """The audit file is on a device without room."""
-    file = talk.world.app.audit.writer.sink
+    file = talk.world.app.audit.trail.sink
     assert isinstance(file, AuditFile)
     full, real = os.open("/dev/full", os.O_WRONLY), os.dup(file._file)
     os.dup2(full, file._file)

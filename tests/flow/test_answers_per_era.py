@@ -29,7 +29,6 @@ from tests.flow.talk import Answer, Era, Talk, decision_id_of, reason_of, series
 from tests.flow.world import Upstream, World, world
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "flow"
-LATER = {Reason.TOO_MANY_REFUSALS}  # its part does not exist yet
 NEVER_TOLD = {Reason.CALLER_GONE}
 ELSEWHERE = {Reason.NOT_CANCELABLE}  # told by the task API alone (tests/a2a/test_task_api.py)
 TOLD_HEADERS = ("Content-Type", "Server", "Allow", "WWW-Authenticate", "Retry-After", "RateLimit-Policy", "RateLimit")
@@ -48,7 +47,7 @@ RECORDED = (
 
 
 def test_every_reason_has_a_cause_here() -> None:
-    assert {cause.reason for cause in CAUSES.values()} == set(Reason) - LATER - NEVER_TOLD - ELSEWHERE
+    assert {cause.reason for cause in CAUSES.values()} == set(Reason) - NEVER_TOLD - ELSEWHERE
 
 
 @pytest.mark.parametrize(

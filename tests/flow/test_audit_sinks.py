@@ -33,7 +33,7 @@ def events_of(lines: list[bytes]) -> list[Any]:
     return [one.fields["control"]["what"] if one.fields["control"] else one.fields["event"] for one in sealed if one]
 
 
-WHOLE = ["start", "decision", "outcome", "stop"]
+WHOLE = ["start", "decision", "outcome", "stop", "checkpoint"]
 
 
 async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Pat
                 os.kill(process.pid, signal.SIGKILL)
                 await process.wait()
     assert process.returncode == 0
-    assert events_of([first.rstrip(b"\n"), *rest.splitlines()]) == ["start", "stop"]
+    assert events_of([first.rstrip(b"\n"), *rest.splitlines()]) == ["start", "stop", "checkpoint"]
     assert b"sidecar serves" in said + errors
     assert not (tmp_path / "data" / "audit").exists()
 

@@ -29,6 +29,7 @@ PASSES = {
     Reason.RATE_LIMITED,
     Reason.QUOTA_SPENT,
     Reason.BUDGET_SPENT,
+    Reason.TOO_MANY_REFUSALS,
     Reason.STORE_UNAVAILABLE,
 }
 

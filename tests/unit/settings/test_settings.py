@@ -137,6 +137,8 @@ REFUSED = [
     ("audit: {also: redis, redis: {store: {url: 'memory://'}}}", "S150", "there is no Redis to keep evidence in"),
     ("audit: {sink: otlp}", "S150", "nobody says where the receiver is"),
     ("audit: {sink: stdout, also: redis}", "S150", "only a file has copies"),
+    ("audit: {sink: otlp, rotate: {every_s: 1d}, otlp: {url: 'http://a/b'}}", "S150", "only a file is set aside"),
+    ("audit: {also: stdout, checkpoints: {to: [stdout]}}", "S150", "standard output is the evidence's alone"),
     ("audit: {redis: {stream: s}}", "S150", "nothing goes there"),
     ("audit: {otlp: {url: 'http://127.0.0.1:4318/v1/logs'}}", "S150", "nothing goes there"),
     ("audit: {sink: otlp, otlp: {url: 'http://127.0.0.1:4318'}}", "Y104", "the path is missing"),

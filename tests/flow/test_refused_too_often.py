@@ -1,0 +1,104 @@
+"""What becomes of a flood of refusals, and of those who come from the same address?"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sidecar.audit.verify import verify
+from tests.flow.causes import GOOD, IDP, OTHER_KEY, PLANNER_KEY, row
+from tests.flow.idp import SETTINGS, bearer
+from tests.flow.talk import Talk, reason_of
+from tests.flow.world import World, world
+
+MOST = 5
+BOUNDED = f"refusals: {{per_peer_per_minute: {MOST}}}\n"
+OPTIONS: dict[str, Any] = {
+    "principal": "",
+    "settings": SETTINGS + BOUNDED,
+    "files": IDP.files(),
+    "rules": row(),
+}
+
+
+async def knock(running: World, path: str = "/mcp/github", headers: dict[str, str] | None = None) -> int | None:
+    """The status, or None for a connection that was closed without a word."""
+    try:
+        async with running.http.post(f"{running.url}{path}", data=b"{}", headers=headers) as response:
+            return response.status
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+        return None
+
+
+async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tmp_path: Path) -> None:
+    async with world(tmp_path, **OPTIONS) as running:
+        answers = [await knock(running) for _ in range(MOST + 20)]
+        assert answers == [401] * MOST + [None] * 20
+        assert [await knock(running, path) for path in ("/nowhere", "/mcp/../x", "/agents/a/")] == [None] * 3
+        assert await knock(running, headers={"Authorization": "Bearer forged"}) is None
+        talk = Talk(running, "stateless", headers=bearer(PLANNER_KEY))
+        crowd = await asyncio.gather(
+            *(talk.call("search_code", GOOD) for _ in range(10)), *(knock(running) for _ in range(10))
+        )
+        assert [one[0] for one in crowd[:10] if isinstance(one, tuple)] == [200] * 10
+        assert crowd[10:] == [None] * 10
+        assert reason_of(await talk.call("delete_repo", {"repo": "x"})) == "no-matching-rule", "who is known is told"
+        text = await running.metrics()
+        assert "sidecar_refusals_unanswered_total 34.0" in text
+        assert 'sidecar_auth_failures_total{credential="none",reason="unauthenticated"} 36.0' in text
+        assert 'sidecar_inflight_requests{protocol="mcp"} 0.0' in text
+        await running.app.pipeline.refusals.tell(running.app.audit.control)
+        ends = running.ends()
+        assert [one["reason"] for one in ends].count("unauthenticated") == MOST
+        told = [one["control"] for one in running.records() if one["control"]][-1]
+        assert (told["what"], told["peer"], told["count"]) == ("refusals-closed", "127.0.0.1", 34)
+        await knock(running)
+    last = [(one["control"]["what"], one["control"].get("count")) for one in running.records() if one["control"]]
+    assert last[-3:] == [("refusals-closed", 1), ("stop", None), ("checkpoint", None)]
+    assert verify([running.app.settings.audit_path]).ok
+
+
+async def test_what_is_no_http_counts_as_well(tmp_path: Path) -> None:
+    async with world(tmp_path, **OPTIONS) as running:
+        port = running.app.listeners[0].port
+        heard = []
+        for _ in range(MOST + 3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01 no http\r\n\r\n")
+            try:
+                heard.append(await reader.read())
+            except ConnectionResetError:
+                heard.append(b"")
+            writer.close()
+        assert all(one.startswith(b"HTTP/1.0 400") for one in heard[:MOST]) and heard[MOST:] == [b""] * 3
+        assert len(running.ends()) == MOST
+
+
+async def test_the_bound_changes_with_a_reload(tmp_path: Path) -> None:
+    async with world(tmp_path, **OPTIONS) as running:
+        assert [await knock(running) for _ in range(MOST + 1)][-1] is None
+        path = tmp_path / "sidecar.yaml"
+        path.write_text(path.read_text().replace(BOUNDED, ""))
+        await running.app.reload("test")
+        assert await knock(running) == 401
+
+
+@pytest.mark.parametrize("era", ["stateless", "session", "plain"])
+async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era: str, tmp_path: Path) -> None:
+    settings = SETTINGS + "refusals: {per_principal_per_minute: 3}\n"
+    rules = row() + row().replace("id=search", "id=other").replace("nhi:planner", "nhi:other")
+    async with world(tmp_path, **{**OPTIONS, "settings": settings, "rules": rules}) as running:
+        talk = Talk(running, era, headers=bearer(PLANNER_KEY))  # type: ignore[arg-type]
+        for _ in range(3):
+            assert reason_of(await talk.call("delete_repo", {"repo": "x"})) == "no-matching-rule"
+        for _ in range(4):
+            status, _, headers = answer = await talk.call("search_code", GOOD)
+            assert reason_of(answer) == "too-many-refusals" and 1 <= int(headers["Retry-After"]) <= 60
+            assert status == (200 if era == "session" else 429)
+        assert len(running.upstream.calls()) == 0
+        other = Talk(running, era, headers=bearer(OTHER_KEY))  # type: ignore[arg-type]
+        assert reason_of(await other.call("search_code", GOOD)) == ""
