@@ -1,0 +1,241 @@
+"""Does a fast lane ask the store less, and let nobody in whom the store would not?"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sidecar.limits import Charge, open_store
+from sidecar.limits.lane import SHARE, FastLane
+from sidecar.limits.memory import MemoryStore
+from sidecar.limits.store import Charges, Store, StoreUnavailable, Verdict
+from tests.valkey import Valkey, running_valkey
+
+HOUR = Charge("row:r", "hour", "hour:r", 1000)
+DAY = Charge("user:*", "day", "day:u", 2000)
+PLAN = (HOUR, DAY)
+IDLE_S = 0.05
+
+
+class Counted:
+    """A store, and what it was asked."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.asked: list[int] = []
+        self.given_back: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
+        self.asked.append(charges[0].amount)
+        verdict: Verdict = await self.inner.reserve(charges, decision_id)
+        return verdict
+
+    def give_back(self, charges: Charges, decision_id: str) -> None:
+        self.given_back.append(charges[0].amount)
+        self.inner.give_back(charges, decision_id)
+
+
+def ids(prefix: str = "") -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: f"{prefix}{next(numbers)}"
+
+
+class Clocks:
+    """The store's and ours, which go together."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lane_before(store: Any, clock: Callable[[], float], **more: Any) -> FastLane:
+    return FastLane(store, **{"most": 32, "idle_s": IDLE_S, "clock": clock, "new_id": ids("block"), **more})
+
+
+async def hurried(lane: FastLane, clocks: Clocks, plan: Charges = PLAN, calls: int = 100) -> list[str]:
+    """Calls that come one each millisecond; who was let in."""
+    let_in, named = [], ids(f"call-{time.monotonic_ns()}-")
+    for _ in range(calls):
+        clocks.now_s += 0.001
+        decision_id = named()
+        if (await lane.reserve(plan, decision_id)).admitted:
+            let_in.append(decision_id)
+    return let_in
+
+
+async def used(store: Any, charge: Charge = HOUR) -> int:
+    (standing,) = await store.look((charge,))
+    return charge.most - int(standing.remaining)
+
+
+@asynccontextmanager
+async def in_a_hurry(**more: Any) -> AsyncIterator[tuple[FastLane, Counted, Clocks]]:
+    clocks = Clocks()
+    store = Counted(MemoryStore(clocks))
+    lane = lane_before(store, clocks, **more)
+    for decision_id in await hurried(lane, clocks, calls=150):  # by now it knows how quickly they come
+        lane.release((), decision_id)
+    yield lane, store, clocks
+    await lane.close()
+
+
+async def test_rare_calls_ask_the_store_each() -> None:
+    clocks = Clocks()
+    store = Counted(MemoryStore(clocks))
+    lane = lane_before(store, clocks)
+    for number in range(30):
+        clocks.now_s += 1
+        assert (await lane.reserve(PLAN, str(number))).admitted
+    assert store.asked == [1] * 30 and await used(store) == 30
+    await lane.close()
+
+
+async def test_calls_in_a_hurry_ask_once_for_many_and_what_is_left_goes_back() -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        before = len(store.asked)
+        let_in = await hurried(lane, clocks, calls=200)
+        assert len(let_in) == 200 and len(store.asked) - before < 20 and max(store.asked) == 32
+        for decision_id in let_in:
+            lane.release((), decision_id)
+        clocks.now_s += 1
+        await asyncio.sleep(IDLE_S * 3)
+        assert await used(store) == await used(store, DAY) == 350, "not one more than were let in"
+
+
+async def test_a_caller_hears_how_much_is_left_of_the_limit_and_not_of_the_block() -> None:
+    async with in_a_hurry() as (lane, _, clocks):
+        remaining = []
+        for number in range(40):
+            clocks.now_s += 0.001
+            remaining.append((await lane.reserve(PLAN, f"n{number}")).standings[0].remaining)
+        assert remaining == list(range(remaining[0], remaining[0] - 40, -1))
+
+
+async def test_a_call_that_was_not_forwarded_gives_its_charge_back_once() -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        let_in = await hurried(lane, clocks, calls=64)
+        for decision_id in let_in[:10] * 2:
+            lane.give_back(PLAN, decision_id)
+        for decision_id in let_in[10:]:
+            lane.release((), decision_id)
+        clocks.now_s += 1
+        await asyncio.sleep(IDLE_S * 3)
+        assert await used(store) == 150 + 54
+
+
+async def test_the_same_call_is_charged_once() -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        for _ in range(5):
+            await lane.reserve(PLAN, "the same")
+        lane.release((), "the same")
+        clocks.now_s += 1
+        await asyncio.sleep(IDLE_S * 3)
+        assert await used(store) == 151
+
+
+async def test_a_block_ends_with_its_minute() -> None:
+    """What was charged in one minute and used in the next would be missed by an hour that slides."""
+    async with in_a_hurry() as (lane, store, clocks):
+        clocks.now_s += 60 - clocks.now_s % 60 - 0.01
+        let_in = await hurried(lane, clocks, calls=5)
+        for decision_id in let_in:
+            lane.release((), decision_id)
+        asked = len(store.asked)
+        clocks.now_s += 0.02
+        await lane.reserve(PLAN, "next minute")
+        assert len(store.asked) == asked + 1 and store.given_back
+
+
+async def test_little_that_is_left_is_not_taken_from_others() -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        scarce = (Charge("row:s", "hour", "hour:s", 100),)
+        let_in = await hurried(lane, clocks, scarce, calls=400)
+        assert len(let_in) == 100, "exactly as many as there are"
+        assert max(store.asked[-300:]) <= 100 // SHARE
+
+
+@pytest.mark.parametrize(
+    "charge",
+    [
+        Charge("tool:t", "rate", "rate:t", 1000, interval_us=1000),
+        Charge("tool:t", "concurrency", "places:t", 1000),
+        Charge("usd", "day", "usd:u", 10**9, amount=2_000, unit="usd"),
+    ],
+)
+async def test_what_cannot_be_charged_ahead_asks_the_store_each_time(charge: Charge) -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        before = len(store.asked)
+        await hurried(lane, clocks, (HOUR, charge), calls=100)
+        assert len(store.asked) - before == 100
+
+
+class Out:
+    """A store that is out."""
+
+    kind, up = "redis", False
+
+    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
+        await asyncio.sleep(0)
+        raise StoreUnavailable("out")
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+async def test_a_store_that_is_out_is_out_for_everybody_who_waits_for_a_block() -> None:
+    async with in_a_hurry() as (lane, store, clocks):
+        await hurried(lane, clocks, calls=1)
+        for way in lane._ways.values():
+            lane._end(way)
+        inner, store.inner = store.inner, Out()
+        ends = await asyncio.gather(*(lane.reserve(PLAN, f"w{n}") for n in range(20)), return_exceptions=True)
+        assert {type(end) for end in ends} == {StoreUnavailable} and len(store.asked[-20:]) <= 20
+        store.inner = inner
+        assert (await lane.reserve(PLAN, "again")).admitted
+
+
+# --- several replicas, a real store -----------------------------------------------------------------------------------
+
+
+async def crowd(lane: Store, let_in: list[str], name: str, until_s: float) -> None:
+    named = ids(name)
+    while time.monotonic() < until_s:
+        decision_id = named()
+        verdict = await lane.reserve(PLAN, decision_id)
+        if verdict.admitted:
+            let_in.append(decision_id)
+            lane.release((), decision_id)
+        else:
+            await asyncio.sleep(0.002)
+
+
+async def test_four_replicas_let_in_exactly_as_many_as_the_limit_says() -> None:
+    with running_valkey() as valkey:
+        await _exactly(valkey)
+
+
+async def _exactly(valkey: Valkey) -> None:
+    stores = [open_store(valkey.url, time.time) for _ in range(4)]
+    lanes = [lane_before(store, time.monotonic, new_id=ids(f"b{n}-")) for n, store in enumerate(stores)]
+    let_in: list[str] = []
+    until_s = time.monotonic() + 1.0
+    await asyncio.gather(
+        *(crowd(lane, let_in, f"r{n}-{k}-", until_s) for n, lane in enumerate(lanes) for k in range(16))
+    )
+    assert len(let_in) == len(set(let_in)) == HOUR.most
+    for lane in lanes:
+        await lane.close()
+    again = open_store(valkey.url, time.time)
+    assert (await used(again), await used(again, DAY)) == (HOUR.most, HOUR.most)
+    await again.close()
