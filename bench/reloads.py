@@ -1,11 +1,12 @@
-"""Does a large policy reload under load without anybody noticing?
+"""Does a large policy reload under load without anybody noticing, but whom it concerns?
 
     python -m bench.reloads [--rows 100000] [--reloads 100]
 
 A sidecar runs in this process, its event loop watched every two milliseconds; wrk calls it from outside all the time.
-Two versions of a policy take turns, written by rename and taken by the reload that operators use. Afterwards the
-evidence is read: every call was answered, and each decision's rules are of the version that its revision names. The
-table goes to `bench/reloads.json`.
+Two versions of a policy take turns, written by rename and taken by the reload that operators use. Streams of an agent
+whom both versions allow are open from the first to the last; those of one whom the second does not allow end with it.
+Afterwards the evidence is read: every call was answered, and each decision's rules are of the version that its revision
+names. The table goes to `bench/reloads.json`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +29,8 @@ import uvloop
 from bench.call import SERVER, TOOL, Post, post_to
 from bench.folder import CALLER, environment, write_folder
 from bench.load import Heard, Load, burst, load_from_path
-from bench.process import free_port
+from bench.process import free_port, running, wait_for_port
+from bench.streams import Caller
 from bench.subjects import upstream
 from sidecar.app import App
 from sidecar.cli.serve import settle_garbage
@@ -37,6 +40,17 @@ OUT = Path(__file__).parent / "reloads.json"
 LOOK_S = 0.002
 CONNECTIONS = 8
 BURST_S = 5
+STREAMS = 100  # of each agent
+STAYS, GOES = "nhi:stays", "nhi:goes"
+_MORE = """\
+  held: {{mcp: {{url: "http://127.0.0.1:{held}/mcp", transport: http}}, probe: {{enabled: false}}}}
+policy: {{watch: false}}
+local:
+  - {{listen: "127.0.0.1:{stays_port}", principal: "{stays}"}}
+  - {{listen: "127.0.0.1:{goes_port}", principal: "{goes}"}}
+streams: {{max: 1000, max_per_principal: 1000}}
+sessions: {{max: 1000, max_per_principal: 1000, session_calls_per_minute: 10000}}
+"""
 
 
 @dataclass(slots=True)
@@ -59,8 +73,14 @@ class Lag:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
 def main(rows: int, reloads: int, out: Path) -> None:
     """Reload a large policy again and again under load, on loopback."""
-    with tempfile.TemporaryDirectory(prefix="reloads") as name, upstream(Path(name)) as behind:
-        folder = Path(name)
+    held = free_port()
+    with (
+        tempfile.TemporaryDirectory(prefix="reloads") as name,
+        upstream(Path(name)) as behind,
+        running([sys.executable, "-m", "bench.holding", str(held)], Path(name) / "holding.log") as holding,
+    ):
+        folder, callers = Path(name), {STAYS: Caller(free_port()), GOES: Caller(free_port())}
+        wait_for_port(held, holding)
         made = write_folder(
             folder / "sidecar",
             data_port=free_port(),
@@ -68,11 +88,12 @@ def main(rows: int, reloads: int, out: Path) -> None:
             upstream_url=behind.url,
             store_url="memory://",
         )
-        text = made.config.read_text()
-        made.config.write_text(text + "policy: {watch: false}\n")
+        more = {"stays": STAYS, "goes": GOES, "stays_port": callers[STAYS].port, "goes_port": callers[GOES].port}
+        made.config.write_text(made.config.read_text() + _MORE.format(held=held, **more))
         _, load = load_from_path(folder)
         versions = _versions(folder / "sidecar" / "policies", rows)
-        told = uvloop.run(_reload_under_load(made.config, versions, load, post_to(made.url, made.token), reloads))
+        post = post_to(made.url, made.token)
+        told = uvloop.run(_reload_under_load(made.config, versions, load, post, reloads, callers))
         told |= {"rows": rows, "decisions": _checked(folder / "sidecar" / "data" / "audit" / "audit.jsonl", told)}
     out.write_text(json.dumps(told, indent=1) + "\n")
     click.echo(out.read_text())
@@ -92,6 +113,9 @@ def _versions(policies: Path, rows: int) -> Mapping[str, Iterator[None]]:
         while True:
             for part, text in (("first", ""), ("many", many)):
                 rule = f"#: id={version}-{part}\np, {CALLER}, tool:{SERVER}/{TOOL}, tools/call, -, -, -, allow\n"
+                if part == "first":
+                    whom = (STAYS, GOES) if version == "a" else (STAYS,)
+                    rule += "".join(f"p, {who}, tool:held/*, use, -, -, -, allow\n" for who in whom)
                 fresh = policies / f".{part}"
                 fresh.write_text(rule + text)
                 fresh.rename(policies / f"agent_to_tool.{part}.csv")
@@ -101,7 +125,12 @@ def _versions(policies: Path, rows: int) -> Mapping[str, Iterator[None]]:
 
 
 async def _reload_under_load(
-    config: Path, versions: Mapping[str, Iterator[None]], load: Load, post: Post, reloads: int
+    config: Path,
+    versions: Mapping[str, Iterator[None]],
+    load: Load,
+    post: Post,
+    reloads: int,
+    callers: Mapping[str, Caller],
 ) -> dict[str, Any]:
     next(versions["a"])
     app = await App.start(config, environment())
@@ -109,8 +138,13 @@ async def _reload_under_load(
     of_revision = {app.live.current.engine.revision: "a"}
     lag, idle = Lag(), Lag()
     took_s: list[float] = []
+    first_at = 0.0
     heard: list[Heard] = []
     await _quiet(load, post, idle)
+    for caller in callers.values():
+        for _ in range(STREAMS):
+            await caller.stream()
+    ending = asyncio.create_task(_ended(callers[GOES]))
     stop = asyncio.Event()
     watching = asyncio.create_task(lag.watch())
     calling = asyncio.create_task(_call_until(stop, load, post, heard))
@@ -120,8 +154,12 @@ async def _reload_under_load(
         began = time.perf_counter()
         of_revision[await app.reload("bench")] = version
         took_s.append(time.perf_counter() - began)
+        first_at = first_at or time.perf_counter()
     stop.set()
     await calling
+    gone_s = (await ending) - first_at
+    open_ = sum(not reader.at_eof() for reader, _ in callers[STAYS].held)
+    callers[STAYS].let_go()
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
@@ -132,11 +170,21 @@ async def _reload_under_load(
         "calls": sum(one.requests for one in heard),
         "calls_failed": sum(one.errors for one in heard),
         "p99_ms": round(statistics.median(one.p99_ms for one in heard), 1),
+        "streams": STREAMS,
+        "streams_open": open_,
+        "streams_revoked": STREAMS,
+        "streams_revoked_within_s": round(gone_s, 2),
         "stall_ms_max": round(max(lag.late_ms), 1),
         "stall_ms_p999": round(sorted(lag.late_ms)[int(len(lag.late_ms) * 0.999)], 1),
         "stall_ms_max_without_reloads": round(max(idle.late_ms), 1),
         "revisions": of_revision,
     }
+
+
+async def _ended(caller: Caller) -> float:
+    """When the last of its streams had ended by itself."""
+    await caller.ended()
+    return time.perf_counter()
 
 
 async def _quiet(load: Load, post: Post, lag: Lag) -> None:
@@ -159,7 +207,7 @@ def _checked(audit: Path, told: Mapping[str, Any]) -> int:
     with audit.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
-            if record["event"] != "decision":
+            if record["event"] != "decision" or record["upstream"] != SERVER:
                 continue
             decisions += 1
             rules = [rule for link in record["links"] for rule in link["rules"] if rule[:2] in ("a-", "b-")]
