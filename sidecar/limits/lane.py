@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sidecar.limits.counters import MINUTE_US, SECOND_US, Standing
+from sidecar.limits.degraded import Shared
 from sidecar.limits.plan import Charge, Kind
-from sidecar.limits.store import Charges, Store, Verdict
+from sidecar.limits.store import Charges, Verdict
 
 BLOCK_S: Final = 0.1  # of calls are charged at once
 SHARE: Final = 8  # one part of what is left goes into a block, so that other replicas find room
@@ -69,7 +70,7 @@ class FastLane:
     """A Store in front of another. `most` is the largest block, `idle_s` how long what is left of one may lie about."""
 
     def __init__(
-        self, inner: Store, *, most: int, idle_s: float, clock: Callable[[], float], new_id: Callable[[], str]
+        self, inner: Shared, *, most: int, idle_s: float, clock: Callable[[], float], new_id: Callable[[], str]
     ) -> None:
         self.inner = inner
         self.kind = inner.kind
@@ -85,6 +86,10 @@ class FastLane:
     @property
     def up(self) -> bool:
         return self.inner.up
+
+    @property
+    def degraded(self) -> bool:
+        return self.inner.degraded
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         """As `Store.reserve`."""
@@ -128,6 +133,10 @@ class FastLane:
         """As `Store.extend`."""
         if decision_id not in self._taken:
             self.inner.extend(charges, decision_id)
+
+    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
+        """As `Shared.charge_later`."""
+        self.inner.charge_later(charges, decision_id, within_s)
 
     async def look(self, charges: Charges) -> tuple[Standing, ...]:
         """As `Store.look`: what is charged ahead counts as used."""

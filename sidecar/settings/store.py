@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.addresses import is_host_name
-from sidecar.settings.fields import Count, PathField, Section
+from sidecar.settings.fields import Count, PathField, Seconds, Section
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.secrets import read_secret
 
@@ -166,6 +166,15 @@ class SentinelLogin(Section):
     """The file with its password."""
 
 
+class FastLaneSettings(Section):
+    """Calls that come quickly are charged a block at a time."""
+
+    max_calls: Annotated[int, Field(ge=2, le=1_000)] = 32
+    """The largest block: as many calls as a killed instance may take with it."""
+    idle_s: Annotated[Seconds, Field(ge=0.05, le=10.0)] = 0.25
+    """What is left of a block that nobody wanted for so long is given back."""
+
+
 class StoreSettings(Section):
     """The store of limits."""
 
@@ -185,6 +194,9 @@ class StoreSettings(Section):
     money are refused in both."""
     degraded_calls: Count | None = None
     """How many calls each instance admits by itself while the store is out, per limit and window of it."""
+    fast_lane: FastLaneSettings | None = None
+    """Limits of an hour, a day or a month that many calls ask about are charged in blocks, so that the store is not
+    asked about each call. Never more than the limit; off by default."""
 
     @property
     def place(self) -> StorePlace:
@@ -208,6 +220,8 @@ class StoreSettings(Section):
             yield Finding("nobody says how many calls that would be", "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
             yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
+        if self.fast_lane is not None and self.is_memory:
+            yield Finding("the in-process store is as quick as it gets", "S136", "remove it", ("fast_lane",))
         if self.on_failure == "degraded" and self.is_memory:
             yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
         if self.tls is not None and not place.tls:

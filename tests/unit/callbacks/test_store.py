@@ -30,6 +30,7 @@ from sidecar.callbacks import (
 from sidecar.errors import SettingsError
 from sidecar.limits import open_store
 from sidecar.loading import run_at
+from sidecar.settings.store import StoreSettings
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.valkey import Valkey, running_valkey
 
@@ -78,13 +79,13 @@ def valkey() -> Iterator[Valkey]:
 @pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CallbackStore]:
     path = tmp_path / "callbacks.sqlite"
-    shared = open_store("memory://", time.time)
+    shared = open_store(StoreSettings(), time.time)
     made: CallbackStore = MemoryCallbackStore() if request.param == "memory" else SqliteCallbackStore(path)
     if request.param == "redis":
         server = request.getfixturevalue("valkey")
         with server.client() as client:
             client.flushall()
-        shared = open_store(server.url, time.time)
+        shared = open_store(StoreSettings(url=server.url), time.time)
         made = SharedPushes(partial(run_at, shared), made, lambda: b"k" * 32)
     yield made
     await made.close()
@@ -171,7 +172,7 @@ async def test_what_a_caller_proves_itself_with_is_sealed_to_those_who_have_the_
 ) -> None:
     with valkey.client() as client:
         client.flushall()
-        shared = open_store(valkey.url, time.time)
+        shared = open_store(StoreSettings(url=valkey.url), time.time)
         here = MemoryCallbackStore()
         one, other, stranger = (
             SharedPushes(partial(run_at, shared), here, lambda key=key: key)

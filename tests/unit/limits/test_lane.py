@@ -15,6 +15,7 @@ from sidecar.limits import Charge, open_store
 from sidecar.limits.lane import SHARE, FastLane
 from sidecar.limits.memory import MemoryStore
 from sidecar.limits.store import Charges, Store, StoreUnavailable, Verdict
+from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey, running_valkey
 
 HOUR = Charge("row:r", "hour", "hour:r", 1000)
@@ -226,8 +227,8 @@ async def test_four_replicas_let_in_exactly_as_many_as_the_limit_says() -> None:
 
 
 async def _exactly(valkey: Valkey) -> None:
-    stores = [open_store(valkey.url, time.time) for _ in range(4)]
-    lanes = [lane_before(store, time.monotonic, new_id=ids(f"b{n}-")) for n, store in enumerate(stores)]
+    settings = StoreSettings.model_validate({"url": valkey.url, "fast_lane": {"idle_s": 0.05}})
+    lanes = [open_store(settings, time.time) for _ in range(4)]
     let_in: list[str] = []
     until_s = time.monotonic() + 1.0
     await asyncio.gather(
@@ -236,6 +237,6 @@ async def _exactly(valkey: Valkey) -> None:
     assert len(let_in) == len(set(let_in)) == HOUR.most
     for lane in lanes:
         await lane.close()
-    again = open_store(valkey.url, time.time)
+    again = open_store(StoreSettings(url=valkey.url), time.time)
     assert (await used(again), await used(again, DAY)) == (HOUR.most, HOUR.most)
     await again.close()
