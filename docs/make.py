@@ -191,7 +191,7 @@ MEANINGS: Mapping[str, str] = {
     "error_message": "the reason's sentence, from a closed set",
     "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
     "facts": "each condition: whose link, SHA-256 of its text, `true`, `false` or `error`, keyed digests of its inputs",
-    "limits": "each limit: name, what this call was charged, what remains, the limit itself",
+    "limits": "each limit: name, what this call was charged, what remains, the limit itself; the `unit` of a budget",
     "would_deny": "what would have denied it: ids of shadow rules; in shadow mode also of rules, reasons and limits",
     "would_allow": "ids of shadow rules that would have allowed",
     "policy_revision": "digest of the policy that decided",

@@ -51,6 +51,7 @@ from sidecar.identity.proofs import SCRIPT as PROOF_SCRIPT
 from sidecar.identity.proofs import Share as ShareProofs
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter, SessionCalls, Store, StoreUnavailable, open_store
+from sidecar.limits.showing import Showing, Wanted
 from sidecar.listeners import Handle, Listener, Patience, check_fast_parser
 from sidecar.loading import first_snapshot, next_snapshot, run_at, task_store_from, tasks_from
 from sidecar.metrics import Metrics
@@ -122,6 +123,7 @@ class App:
     reloader: Reloader = field(init=False)
     drift: DriftWatch = field(init=False)
     herald: Herald = field(init=False)
+    showing: Showing = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     grpc_servers: list[GrpcServer] = field(default_factory=list)
     grpc_ports: dict[str, int] = field(default_factory=dict)
@@ -275,6 +277,7 @@ class App:
             serves=self._now_serving,
         )
         self.herald = Herald(_places_of_checkpoints(self.settings, self.limiter.store))
+        self.showing = Showing(self.limiter.store)
         self.drift = DriftWatch(self.live, self.metrics, self._witness, time.monotonic)
 
     @property
@@ -405,6 +408,12 @@ class App:
         """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
         now_s = self.pipeline.clock()
         return (*self.switch.disabled.in_force(now_s), *self.live.current.disabled.in_force(now_s))
+
+    async def limits(self, wanted: Wanted) -> Mapping[str, Any]:
+        """Who used what, and how much is left. Raises StoreUnavailable."""
+        now = self.live.current
+        shown, more = await self.showing.show(wanted, now.limited, now.engine.roles_of)
+        return {"store": self.limiter.store.kind, "limits": shown, "more": more}
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
         """Disable a principal, here and at every replica. Raises SwitchError."""
@@ -607,6 +616,7 @@ class App:
     async def _now_serving(self) -> None:
         """A snapshot came into force: tell the operators what it is."""
         now = self.live.current
+        self.showing.take(now.budgets)
         engine = now.engine
         self.metrics.reconfigured(upstreams=now.upstreams, limits=now.limit_labels, budgets=now.budget_labels)
         self.metrics.policy_loaded(engine.revision, engine.rule_counts, self.reloader.loaded_at)

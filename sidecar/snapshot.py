@@ -32,7 +32,7 @@ from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.credentials import NO_SIGNER, Signer
 from sidecar.upstreams.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
-from sidecar.vocabulary import Call, Chain, Decision, Question
+from sidecar.vocabulary import Call, Chain, Decision, Question, Rule
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class Snapshot:
     audiences: Mapping[str, Audience]
     limit_labels: tuple[str, ...] = ()
     budget_labels: tuple[str, ...] = ()
+    limited: tuple[Rule, ...] = ()
     disabled: Disabled = NOBODY
     shadow_until: float | None = None
     keys_digest: str = ""
@@ -276,7 +277,7 @@ def snapshot_from(
 ) -> Snapshot:
     """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
     policy, budgets, pins = settings.policy, beside.budgets, beside.pins
-    engine = Engine(source)
+    engine, limited = Engine(source), source.limited(MAX_LIMIT_LABELS)
     if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
         _test(engine, source, policy.path, budgets)
     return Snapshot(
@@ -312,10 +313,11 @@ def snapshot_from(
         limit_labels=(
             SESSION_CALLS,
             REFUSALS,
-            *map(rule_label, source.limited_ids(MAX_LIMIT_LABELS)),
+            *dict.fromkeys(rule_label(rule.id) for rule in limited),
             *budgets.labels,
         ),
         budget_labels=budgets.spending_labels,
+        limited=limited,
         disabled=beside.disabled,
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,

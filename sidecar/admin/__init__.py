@@ -19,10 +19,13 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
+from sidecar.admin.limits import UnclearError, wanted_in
 from sidecar.admin.principals import order_of, plain, tool_order_of
 from sidecar.arrival import Entrance, check_entrance, headers_of
 from sidecar.disabled import Entry, SwitchError
 from sidecar.errors import ConfigError, Refusal
+from sidecar.limits import StoreUnavailable
+from sidecar.limits.showing import Wanted
 from sidecar.metrics import Metrics
 from sidecar.policy.patterns import glob
 
@@ -56,6 +59,9 @@ class Operated(Protocol):
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
         """Take that back; False if there was nothing to take back. Raises SwitchError."""
+
+    async def limits(self, wanted: Wanted) -> Mapping[str, Any]:
+        """Who used what, and how much is left. Raises StoreUnavailable."""
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now."""
@@ -147,6 +153,14 @@ class Admin:
             faults = [str(fault) for fault in error.faults]
             return _json({"error": "the old policy serves on", "faults": faults}, 409)
 
+    async def _limits(self, asked: Asked) -> web.Response:
+        try:
+            return _json(await self.app.limits(wanted_in(asked.request.raw_path.partition("?")[2])))
+        except UnclearError as error:
+            return _json({"error": str(error)}, 400)
+        except StoreUnavailable:
+            return _json({"error": "the store is out: nobody can say"}, 503)
+
     async def _principals(self, asked: Asked) -> web.Response:
         return _json({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
 
@@ -212,6 +226,7 @@ _Guarded = tuple[str, tuple[Role, ...], Callable[[Admin, Asked], Awaitable[web.R
 _GUARDED: Mapping[str, _Guarded] = {
     "/status": ("GET", ("viewer", "operator"), Admin._status),
     "/api/reload": ("POST", ("operator",), Admin._reload),
+    "/api/limits": ("GET", ("viewer", "operator"), Admin._limits),
     "/api/principals": ("GET", ("viewer", "operator"), Admin._principals),
     "/api/principals/{}/disable": ("POST", ("operator",), Admin._disable),
     "/api/principals/{}/enable": ("POST", ("operator",), Admin._enable),

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "unwrap": ("sidecar.cli.clients", "Put back what wrap changed."),
     "client-config": ("sidecar.cli.clients", "What an MCP client writes to reach our upstreams."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
+    "limits": ("sidecar.cli.limits", "Who used what, and how much is left."),
     "audit": ("sidecar.cli.audit", "Verify the evidence, or read it."),
     "token": ("sidecar.cli.token", "Keys and tokens: API keys, and signing keys and tokens for development."),
     "config": ("sidecar.cli.config", "Look at the configuration."),

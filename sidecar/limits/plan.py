@@ -162,6 +162,12 @@ class Budgets:
         return tuple(label_of(entry, cap) for entry in self.entries for cap in entry.caps)
 
     @property
+    def asked_for(self) -> list[str]:
+        """Every principal of the chains whose plans are remembered, who came last stands last."""
+        asked: list[Any] = list(self.remembered)
+        return [name for _, names, *_ in asked for name in names]
+
+    @property
     def spending_labels(self) -> tuple[str, ...]:
         """Those of them that count what calls cost."""
         return tuple(label_of(entry, cap) for entry in self.spending for cap in entry.caps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import overload
 
@@ -58,14 +58,12 @@ class PolicySource:
         """All of them, kind by kind, in the order of their files; each is made when it is looked at."""
         return _Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
 
-    def limited_ids(self, most: int) -> list[str]:
-        """The ids of up to `most` rules that have a limit."""
-        found: dict[str, None] = {}
-        for table in self.tables.values():
-            for row, bits in enumerate(table.flags):
-                if bits & LIMITED and len(found) < most:
-                    found[table.id_of(row)] = None
-        return list(found)
+    def limited(self, most: int) -> tuple[Rule, ...]:
+        """Up to `most` rows that have a limit; a rule may have several."""
+        rows = (
+            (table, row) for table in self.tables.values() for row, bits in enumerate(table.flags) if bits & LIMITED
+        )
+        return tuple(table.rule(row) for table, row in islice(rows, most))
 
 
 class _Rules(Sequence[Rule]):

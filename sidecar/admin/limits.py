@@ -1,0 +1,34 @@
+"""What does an operator ask about limits, and what is said back?"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl
+
+from sidecar.limits.showing import Wanted
+
+_WORDS = {"principal", "object", "limit"}
+_PRINCIPAL = re.compile(r"anonymous|(user|nhi):[!#-&(-)+\--{}~]{1,256}")
+_OBJECT = re.compile(r"(tool|prompt|resource|nhi):\S{1,1024}")
+
+
+class UnclearError(ValueError):
+    """What was asked cannot be meant."""
+
+
+def wanted_in(query: str) -> Wanted:
+    """`principal`, `object` and `limit` of a query. Raises UnclearError: an answer to something else would mislead."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict", max_num_fields=8)
+    except ValueError:
+        raise UnclearError("the query cannot be read") from None
+    given = dict(pairs)
+    if len(given) < len(pairs) or not given.keys() <= _WORDS:
+        raise UnclearError("ask by principal, object and limit, each once at most")
+    if "principal" in given and not _PRINCIPAL.fullmatch(given["principal"]):
+        raise UnclearError("principal: write user:<id> or nhi:<id>")
+    if "object" in given and not _OBJECT.fullmatch(given["object"]):
+        raise UnclearError("object: write tool:<server>/<tool>, prompt:…, resource:… or nhi:…")
+    if len(given.get("limit", "*")) > 1024 or given.get("limit") == "":
+        raise UnclearError("limit: write its name, or a pattern with *")
+    return Wanted(**given)

@@ -1,0 +1,73 @@
+"""Who used what, and how much is left?
+
+sidecar limits show
+sidecar limits show --principal nhi:researcher
+sidecar limits show --tool llm/complete
+sidecar limits show --limit 'budgets:*' --json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from sidecar.cli.control import told
+
+_KINDS = ("tool:", "prompt:", "resource:", "nhi:")
+_HEAD = ("limit", "for", "used", "left", "begins anew")
+
+
+@click.group()
+def limits() -> None:
+    """Limits and budgets of a running sidecar."""
+
+
+@limits.command()
+@click.option("--principal", default="", help="All limits of this one (user:<id> or nhi:<id>), used or not.")
+@click.option("--tool", default="", help="What a call of it may move: <server>/<tool>, nhi:<agent>, resource:…")
+@click.option("--limit", default="", help="Limits of this name; * matches any run.")
+@click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(principal: str, tool: str, limit: str, path: Path, as_json: bool) -> None:
+    """How much of each limit is used, the fullest first. Looking charges nothing.
+
+    Without --principal: limits that many share, and of the others what those have used whom this sidecar has charged
+    since it started.
+    """
+    named = tool if not tool or tool.startswith(_KINDS) else f"tool:{tool}"
+    asked = {"principal": principal, "object": named, "limit": limit}
+    query = urlencode({word: value for word, value in asked.items() if value})
+    answer = told(path, f"/api/limits?{query}" if query else "/api/limits", as_json)
+    if as_json:
+        return
+    rows = [_HEAD, *map(_row, answer["limits"])]
+    if len(rows) == 1:
+        click.echo("no limit is used")
+        return
+    for line in _aligned(rows):
+        click.echo(line)
+    if answer["more"]:
+        click.echo("and more: ask for a principal, a tool or a limit")
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    unit = f" {one['unit']}" if one["unit"] else ""
+    used = f"{_number(one['used'])} of {_number(one['most'])}{unit}"
+    return one["limit"], one["counted_for"] or "all", used, _number(one["remaining"]), one["reset_at"] or "-"
+
+
+def _number(value: float) -> str:
+    """As people write it, never 1e-06."""
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,140 @@
+"""Who used what, how much is left, and when does it begin anew?
+
+Counters are named by digests, so nobody can list them: what can be shown is what the configuration says there may be,
+for those who are known. Known is whom this process has charged, and whoever is asked for by name. Reading charges
+nothing, and is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from sidecar.limits.amounts import in_units
+from sidecar.limits.counters import SECOND_US, Standing
+from sidecar.limits.plan import Budgets, Charge, Entry, charge_of, row_charge
+from sidecar.limits.store import Store
+from sidecar.policy.patterns import glob
+from sidecar.settings.moments import rfc3339
+from sidecar.vocabulary import Principal, RowLimit, Rule
+
+MAX_KNOWN = 2_000  # whom this process remembers to have charged
+MAX_SHOWN = 1_000
+READ_AT_ONCE = 50  # some 2 ms of Redis' time, which its other callers wait for
+RolesOf = Callable[[Principal], frozenset[str]]
+
+
+class Wanted(NamedTuple):
+    """What is asked for; "" is everything. `object` keeps limits that a call on it may move, `limit` is a pattern."""
+
+    principal: str = ""
+    object: str = ""
+    limit: str = ""
+
+
+class Counted(NamedTuple):
+    """One counter that there may be."""
+
+    charge: Charge
+    counted_for: str
+
+    def plain(self, standing: Standing) -> dict[str, Any]:
+        """Where it stands, in values that JSON has."""
+        charge = self.charge
+        shown = in_units if charge.unit else int
+        used = charge.most - standing.remaining
+        return {
+            "limit": charge.limit,
+            "kind": charge.kind,
+            "counted_for": self.counted_for or None,
+            "unit": charge.unit or None,
+            "most": shown(charge.most),
+            "used": shown(used),
+            "remaining": shown(standing.remaining),
+            "reset_at": rfc3339(standing.reset_us / SECOND_US) if standing.reset_us and used else None,
+        }
+
+
+@dataclass(slots=True)
+class Showing:
+    """Reads the counters of one store."""
+
+    store: Store
+    known: dict[str, None] = field(default_factory=dict)
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def take(self, budgets: Budgets) -> None:
+        """These are the budgets now; whom the last ones were asked about stays known."""
+        self._meet()
+        self.budgets = budgets
+
+    def _meet(self) -> None:
+        for name in self.budgets.asked_for:
+            self.known.pop(name, None)
+            self.known[name] = None
+        for name in list(islice(self.known, max(0, len(self.known) - MAX_KNOWN))):
+            del self.known[name]
+
+    async def show(self, wanted: Wanted, rules: Sequence[Rule], roles_of: RolesOf) -> tuple[list[dict[str, Any]], bool]:
+        """What is left of each, the fullest first, and whether there are more than could be shown. Raises
+        StoreUnavailable."""
+        self._meet()
+        names = [wanted.principal] if wanted.principal else [*self.known]
+        found = {one.charge.key: one for one in _counted(wanted, self.budgets, rules, names, roles_of)}
+        asked = list(islice(found.values(), MAX_SHOWN))
+        standings: list[Standing] = []
+        for start in range(0, len(asked), READ_AT_ONCE):
+            standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))
+        shown = [one.plain(standing) for one, standing in zip(asked, standings, strict=True)]
+        if not wanted.principal:  # of those who might have used something, those who have
+            shown = [each for each in shown if each["used"] or not each["counted_for"]]
+        shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))
+        return shown, len(found) > MAX_SHOWN
+
+
+def _counted(
+    wanted: Wanted, budgets: Budgets, rules: Iterable[Rule], names: Sequence[str], roles_of: RolesOf
+) -> Iterator[Counted]:
+    roles = {name: roles_of(Principal(name)) for name in names}
+    for entry in budgets.entries:
+        if wanted.object and not _touches(budgets, entry, wanted.object):
+            continue
+        shared = not entry.each and (not wanted.principal or _means(entry, wanted.principal, roles))
+        whose = [name for name in names if _means(entry, name, roles)] if entry.each else [""] * shared
+        for cap in entry.caps:
+            charges = ((charge_of(entry, cap, name), name) for name in whose)
+            yield from (Counted(*one) for one in charges if _is_wanted(wanted, one[0]))
+    for rule in rules:
+        if rule.max_calls_per_hour is None or (wanted.object and not _may_be(rule, wanted.object)):
+            continue
+        mine = [name for name in names if glob(name, rule.subject) or rule.subject in roles[name]]
+        for name in mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal):
+            charge = row_charge(RowLimit(rule.id, name, rule.max_calls_per_hour))
+            if _is_wanted(wanted, charge):
+                yield Counted(charge, name)
+
+
+def _is_wanted(wanted: Wanted, charge: Charge) -> bool:
+    return not wanted.limit or glob(charge.limit, wanted.limit)
+
+
+def _means(entry: Entry, name: str, roles: dict[str, frozenset[str]]) -> bool:
+    """Whether an entry counts this principal."""
+    if entry.source == "tools" or not entry.pattern:
+        return True
+    known_as = roles[name] if entry.pattern.startswith("role:") else (name,)
+    return any(glob(word, entry.pattern) for word in known_as)
+
+
+def _touches(budgets: Budgets, entry: Entry, target: str) -> bool:
+    """Whether a call on this object may move an entry's counters."""
+    if entry.source == "tools":
+        return glob(target, entry.pattern)
+    costs = (cost for cost in budgets.costs if cost.unit == entry.unit)
+    return not entry.unit or (glob(target, entry.object) and any(glob(target, cost.object) for cost in costs))
+
+
+def _may_be(rule: Rule, target: str) -> bool:
+    return rule.object.startswith("set:") or glob(target, rule.object)

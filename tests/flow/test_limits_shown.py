@@ -1,0 +1,161 @@
+"""Who used what, and how much is left: do operators see it, without moving it?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from sidecar.cli import main
+from sidecar.limits import StoreUnavailable
+from sidecar.limits.memory import MemoryStore
+from sidecar.limits.plan import Budgets, Cap, Entry
+from sidecar.limits.showing import MAX_KNOWN, MAX_SHOWN, Showing, Wanted
+from sidecar.vocabulary import Principal
+from tests.flow.causes import budgets
+from tests.flow.test_admin import SETTINGS, VIEW, files, get
+from tests.flow.world import World, world
+from tests.unit.limits.test_plan import plan, principals
+
+RULES = """
+#: id=search
+p, nhi:planner, tool:github/search_*, use, -, 120, -, allow
+#: id=together per=rule
+p, *, tool:github/*, use, -, 50, -, allow
+#: id=others
+p, nhi:other, tool:*, use, -, 7, -, allow
+"""
+LIMITS = budgets(
+    """
+tools:
+  "tool:github/*": {requests_per_second: 10, burst: 20, concurrency: 5}
+  "tool:files/*": {daily_quota: 3}
+principals:
+  "nhi:*": {per_hour: 40, per_month: 1000}
+  "user:*": {per_day: 10}
+costs: [{object: "tool:github/*", unit: usd, per_call: 0.000001}]
+budgets:
+  - {principal: "nhi:*", unit: usd, per_day: 0.00001}
+  - {object: "tool:files/*", unit: usd, per_month: 5}
+"""
+)
+GOOD = {"repo": "acme/x"}
+
+
+async def shown(running: World, query: str = "", secret: str = VIEW) -> Any:
+    status, body = await get(running, f"/api/limits{query}", secret)
+    return json.loads(body) if status == 200 else status
+
+
+async def command(running: World, *line: str) -> Result:
+    arguments = ["limits", "show", "-c", str(running.folder / "sidecar.yaml"), *line]
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+
+def names(told: Any) -> list[tuple[str, str | None]]:
+    return [(one["limit"], one["counted_for"]) for one in told["limits"]]
+
+
+async def test_an_operator_sees_who_used_what_and_looking_moves_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
+        for _ in range(4):
+            assert (await running.call("search_code", GOOD))[0] == 200
+        before = await shown(running)
+        for _ in range(3):
+            assert [one["used"] for one in (await shown(running))["limits"] if one["kind"] != "rate"] == [
+                one["used"] for one in before["limits"] if one["kind"] != "rate"
+            ]
+        told = {one["limit"]: one for one in before["limits"]}
+        assert before["store"] == "memory" and before["more"] is False
+        assert before["limits"][0]["limit"] == "budgets:nhi:*:usd:day"  # the fullest first
+        budget = told["budgets:nhi:*:usd:day"]
+        assert budget.pop("reset_at").endswith("T00:00:00Z")
+        assert budget == {
+            "limit": "budgets:nhi:*:usd:day",
+            "kind": "day",
+            "counted_for": "nhi:planner",
+            "unit": "usd",
+            "most": 0.00001,
+            "used": 0.000004,
+            "remaining": 0.000006,
+        }
+        assert [(told[name]["used"], told[name]["counted_for"]) for name in ("rule:search", "rule:together")] == [
+            (4, "nhi:planner"),
+            (4, None),
+        ]
+        assert told["principals:nhi:*:month"]["reset_at"].endswith("-01T00:00:00Z")
+        assert (told["tools:tool:files/*:day"]["used"], told["tools:tool:files/*:day"]["reset_at"]) == (0, None)
+        assert "principals:user:*:day" not in told
+
+
+async def test_it_can_be_asked_for_one_principal_one_tool_or_one_limit(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
+        await running.call("search_code", GOOD)
+        mine = names(await shown(running, "?principal=nhi:other"))
+        assert {one for one in mine if one[1]} == {
+            ("principals:nhi:*:hour", "nhi:other"),
+            ("principals:nhi:*:month", "nhi:other"),
+            ("budgets:nhi:*:usd:day", "nhi:other"),
+            ("rule:others", "nhi:other"),
+        }
+        of_files = {name for name, _ in names(await shown(running, "?object=tool:files/read"))}
+        assert of_files == {"tools:tool:files/*:day", "principals:nhi:*:hour", "principals:nhi:*:month"}
+        assert names(await shown(running, "?limit=budgets:nhi:*")) == [("budgets:nhi:*:usd:day", "nhi:planner")]
+        for wrong in (
+            "?who=nhi:a",
+            "?principal=alice",
+            "?object=github",
+            "?limit=",
+            "?limit=a&limit=b",
+            "?principal=%ff",
+        ):
+            assert await shown(running, f"?{wrong}") == 400, wrong
+        assert await shown(running, secret="") == 401
+
+
+async def test_the_command_prints_lines_for_people_and_json_for_programs(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files=LIMITS) as running:
+        await running.call("search_code", GOOD)
+        lines = (await command(running, "--limit", "budgets:*", "--principal", "nhi:planner")).output.splitlines()
+        assert [line.split() for line in lines][1][:6] == [
+            "budgets:nhi:*:usd:day", "nhi:planner", "0.000001", "of", "0.00001", "usd",
+        ]  # fmt: skip
+        told = json.loads((await command(running, "--tool", "files/read", "--json")).output)
+        assert ("tools:tool:files/*:day", None) in names(told)
+        assert (await command(running, "--limit", "nothing")).output == "no limit is used\n"
+        assert (await command(running, "--principal", "alice")).exit_code == 2
+
+
+async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files=LIMITS) as running:
+        await running.call("search_code", GOOD)
+        await running.app.reload("test")
+        told = await running.app.limits(Wanted(limit="principals:nhi:*:hour"))
+        assert [(one["counted_for"], one["used"]) for one in told["limits"]] == [("nhi:planner", 1)]
+
+
+async def test_a_store_that_is_out_is_said_to_be_out(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
+
+        async def out(charges: object) -> None:
+            raise StoreUnavailable("out")
+
+        running.app.limiter.store.look = out  # type: ignore[assignment,method-assign]
+        assert await shown(running) == 503
+
+
+async def test_what_is_known_and_what_is_shown_have_bounds() -> None:
+    store = MemoryStore(lambda: 0.0)
+    entries = principals(Entry("principals", "user:*", True, (Cap("hour", 5), Cap("day", 5))))
+    showing = Showing(store)
+    showing.take(entries)
+    for number in range(MAX_KNOWN + 500):
+        await store.reserve(plan(entries, Principal(f"user:{number}")).charges, str(number))
+    told, more = await showing.show(Wanted(), (), lambda _: frozenset())
+    assert len(showing.known) == MAX_KNOWN
+    assert (len(told), more) == (MAX_SHOWN, True)
+    showing.take(Budgets())
+    assert len(showing.known) == MAX_KNOWN
