@@ -65,7 +65,8 @@ class Finder(Protocol):
         """Somebody said that this one counts now."""
 
     async def at(self, address: Address) -> Connection:
-        """A connection to this very node, open. Raises one of `Trouble`."""
+        """A connection to a node that another named, open. Only in a Cluster do nodes lead to others: elsewhere whoever
+        answers could have our password sent wherever it likes. Raises one of `Trouble`."""
 
     async def close(self) -> None:
         """Let go of everybody who is asked."""
@@ -104,7 +105,7 @@ class One:
         """It names no other."""
 
     async def at(self, address: Address) -> Connection:
-        return await _opened(self._opener(address), CONNECT_S)
+        raise NobodyCountsError("this server leads nowhere")
 
     async def close(self) -> None:
         """Nobody else is asked."""
@@ -146,7 +147,7 @@ class Sentinels:
         """Only Sentinels say that."""
 
     async def at(self, address: Address) -> Connection:
-        return await _opened(self._to_store(address), ANSWER_S)
+        raise NobodyCountsError("a primary leads nowhere")
 
     async def close(self) -> None:
         await self._hang_up()

@@ -150,7 +150,7 @@ class RedisStore:
         self._epoch = ""
         self._number = 0
         self._held_until_s = 0.0
-        self._owed: deque[Settlement] = deque(maxlen=MAX_OWED)
+        self._owed: deque[Settlement] = deque()
 
     @classmethod
     def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisStore:
@@ -202,7 +202,6 @@ class RedisStore:
 
     def release(self, charges: Charges, decision_id: str) -> None:
         if charges:
-            self._recall.released(charges, decision_id)
             until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
             self._say(Settlement("release", charges, decision_id, until_s))
 
@@ -333,11 +332,21 @@ class RedisStore:
             again.add_done_callback(partial(self._heard, settlement, script, arguments))
         elif isinstance(error, WireLost) or (isinstance(error, ResponseError) and _passes(error)):
             self._owe(settlement)
-        # Any other error means a counter that is not ours to understand: its next reservation is refused.
+        else:  # any other error means a counter that is not ours to understand: its next reservation is refused
+            self._over(settlement)
 
     def _owe(self, settlement: Settlement) -> None:
-        if settlement.verb != "extend":  # the next beat extends again
-            self._owed.append(settlement)
+        if settlement.verb == "extend":  # the next beat extends again
+            return
+        if len(self._owed) == MAX_OWED:
+            self._over(self._owed.popleft())
+        self._owed.append(settlement)
+
+    def _over(self, settlement: Settlement) -> None:
+        """Nothing more will be said of it. Not before is it forgotten what a call holds, and has not spent: should its
+        charge be lost, it is charged again as it was, and then released."""
+        if settlement.verb == "release":
+            self._recall.released(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
         owed = list(self._owed)
@@ -345,6 +354,8 @@ class RedisStore:
         for settlement in owed:
             if settlement.until_s > self._now_s():
                 self._say(settlement)
+            else:
+                self._over(settlement)
 
     # Knowing the store
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import redis
 
+import sidecar.limits.link
 from sidecar.limits import StoreUnavailable
 from sidecar.limits.nodes import PREFIX, finder_of
 from sidecar.limits.plan import Charge
@@ -36,6 +37,12 @@ HOUR, DAY, RATE, SLOTS = (
 )
 ALL = (HOUR, DAY, RATE, SLOTS)
 HOLD_S = 0.15
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is asked who it is more often than it needs."""
+    monkeypatch.setattr(sidecar.limits.link, "BEAT_S", 0.1)
 
 
 @dataclass
@@ -137,7 +144,7 @@ async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_wh
 async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell_what_they_saw(
     fresh_valkey: Valkey,
 ) -> None:
-    async with instances(fresh_valkey, count=2, hold_s=0.7) as (ours, theirs):
+    async with instances(fresh_valkey, count=2, hold_s=0.3) as (ours, theirs):
         await ours.charge(HOUR, times=3)
         await theirs.charge(HOUR, times=4)
         loop = asyncio.get_running_loop()
@@ -147,7 +154,7 @@ async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell
             with pytest.raises(StoreUnavailable):
                 await ours.charge(HOUR)
             await asyncio.gather(ours.noticed(), theirs.noticed())
-            assert loop.time() - began_s >= 0.7
+            assert loop.time() - began_s >= 0.3
             assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
         assert [verdict.admitted for verdict in await ours.charge(HOUR, times=4)] == [True] * 3 + [False]
 
@@ -233,6 +240,22 @@ async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey) -> N
                 await ours.charge(budget)
             await ours.reconnected()
             assert client.hget(PREFIX + budget.key, "n") == "1600000"
+
+
+async def test_an_end_that_was_not_heard_either_is_said_again_after_its_charge(fresh_valkey: Valkey) -> None:
+    budget = charge("day", 10_000_000, amount=500_000, unit="usd")
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(HOUR)
+        before = state_of(fresh_valkey)
+        await ours.charge(budget, SLOTS)
+        with fresh_valkey.client() as client:
+            rolled_back(client, before)
+            ours.store.release((replace(budget, amount=400_000), SLOTS), f"{id(ours)}-2")  # nobody hears it
+            await ours.noticed()
+            await ours.store.ping()
+            assert client.hget(PREFIX + budget.key, "n") == "100000"
+            assert client.zcard(PREFIX + SLOTS.key) == 0
+        assert not ours.store._recall.held and not ours.store._owed
 
 
 async def test_charges_of_before_are_charged_again_even_where_the_limit_is_spent(fresh_valkey: Valkey) -> None:

@@ -139,6 +139,16 @@ def no_opener(address: tuple[str, int]) -> Any:
 # --- one server -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("url", ["redis://h", "redis+sentinel://h/s"])
+async def test_outside_of_a_cluster_nobody_leads_us_elsewhere(url: str) -> None:
+    """Whoever answers in a store's place would else be sent its password wherever it likes."""
+    finder = finder_of(StoreSettings(url=url))
+    finder.moved(("10.0.0.1", 1))
+    with pytest.raises(NobodyCountsError):
+        await finder.at(("10.0.0.1", 1))
+    await finder.close()
+
+
 class TlsEnd:
     """TLS before a Valkey that has none: asks for a certificate of ours."""
 

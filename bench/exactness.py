@@ -1,0 +1,112 @@
+"""Do several processes together admit exactly what one limit says, however many attempts they make?
+
+    python -m bench.exactness [--attempts 1000000] [--processes 4] [--limit 100000]
+
+Every attempt asks an hour that is the limit, a day, and a budget of money, of one real Valkey on loopback. The hour
+refuses; day and budget must then have moved exactly as often. The table goes to `bench/exactness.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from bench.spender import DAY_KEY, HOUR_KEY, MONTH_KEY
+from bench.valkeys import Node, one
+from sidecar.limits.nodes import PREFIX
+
+OUT = Path(__file__).parent / "exactness.json"
+REPOSITORY = Path(__file__).parents[1]
+COST = 2_000
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of it. `partial` are counters that moved for a call which another limit refused."""
+
+    attempts: int
+    processes: int
+    limit: int
+    admitted: int
+    refused_429: int
+    other: int
+    over_admitted: int
+    partial: int
+    attempts_per_s: int
+
+
+async def run(attempts: int, processes: int, limit: int) -> Told:
+    with tempfile.TemporaryDirectory(prefix="exactness") as folder, one(Path(folder)) as node:
+        command = (sys.executable, "-m", "bench.spender", f"redis://{node.address}", str(attempts // processes))
+        children = [
+            await asyncio.create_subprocess_exec(*command, str(limit), stdin=PIPE, stdout=PIPE, cwd=REPOSITORY)
+            for _ in range(processes)
+        ]
+        try:
+            for child in children:
+                if await _line(child) != "ready":
+                    raise click.ClickException("a process did not begin")
+            began_s = time.monotonic()
+            for child in children:
+                assert child.stdin
+                child.stdin.write(b"\n")
+            heard: Counter[str] = Counter()
+            for child in children:
+                heard.update(json.loads(await _line(child)))
+            took_s = time.monotonic() - began_s
+        finally:
+            for child in children:
+                if child.returncode is None:
+                    child.kill()
+                await child.wait()
+        counted = {key: _counted(node, key) for key in (HOUR_KEY, DAY_KEY, MONTH_KEY)}
+    made, admitted = heard.total(), heard["admitted"]
+    should = {HOUR_KEY: admitted, DAY_KEY: admitted, MONTH_KEY: admitted * COST}
+    return Told(
+        attempts=made,
+        processes=processes,
+        limit=limit,
+        admitted=admitted,
+        refused_429=heard["rate-limited"],
+        other=made - admitted - heard["rate-limited"],
+        over_admitted=max(0, admitted - limit),
+        partial=sum(counted[key] != should[key] for key in should),
+        attempts_per_s=round(made / took_s),
+    )
+
+
+async def _line(child: Process) -> str:
+    assert child.stdout
+    return (await child.stdout.readline()).decode().strip()
+
+
+def _counted(node: Node, key: str) -> int:
+    return int(str(node.ask("HGET", PREFIX + key, "n") or 0))
+
+
+@click.command()
+@click.option("--attempts", type=click.IntRange(1, 100_000_000), default=1_000_000, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
+def main(attempts: int, processes: int, limit: int, out: Path) -> None:
+    """Try to spend more than there is."""
+    told = asyncio.run(run(attempts, processes, limit))
+    out.write_text(json.dumps(asdict(told), indent=1) + "\n")
+    for name, value in asdict(told).items():
+        click.echo(f"{name.replace('_', ' '):<16}{value:>10}")
+    if told.admitted != min(limit, told.attempts) or told.partial:
+        raise click.ClickException("not exact")
+
+
+if __name__ == "__main__":
+    main()
