@@ -119,6 +119,7 @@ class Sentinels:
         self._to_store = to_store
         self._sentinels = list(sentinels)
         self._service = service
+        self._asking = asyncio.Lock()
         self._asked: Connection | None = None
         self._found: Address | None = None
 
@@ -153,6 +154,10 @@ class Sentinels:
         await self._hang_up()
 
     async def _primary(self) -> Address:
+        async with self._asking:  # who finds and who looks whether it is still the one share a connection
+            return await self._named()
+
+    async def _named(self) -> Address:
         trouble: BaseException = NobodyCountsError("no Sentinel answered")
         for sentinel in tuple(self._sentinels):
             try:

@@ -101,6 +101,13 @@ async def test_a_primary_that_sentinels_call_one_no_more_is_left_though_it_answe
     await finder.close()
 
 
+async def test_many_may_ask_sentinels_at_once(servers: Watched) -> None:
+    finder = finder_of(StoreSettings(url=servers.url))
+    connections = await asyncio.gather(*(finder.find() for _ in range(8)))
+    assert all(await asyncio.gather(*(finder.still() for _ in range(8))))
+    await asyncio.gather(*(connection.disconnect(nowait=True) for connection in connections), finder.close())
+
+
 async def test_a_service_that_no_sentinel_knows_is_nobody(servers: Watched) -> None:
     async with opened(url=servers.url.replace("/limits", "/other")) as store:
         with pytest.raises(StoreUnavailable, match="no such service: other"):
