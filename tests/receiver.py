@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ class Receiver:
     """`requests` are what it read, `headers` what came with them. `answers` are told first, then `taken()`; one that
     is no 2xx keeps nothing. While `go` is not set, it reads and says nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.requests: list[ExportLogsServiceRequest] = []
         self.headers: list[Mapping[str, str]] = []
         self.attempts = 0
@@ -87,7 +89,7 @@ def receiving(receiver: Receiver | None = None) -> Iterator[Receiver]:
     async def serve() -> None:
         runner = web.ServerRunner(web.Server(one.handle), shutdown_timeout=0.1)  # type: ignore[arg-type]
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", one.port, reuse_address=True).start()
+        await web.TCPSite(runner, "127.0.0.1", one.port, reuse_address=True, ssl_context=one.tls).start()
         one.port = runner.addresses[0][1]
         ready.set()
         await over.wait()

@@ -8,6 +8,7 @@ evidence    results that are kept beside the log, and named by it
 writer      the thread that writes, and who waits for it
 file        onto the file whole or not at all; what a start finds
 carriers    the same where nothing can be taken back: output (a pipe), redis_stream, otlp (otlp_form: its bytes)
+gather      what went elsewhere, as files again
 copies      what the file took, elsewhere too
 sinks       which of these the settings mean
 recorder    one request's evidence while it is under way; control events

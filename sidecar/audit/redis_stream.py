@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -29,6 +29,7 @@ from sidecar.errors import SettingsError, fault_in
 
 log = logging.getLogger("sidecar.audit")
 
+PAGE: Final = 200  # lines that are read at once, some 400 KB
 DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
 
 _TAKE: Final = """
@@ -106,6 +107,18 @@ class RedisStream:
         except (OSError, RedisError, TypeError, ValueError) as error:
             raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
         return found
+
+    def lines(self) -> Iterator[bytes]:
+        """Every line that is there, for who reads it back. Raises OSError, RedisError."""
+        after = b"-"
+        while entries := self._ask("XRANGE", self._keys[0], after, "+", "COUNT", PAGE):
+            for _, (_, line, *_) in entries:
+                yield bytes(line)
+            after = b"(" + entries[-1][0]
+
+    def head(self) -> bytes:
+        """The anchor's line without its newline; empty if there is none. Raises OSError, RedisError."""
+        return bytes(self._ask("HGET", self._keys[1], "head") or b"")
 
     def carry(self, append: Append) -> None:
         """As `Carrier.carry`."""

@@ -85,6 +85,14 @@ def stream_of(chosen: RedisSink | None) -> str:
     return named or f"sidecar:audit:{platform.node()}"
 
 
+def reading_stream(settings: Settings) -> RedisStream:
+    """The stream of the settings, for who reads it back: nobody's turn is taken. Raises SettingsError."""
+    if settings.audit_store.is_memory:
+        raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
+    nobody = AuditKey.from_secret(b"")
+    return RedisStream(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), nobody)
+
+
 def _carrier(settings: Settings, name: str, key: AuditKey, instance: str, copies: End | None) -> tuple[Carrier, Found]:
     chosen = settings.audit
     if name == "redis":

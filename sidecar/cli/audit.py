@@ -21,6 +21,7 @@ from sidecar.audit.record import EVENTS
 from sidecar.audit.render import render_kept, render_record, wants_colour
 from sidecar.audit.report import Report
 from sidecar.audit.verify import lies_beside, verify
+from sidecar.cli.gathering import gather
 from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, ConfigError, Reason
 
@@ -31,6 +32,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.group("audit")
 def audit() -> None:
     """Check and read the evidence."""
+
+
+audit.add_command(gather)
 
 
 @audit.command("verify")

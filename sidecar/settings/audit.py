@@ -122,6 +122,8 @@ class AuditSettings(Section):
 
     def files(self) -> Iterator[tuple[tuple[str, ...], Path]]:
         """Every file of the sinks that we read and never make, and where it is named."""
+        if self.redis is not None and self.redis.store is not None:
+            yield from ((("redis", "store", *loc), path) for loc, path in self.redis.store.files())
         if self.otlp is not None:
             yield from ((("otlp", "header_paths", name), path) for name, path in self.otlp.header_paths.items())
             if self.otlp.ca_path is not None:

@@ -194,8 +194,11 @@ class Settings(Section):
     def _audit_faults(self) -> Iterator[Finding]:
         if "redis" not in self.audit.places:
             return
+        at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
+        if self.audit_store.place.kind in ("sentinel", "cluster"):
+            hint = "name one of its own: audit: {redis: {store: {url: redis://…}}}"
+            yield Finding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)
         if self.audit_store.is_memory:
-            at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
             hint = "set store.url to redis://…, or audit: {redis: {store: {url: redis://…}}}"
             yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
 

@@ -4,11 +4,13 @@ official messages."""
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from sidecar.audit.otlp_form import rejected
 from sidecar.audit.record import BLANK
 from sidecar.egress.origin import parse_origin
 from tests.receiver import PROTOBUF, Receiver, receiving, taken
+from tests.unit.identity.authority import authority
 
 
 @pytest.fixture
@@ -257,3 +260,23 @@ def test_a_torn_or_endless_answer_is_none(answer: bytes) -> None:
         carrier.carry(ONE)
         carrier.close()
     assert len(heard) == 2
+
+
+def test_over_tls_the_receiver_is_who_its_authority_says(tmp_path: Path) -> None:
+    of_theirs = authority("theirs").issue(dns=["localhost"], names=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*of_theirs.write(tmp_path, "receiver"))
+    for name in ("theirs", "others"):
+        (tmp_path / f"{name}.pem").write_text(authority(name).own.pem)
+    with receiving(Receiver(tls=context)) as receiver:
+        url = f"https://localhost:{receiver.port}/v1/logs"
+        carrier = otlp(url, ca_path=tmp_path / "theirs.pem")
+        carrier.carry(ONE)
+        carrier.close()
+        stranger = otlp(url, ca_path=tmp_path / "others.pem")
+        stranger.give_up()
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED") as refused:
+            stranger.carry(ONE)
+        assert not isinstance(refused.value, Unsure)
+        stranger.close()
+    assert len(receiver.lines) == 1

@@ -23,9 +23,10 @@ from redis.connection import UnixDomainSocketConnection
 
 from sidecar.audit import Audit
 from sidecar.audit.carriers import Chained
-from sidecar.audit.chain import BEGINNING, GENESIS, parse_head, unseal
+from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, parse_head, unseal
 from sidecar.audit.copies import Copied
 from sidecar.audit.file import AuditFile, Found
+from sidecar.audit.gather import gather
 from sidecar.audit.otlp import Otlp
 from sidecar.audit.output import Output
 from sidecar.audit.redis_stream import RedisStream
@@ -342,12 +343,14 @@ def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
 async def test_a_stream_holds_the_very_lines_and_its_end_under_the_key(emptied: Valkey, tmp_path: Path) -> None:
     place = InRedis(emptied)
     async with auditing(place) as audit:
-        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(20)))
-    with emptied.client() as client:
-        (tmp_path / "a.jsonl.head").write_text(client.hget(f"{{{STREAM}}}:head", "head") + "\n")
-    (tmp_path / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in place.lines()))
-    report = verify([tmp_path / "a.jsonl"], key=KEY)
-    assert report.ok and report.records == 40
+        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(300)))
+    stream = place.stream()
+    assert list(stream.lines()) == place.lines()
+    (path,) = gather(stream.lines(), tmp_path / "gathered")
+    path.with_name(path.name + HEAD_SUFFIX).write_bytes(stream.head() + b"\n")
+    stream.close()
+    report = verify([path], key=KEY)
+    assert report.ok and report.records == 600
 
 
 async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey) -> None:

@@ -1,0 +1,130 @@
+"""Does evidence that went elsewhere become files that can be verified, whatever was between its lines?"""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.audit import Audit
+from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.gather import gather, lines_in
+from sidecar.audit.sinks import open_sink
+from sidecar.audit.verify import verify
+from sidecar.cli import main
+from sidecar.settings import load_settings
+from tests.at_once import at_once
+from tests.unit.audit.scenes import KEY, FakeClock, forward, numbered_ids, open_audit
+from tests.valkey import running_valkey
+
+
+def log_of(folder: Path, instance: str, *, calls: int = 5, times: int = 1) -> list[bytes]:
+    """The lines of one instance; of more where a start goes on with the chain."""
+    path = folder / f"of-{instance.replace('/', '')}.jsonl"
+    for number in range(times):
+        audit = open_audit(path, instance=f"{instance}{number or ''}")
+        for _ in range(calls):
+            forward(audit)
+        at_once(audit.close())
+    return path.read_bytes().splitlines()
+
+
+def holds(path: Path) -> bool:
+    return verify([path], part=True).ok
+
+
+def test_lines_of_many_are_sorted_out_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
+    one, two = log_of(tmp_path, "one"), log_of(tmp_path, "two")
+    mixed = [
+        line for pair in zip(one, two, strict=True) for line in (b"", b"sidecar serves", pair[0], b'{"v":1}', pair[1])
+    ]
+    files = gather(mixed, tmp_path / "gathered")
+    assert [file.name for file in files] == ["0000-one.jsonl", "0001-two.jsonl"]
+    assert [file.read_bytes().splitlines() for file in files] == [one, two] and all(map(holds, files))
+
+
+def test_a_restart_that_goes_on_is_one_chain_and_one_that_begins_another(tmp_path: Path) -> None:
+    going_on, anew = log_of(tmp_path, "one", times=3), log_of(tmp_path, "two")
+    files = gather([*going_on, *anew], tmp_path / "gathered")
+    assert [len(file.read_bytes().splitlines()) for file in files] == [30, 10] and all(map(holds, files))
+
+
+def test_what_came_twice_or_in_another_order_is_put_right(tmp_path: Path) -> None:
+    lines = log_of(tmp_path, "one", calls=50)
+    shuffled = [*lines, *lines[10:40]]
+    random.Random(7).shuffle(shuffled)
+    (file,) = gather(shuffled, tmp_path / "gathered")
+    assert file.read_bytes().splitlines() == lines and holds(file)
+
+
+@pytest.mark.parametrize("done", ["changed", "removed", "doubled otherwise"])
+def test_what_was_done_to_a_line_is_there_to_be_found(done: str, tmp_path: Path) -> None:
+    lines = log_of(tmp_path, "one")
+    forged = lines[4].replace(b'"status":null', b'"status":"success"')
+    assert forged != lines[4]
+    given = {
+        "changed": [*lines[:4], forged, *lines[5:]],
+        "removed": [*lines[:4], *lines[5:]],
+        "doubled otherwise": [*lines, forged],
+    }[done]
+    (file,) = gather(given, tmp_path / "gathered")
+    assert not holds(file)
+
+
+def test_no_instance_chooses_where_its_file_is(tmp_path: Path) -> None:
+    (file,) = gather(log_of(tmp_path, "../../etc/passwd"), tmp_path / "gathered")
+    assert file.parent == tmp_path / "gathered" and "/" not in file.name
+
+
+def test_what_is_there_already_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "gathered").mkdir()
+    (tmp_path / "gathered" / "mine").touch()
+    with pytest.raises(OSError, match="is not empty"):
+        gather([], tmp_path / "gathered")
+
+
+def test_a_line_without_end_is_passed_over_and_not_kept_in_memory() -> None:
+    long = b"x" * (3 * MAX_LINE_BYTES)
+    assert list(lines_in(io.BytesIO(b"one\r\n" + long + b"\ntwo\nthree"))) == [b"one", b"two", b"three"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_standard_input_is_sorted_out_by_the_command_and_what_it_wrote_verifies(tmp_path: Path) -> None:
+    lines = b"started\n" + b"\n".join(log_of(tmp_path, "one"))
+    run = CliRunner().invoke(main, ["audit", "gather", str(tmp_path / "g")], input=lines)
+    assert (run.exit_code, run.output) == (0, f"{tmp_path}/g/0000-one.jsonl\n")
+    assert CliRunner().invoke(main, ["audit", "verify", f"{tmp_path}/g/0000-one.jsonl", "--part"]).exit_code == 0
+    again = CliRunner().invoke(main, ["audit", "gather", str(tmp_path / "g")], input=lines)
+    assert (again.exit_code, again.output) == (1, f"{tmp_path / 'g'}: is not empty\n")
+
+
+def test_a_stream_is_read_back_with_its_anchor(tmp_path: Path) -> None:
+    with running_valkey() as valkey:
+        (tmp_path / "sidecar.yaml").write_text(
+            f"version: 1\nstore: {{url: '{valkey.url}'}}\naudit: {{sink: redis, redis: {{stream: evidence}}}}\n"
+        )
+        settings = load_settings(tmp_path / "sidecar.yaml", {}, check_files=False)
+        opened = open_sink(settings, KEY, "one")
+        audit = Audit(
+            opened.sink,
+            opened.found,
+            key=KEY,
+            durability="strict",
+            instance="one",
+            clock=FakeClock(),
+            new_id=numbered_ids(),
+        )
+        for _ in range(250):
+            forward(audit)
+        at_once(audit.close())
+        config = ["-c", str(tmp_path / "sidecar.yaml")]
+        run = CliRunner().invoke(main, ["audit", "gather", str(tmp_path / "g"), "--from-store", *config])
+        assert run.exit_code == 0, run.output
+    assert verify([Path(run.output.strip())], key=KEY).ok
+    run = CliRunner().invoke(main, ["audit", "gather", str(tmp_path / "h"), "--from-store", *config])
+    assert run.exit_code == 1 and "ConnectionError" in run.output
