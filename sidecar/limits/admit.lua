@@ -112,7 +112,11 @@ end
 function ask.rate(key, amount, most, interval)
   local got = redis.call('HMGET', key, 't', 'z')
   local full, low, burst = whole(got[1], 0), whole(got[2], 0), most * interval
-  local backlog = math.min(math.max(full - now, 0), burst)
+  if full - now > burst then -- the clock stepped back: counted from here on, or it would stand still as long
+    full = now + burst
+    redis.call('HSET', key, 't', full)
+  end
+  local backlog = math.max(full - now, 0)
   local wait = math.max(0, backlog + amount * interval - burst)
   return math.floor((burst - backlog) / interval), wait, now + backlog, function()
     local tide = backlog < interval and { 'z', now, 'l', backlog, 'y', low } or {}

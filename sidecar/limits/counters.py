@@ -175,12 +175,14 @@ class Rate:
         self._before_us = 0  # the low tide before that
 
     def _backlog_us(self, charge: Charge, now_us: int) -> int:
-        # Never more than a whole burst: after a clock that stepped back, the rate goes on instead of standing still.
-        return min(max(self._full_at_us - now_us, 0), charge.most * charge.interval_us)
+        # Never more than a whole burst, and counted from here on: after a clock that stepped back, the rate goes on
+        # instead of standing still until it is again as late as it was.
+        self._full_at_us = min(self._full_at_us, now_us + charge.most * charge.interval_us)
+        return max(self._full_at_us - now_us, 0)
 
     def has_room(self, charge: Charge, now_us: int) -> bool:
         spare_us = (charge.most - charge.amount) * charge.interval_us
-        return spare_us >= 0 and self._full_at_us - now_us <= spare_us
+        return spare_us >= 0 and self._backlog_us(charge, now_us) <= spare_us
 
     def ask(self, charge: Charge, now_us: int) -> Standing:
         backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us

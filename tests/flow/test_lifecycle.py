@@ -29,7 +29,7 @@ from sidecar.whole import Whole
 from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, request, statuses, wire
 from tests.flow.talk import reason_of
-from tests.flow.test_kill import Held, process
+from tests.flow.test_kill import Held, process, until_draining
 from tests.flow.world import Upstream, World, until, world, write_folder
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -287,6 +287,30 @@ def descriptors_in(folder: str) -> int:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- signals, one upon the other ------------------------------------------------------------------------------------
+
+
+async def test_told_to_reload_and_to_stop_at_once_it_finishes_what_it_began() -> None:
+    held = Held()
+    async with process(held.upstream) as client:
+        running = client.running
+        in_flight = asyncio.create_task(client.call())
+        await held.until(1)
+        rules = running.folder / "policies" / "agent_to_tool.csv"
+        rules.write_text(rules.read_text() + "p, nhi:new, tool:github/new, use, -, -, -, allow\n")
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            running.signal(number)
+        await until_draining(running)
+        running.signal(signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        assert not in_flight.done()
+        held.go.set()
+        assert (await in_flight)[0] == 200
+        assert await running.ended() == 0
+        assert running.controls().count("start") == running.controls().count("stop") == 1
+        assert running.verify()[0] == 0
 
 
 # --- asked to stop before it served ---------------------------------------------------------------------------------

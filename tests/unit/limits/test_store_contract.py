@@ -304,6 +304,9 @@ async def test_a_rate_goes_on_at_its_pace_after_a_clock_that_stepped_back(stage:
     await fill(stage, RATE, times=3)
     stage.wait(-HOUR_US)
     assert (await stage.store.reserve((RATE,), "at once")).standings[0].wait_us == 1_000_000
+    stage.wait(1_000_000)
+    assert (await stage.store.reserve((RATE,), "a second later")).admitted
+    assert not (await stage.store.reserve((RATE,), "and another")).admitted
 
 
 @EVERY_KIND
