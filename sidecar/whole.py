@@ -63,12 +63,14 @@ class Whole(web.StreamResponse):
             raise ConnectionResetError("the caller is gone")
         head = self._head(request)
         body = b"" if self._status in _NO_BODY or request.method == "HEAD" else self.body
+        self.body = b""  # aiohttp holds on to an answer until the next one on its connection, for as long as that idles
         writer.output_size += len(head) + len(body)
         if len(body) <= MAX_JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
+        del body
         if request.protocol.writing_paused:
             await writer.drain()
 

@@ -12,7 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,28 @@ async def test_bombs_are_answered_soon_and_leave_no_memory_behind(tmp_path: Path
             await asyncio.gather(*(answered_soon(running, bomb) for bomb in bombs))
         assert rss_bytes() - before < 32 * 2**20
         assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
+
+
+async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp_path: Path) -> None:
+    def echo(asked: dict[str, Any]) -> dict[str, Any]:
+        return {"resultType": "complete", "content": [{"type": "text", "text": asked["params"]["arguments"]["repo"]}]}
+
+    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": echo(message)})
+
+    large = CALL.replace(b"acme/raw", b"acme/" + b"x" * 900_000)
+    tools = [{"name": "search_code", "inputSchema": {"type": "object"}}]
+    upstream = Upstream(tools=tools, script={"tools/call": respond})
+    async with world(tmp_path, upstream=upstream) as running, AsyncExitStack() as idle:
+        for number in range(28):
+            connection = await idle.enter_async_context(wire(running))
+            await connection.send(request(running, body=large))
+            status, body = await connection.response()
+            assert (status, len(body) > 900_000) == (200, True)
+            upstream.seen.clear()
+            if number == 7:
+                before = rss_bytes()
+        assert rss_bytes() - before < 20 * 2**20
 
 
 async def answered_soon(running: World, bomb: bytes) -> list[int]:
