@@ -75,6 +75,12 @@ class Digests:
         return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
 
 
+def namespace_of(principal_id: str) -> str:
+    """The tenant of a principal: what precedes the first slash of its id."""
+    namespace, slash, _ = principal_id.partition("/")
+    return namespace if slash else ""
+
+
 def frame(part: bytes) -> bytes:
     """A part of a message behind its length, so that no two lists of parts are alike."""
     return len(part).to_bytes(4, "big") + part

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import orjson
 from orjson import Fragment
 
-from sidecar.audit.digest import AuditKey, Digests
+from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.errors import LimitState, Refusal
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, Rule
 
@@ -245,8 +245,7 @@ def _who(key: AuditKey, caller: Caller) -> _Who:
         "granted": _granted(caller.chain),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
-    namespace, slash, _ = caller.last.id.partition("/")  # the tenant is what precedes the slash
-    return _Who(fields, Digests(key, namespace if slash else ""))
+    return _Who(fields, Digests(key, namespace_of(caller.last.id)))
 
 
 def _granted(chain: Chain) -> Fragment | None:

@@ -32,7 +32,7 @@ def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
     word, shade = _verdict(record)
     first = [_paint(f"{word:<7}", shade, colour), *_what(record)]
     second = " · ".join(part for part in _ground(record) if part)
-    time = _safe(record.get("timestamp"))[11:23]
+    time = plain(record.get("timestamp"))[11:23]
     return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(second, _DIM, colour)}"
 
 
@@ -41,16 +41,19 @@ def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = 
     metadata = record.get("metadata")
     redacted = isinstance(metadata, Mapping) and metadata.get("redacted") is True
     word, shade = ("kept", _GREEN) if as_recorded else ("CHANGED", _RED)
-    what = [f"{_safe(record.get('mcp_tool_name'))}/{_safe(record.get('mcp_method'))}", "redacted" if redacted else ""]
+    what = [
+        f"{plain(record.get('mcp_tool_name'))}/{plain(record.get('mcp_method'))}",
+        "redacted" if redacted else "",
+    ]
     first = [
         _paint(f"{word:<7}", shade, colour),
         *what,
-        _safe(record.get("mcp_invocation_id")),
-        _safe(record.get("id")),
+        plain(record.get("mcp_invocation_id")),
+        plain(record.get("id")),
     ]
     data = ascii_json({"data": record.get("data")}).decode()[len('{"data":') : -1]
     shown = data if len(data) <= _DATA_CHARS else data[:_DATA_CHARS] + "..."
-    time = _safe(record.get("timestamp"))[11:23]
+    time = plain(record.get("timestamp"))[11:23]
     return f"{time:<12}  {'  '.join(part for part in first if part)}\n{_INDENT}{_paint(shown, _DIM, colour)}"
 
 
@@ -69,33 +72,33 @@ def _verdict(record: Mapping[str, Any]) -> tuple[str, str]:
 def _what(record: Mapping[str, Any]) -> list[str]:
     control = record.get("control")
     if isinstance(control, Mapping):
-        particulars = [f"{_safe(name)}={_safe(value)}" for name, value in control.items() if name not in ("what", "by")]
-        return [_safe(control.get("what")), f"by {_safe(control.get('by'))}", *particulars]
-    who = [_safe(name) for name in _list(record.get("chain"))] or ["nobody"]
+        particulars = [f"{plain(name)}={plain(value)}" for name, value in control.items() if name not in ("what", "by")]
+        return [plain(control.get("what")), f"by {plain(control.get('by'))}", *particulars]
+    who = [plain(name) for name in _list(record.get("chain"))] or ["nobody"]
     duration_ms = record.get("duration_ms")
     return [
-        " → ".join([*who, _safe(record.get("object") or record.get("upstream"))]),
-        _safe(record.get("action")),
-        _safe(record.get("http_status")),
-        _safe(record.get("reason")),
+        " → ".join([*who, plain(record.get("object") or record.get("upstream"))]),
+        plain(record.get("action")),
+        plain(record.get("http_status")),
+        plain(record.get("reason")),
         f"{duration_ms:.1f} ms" if isinstance(duration_ms, int | float) else "",
     ]
 
 
 def _ground(record: Mapping[str, Any]) -> list[str]:
     links = [link for link in _list(record.get("links")) if isinstance(link, Mapping)]
-    rules = [_safe(rule) for link in links for rule in _list(link.get("rules"))]
+    rules = [plain(rule) for link in links for rule in _list(link.get("rules"))]
     limits = [limit for limit in _list(record.get("limits")) if isinstance(limit, Mapping)]
     left = [
-        f"{_safe(limit.get('name'))} {_safe(limit.get('remaining'))}/{_safe(limit.get('limit'))}" for limit in limits
+        f"{plain(limit.get('name'))} {plain(limit.get('remaining'))}/{plain(limit.get('limit'))}" for limit in limits
     ]
     args_hash = record.get("args_hash")
     return [
         ", ".join(dict.fromkeys(rules)),
         f"left: {', '.join(left)}" if left else "",
-        f"args {_safe(args_hash)[:16]}" if args_hash else "",
-        _safe(record.get("decision_id")),
-        f"#{_safe(record.get('seq'))}",
+        f"args {plain(args_hash)[:16]}" if args_hash else "",
+        plain(record.get("decision_id")),
+        f"#{plain(record.get('seq'))}",
     ]
 
 
@@ -103,7 +106,7 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _safe(value: object) -> str:
+def plain(value: object) -> str:
     """Text that no terminal obeys (threats O1): control, bidi and other unprintable characters as escapes."""
     if value is None:
         return ""

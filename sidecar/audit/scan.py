@@ -79,7 +79,10 @@ def scan(block: bytes, wanted: Sequence[int] = (), *, with_evidence: bool = Fals
             return None
         counts[event] += 1
         if event in _OF_CALLS:
-            at = line.find(_DECISION_ID) + len(_DECISION_ID)
+            at = line.find(_DECISION_ID)
+            if at < 0:
+                return None
+            at += len(_DECISION_ID)
             decision_id = line[at : line.find(b'"', at)]
             if event == DECISION:
                 opened.add(decision_id)

@@ -192,6 +192,9 @@ class Settings(Section):
             seen.setdefault(name, where)
 
     def _audit_faults(self) -> Iterator[Finding]:
+        if "store" in self.audit.checkpoints.to and self.store.is_memory:
+            hint = "set store.url to redis://…, or remove store from to"
+            yield Finding("there is no store to publish to", "S150", hint, ("audit", "checkpoints", "to"))
         if "redis" not in self.audit.places:
             return
         at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")

@@ -6,7 +6,7 @@ of its conditions. What a line does not say is named in `gaps`, so that whoever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,10 +212,11 @@ def lines_of(path: Path, torn: Callable[[int], object]) -> Iterator[Line]:
         raise UnreadableError(f"{path}: this file is empty: it holds no record")
 
 
-def find_decision(path: Path, decision_id: str) -> Mapping[str, Any] | None:
-    """The record of one decision, looked for from the end of the file. An `outcome` only where nothing else is left."""
+def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
+    """The record of one decision, looked for from the end of the last file. An `outcome` only where nothing else is
+    left."""
     needle, outcome = decision_id.encode("ascii", "replace"), None
-    for line in _backwards(path):
+    for line in (line for path in reversed(paths) for line in _backwards(path)):
         if needle not in line:
             continue
         fields = _loaded(line)

@@ -7,17 +7,18 @@ cannot answer is tried both ways: only where the answer depends on it, the recor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sidecar.audit.digest import AuditKey
+from sidecar.audit.parts import given
 from sidecar.errors import Reason
 from sidecar.policy import Engine, PolicySource
 from sidecar.vocabulary import Chain, Decision, Principal
 from sidecar.workbench.recorded import ARGUMENTS, Case, Key, Outcome, with_stand_ins
-from sidecar.workbench.records import GRANTS_UNKNOWN, Asked, asked_in, lines_of
+from sidecar.workbench.records import GRANTS_UNKNOWN, Asked, Line, asked_in, lines_of
 
 MAX_TRIES = 64  # of outcomes for unknown conditions: six of them, each true or false
 MAX_GROUPS = 10_000  # remembered; all are counted
@@ -182,7 +183,7 @@ def replay(
     def torn(size: int) -> None:
         report.torn_bytes = size
 
-    for fields, read_bytes in lines_of(path, torn):
+    for fields, read_bytes in _lines_of(given(path), torn):
         report.records += 1
         if not report.records % 1024:
             progress(read_bytes)
@@ -196,6 +197,15 @@ def replay(
         else:
             _count(report, asked, candidate.decide(asked))
     return report
+
+
+def _lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[Line]:
+    """Of all files of a log. The last one may have no record yet."""
+    before = 0
+    for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
+        for line in lines_of(path, torn):
+            yield Line(line.fields, before + line.read_bytes)
+        before += path.stat().st_size
 
 
 def _count(report: Replay, asked: Asked, answer: Answer) -> None:

@@ -14,6 +14,7 @@ import click
 import orjson
 
 from sidecar.audit.digest import AuditKey, load_key
+from sidecar.audit.parts import files_of, given
 from sidecar.cli.policy.explanation import as_data, lines
 from sidecar.errors import ANSWERS, ConfigError, Reason
 from sidecar.identity.names import is_principal
@@ -33,7 +34,7 @@ BUDGETS_FILE = "budgets.yaml"
 MAX_JSON_CHARS = 4 * 1024 * 1024
 _USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 _OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
-_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -47,7 +48,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
 @click.option("--now", default="", metavar="TIME", help="RFC 3339; by default now.")
 @click.option("--decision", "decision_id", default="", metavar="ID", help="A decision on record, by its decision_id.")
-@click.option("--record", type=_FILE, help="An audit line from elsewhere; with --decision, a file of them. - is stdin.")
+@click.option("--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is stdin.")
 @click.option("--policy", "folder", type=_FOLDER, help="Another policy, such as that of a record's own revision.")
 @click.option("--key", "key_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The audit key.")
 @click.option("-c", "--config", type=click.Path(path_type=Path), default=Path("sidecar.yaml"), show_default=True)
@@ -153,6 +154,8 @@ def _time(text: str) -> float:
 def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, Any] | None:
     if file is None and not decision_id:
         return None
+    if file is not None and file.is_dir() and not decision_id:
+        raise click.UsageError("a folder holds many records: say which with --decision")
     if file is not None and not decision_id:
         with click.open_file(str(file), "rb") as stream:
             return single_record(stream)
@@ -160,7 +163,7 @@ def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, A
         raise click.UsageError("--decision looks through a file from its end: give a file to --record")
     path = file or load_settings(config, os.environ, check_files=False).audit_path
     try:
-        record = find_decision(path, decision_id)
+        record = find_decision(given(path) if file is not None else files_of(path) or (path,), decision_id)
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
     if record is None:

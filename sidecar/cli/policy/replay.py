@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import click
 import orjson
 
 from sidecar.audit.digest import load_key
+from sidecar.audit.parts import given
 from sidecar.cli.moments import Moment
 from sidecar.cli.policy.explanation import printable
+from sidecar.cli.progress import percent_of
 from sidecar.errors import ConfigError
 from sidecar.workbench.places import in_folder
 from sidecar.workbench.records import UnreadableError
@@ -21,7 +22,6 @@ from sidecar.workbench.replay import Candidate, Change, Group, Kind, Replay
 from sidecar.workbench.replay import replay as replayed
 
 CONFIG_INVALID, NO_EVIDENCE, DIFFERENT = 3, 5, 6  # CONTRACT 3
-_PROGRESS_S = 0.5
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TITLES: dict[Change, str] = {
     "wider": "wider: denied then, allowed now",
@@ -31,7 +31,7 @@ _TITLES: dict[Change, str] = {
 
 
 @click.command("replay")
-@click.argument("audit", type=_FILE)
+@click.argument("audit", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--policy",
     "folder",
@@ -55,7 +55,8 @@ def replay(
     fail_on: str,
     as_json: bool,
 ) -> None:
-    """Decide anew what is on record, with another policy, each call at its own time.
+    """Decide anew what is on record, in a file or in the folder of a log, with another policy, each call at its own
+    time.
 
     Exits 6 if an answer differs (--fail-on: only if it is wider, or narrower). What hashed arguments cannot answer is
     counted as undecidable, with the reason, and never guessed. This does not check the evidence as a whole: `sidecar
@@ -69,7 +70,7 @@ def replay(
             candidate,
             since=since or "",
             until=until or "",
-            progress=_progress(audit.stat().st_size),
+            progress=percent_of(sum(path.stat().st_size for path in given(audit))),
         )
     except ConfigError as error:
         click.echo(str(error), err=True)
@@ -144,18 +145,3 @@ def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
         ],
         "ungrouped": report.ungrouped,
     }
-
-
-def _progress(size: int) -> Callable[[int], object]:
-    """Tells on a terminal how far it is; on anything else, nothing."""
-    last = time.monotonic()
-
-    def tell(read_bytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _PROGRESS_S:
-            last = now
-            percent = min(100, 100 * read_bytes // max(1, size))
-            click.echo(f"\r{percent:3d} % read\r", err=True, nl=False)  # the report is written over it
-
-    return tell if sys.stderr.isatty() else lambda read_bytes: None

@@ -12,6 +12,7 @@ import click
 import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.parts import given
 from sidecar.cli.moments import Moment
 from sidecar.errors import ConfigError
 from sidecar.policy import PolicySource
@@ -36,7 +37,7 @@ from sidecar.workbench.suggest.render import YAML_FILE, as_data, csv_files, note
 INCOMPLETE, CONFIG_INVALID = 1, 3  # CONTRACT 3
 _PROGRESS_LINES = 100_000
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
 @click.command()
@@ -71,9 +72,9 @@ def suggest(
 ) -> None:
     """Write the fewest rules that allow every recorded use and nothing else that is known.
 
-    AUDIT are audit logs (`-` is standard input). Known is what they show, what the present policy names, and what
-    --catalogue lists. Only calls that were let through count. Conditions, limits and expiries are not suggested: each
-    rule says which of them its records rested on.
+    AUDIT are audit logs, or their folders (`-` is standard input). Known is what they show, what the present policy
+    names, and what --catalogue lists. Only calls that were let through count. Conditions, limits and expiries are
+    not suggested: each rule says which of them its records rested on.
 
     Exits 1 when nothing was recorded, or something recorded cannot be written as a rule.
     """
@@ -122,10 +123,18 @@ def _read(paths: tuple[Path, ...], wanted: Wanted) -> Evidence:
     for path in paths:
         if str(path) == "-":
             evidence.read(_lines(sys.stdin.buffer), wanted, "standard input")
-        else:
-            with path.open("rb") as file:
-                evidence.read(_lines(file), wanted, str(path))
+            continue
+        for part in _given(path):
+            with part.open("rb") as file:
+                evidence.read(_lines(file), wanted, str(part))
     return evidence
+
+
+def _given(path: Path) -> tuple[Path, ...]:
+    try:
+        return given(path)
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

@@ -12,11 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.audit import load_or_make_key
+from sidecar.audit.checkpoints import public_jwk
 from sidecar.audit.render import render_record, wants_colour
+from sidecar.audit.trail import Attester, Rotation
 from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason
 from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse
+from tests.unit.audit.test_trail import SIGNER
 
 
 @pytest.fixture
@@ -182,3 +185,118 @@ def test_colour_is_for_terminals_whose_owner_did_not_say_no() -> None:
     record = {"event": "refusal", "status": "permission_denied", "seq": 1}
     assert "\x1b[31mdeny" in render_record(record, colour=True)
     assert "\x1b" not in render_record(record)
+
+
+# --- folders, parts, checkpoints --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rotated(tmp_path: Path, key_path: Path) -> Path:
+    folder = tmp_path / "audit"
+    audit = open_audit(
+        folder / "audit.jsonl",
+        key=load_or_make_key(key_path),
+        attester=Attester(SIGNER, 20, 300.0),
+        rotation=Rotation(max_bytes=20_000),
+    )
+    for _ in range(40):
+        forward(audit)
+    at_once(audit.close())
+    (tmp_path / "jwks.json").write_bytes(orjson.dumps({"keys": [public_jwk(SIGNER)]}))
+    assert audit.trail.newest is not None
+    (tmp_path / "published").write_bytes(audit.trail.newest.published)
+    return folder
+
+
+def test_verify_takes_a_folder_and_a_file_together_with_its_parts(rotated: Path, key_path: Path) -> None:
+    for given in (rotated, rotated / "audit.jsonl"):
+        data = orjson.loads(run("verify", given, "--key", key_path, "--json").output)
+        assert data["ok"] and data["first_seq"] == 1 and data["last_seq"] > 80, data
+    part = min(rotated.glob("audit-*"))
+    assert run("verify", part, "--part").exit_code == 0
+    part.unlink()
+    result = run("verify", rotated, "--key", key_path)
+    assert result.exit_code == 5 and "audit-" in result.output and ":1: removed: records 1 to " in result.output
+
+
+def test_verify_proves_with_what_was_published(rotated: Path, tmp_path: Path, key_path: Path) -> None:
+    more = ("--key", key_path, "--checkpoints", tmp_path / "published", "--jwks", tmp_path / "jwks.json")
+    result = run("verify", rotated, *more)
+    assert result.exit_code == 0
+    assert "1 published checkpoints are true of it: up to record" in result.output
+    assert "checkpoints in the log are signed" in result.output
+    assert run("verify", rotated, "--jwks", tmp_path / "published").exit_code == 3
+
+
+def test_a_folder_without_one_log_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run("verify", tmp_path / "empty").exit_code == 2
+    for name in ("a", "b"):
+        at_once(open_audit(tmp_path / "two" / f"{name}.jsonl").close())
+    result = run("show", tmp_path / "two")
+    assert result.exit_code == 2 and "2 logs in one folder" in result.output
+
+
+def test_show_reads_a_folder_in_order_and_counts(rotated: Path) -> None:
+    shown = run("show", rotated, "--json").output.splitlines()
+    sequences = [orjson.loads(line)["seq"] for line in shown]
+    assert sequences == list(range(1, len(sequences) + 1))
+    data = orjson.loads(run("show", rotated, "--stats", "--json").output)
+    assert data["records"] == len(shown)
+    assert data["by_status"] == {"success": 40} and data["by_upstream"] == {"github": 40}
+    text = run("show", rotated, "--stats").output
+    assert "by principal\n         40  nhi:corp/researcher\n" in text and "duration  p50 " in text
+    assert run("show", rotated, "--stats", "--follow").exit_code == 2
+
+
+MORE_FILTERS = [
+    (("--upstream", "git*"), [2, 3, 4, 5, 6, 7]),
+    (("--upstream", "jira"), []),
+    (("--run-id", "run"), [2, 3, 4, 5, 6, 7]),
+    (("--run-id", "runs"), []),
+    (("--until", "2026-11-18T12:00:00Z"), [1, 2, 3]),
+    (("--since", "2026-11-18T12:00:00Z", "--until", "2026-11-18T12:00:01Z"), []),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), MORE_FILTERS)
+def test_show_filters_by_run_upstream_and_end(path: Path, options: tuple[str, ...], expected: list[int]) -> None:
+    assert [orjson.loads(line)["seq"] for line in run("show", path, "--json", *options).output.splitlines()] == expected
+
+
+# --- prove ------------------------------------------------------------------------------------------------------------
+
+
+def test_prove_says_whether_a_hash_stands_for_arguments(path: Path, key_path: Path, tmp_path: Path) -> None:
+    decision_id = records(path)[1]["decision_id"]
+    given = ("prove", path, "--decision", decision_id, "--key", key_path)
+    result = run(*given, "--args", '{"limit": 10, "repo": "acme/site"}')
+    assert result.exit_code == 0 and result.output.startswith("proved  record 2 of 2026-11-18T11:06:40.250000Z: ")
+    for wrong in (
+        ("--args", '{"limit": 11, "repo": "acme/site"}'),
+        ("--args", '{"limit": 10, "repo": "acme/site"}', "--namespace", "evil"),
+        ("--args", '{"limit": 10, "repo": "acme/site"}', "--object", "tool:github/other"),
+        ("--args", '{"limit": 10, "repo": "acme/site"}', "--action", "prompts/get"),
+    ):
+        assert run(*given, *wrong).exit_code == 1
+    told = orjson.loads(
+        run(*given, "--args", '{"limit":10,"repo":"acme/site"}', "--namespace", "corp", "--json").output
+    )
+    assert told["proved"] and told["args_hash"] == told["computed"] == records(path)[1]["args_hash"]
+
+    (other := tmp_path / "keys" / "other.key").write_text("ab" * 32)
+    other.chmod(0o600)
+    foreign = run("prove", path, "--decision", decision_id, "--key", other, "--args", "{}")
+    assert foreign.exit_code == 1 and "was hashed with the key" in foreign.stderr
+    ring = run(*given, "--key", other, "--args", '{"limit": 10, "repo": "acme/site"}')
+    assert ring.exit_code == 0, "one of several keys is the one"
+
+
+def test_prove_believes_no_record_that_was_changed(path: Path, key_path: Path) -> None:
+    decision_id = records(path)[1]["decision_id"]
+    given = ("--decision", decision_id, "--key", key_path, "--args", "{}")
+    assert run("prove", path, "--decision", "nobody", "--key", key_path, "--args", "{}").exit_code == 1
+    assert run("prove", path, "--decision", decision_id, "--key", key_path, "--args", "[]").exit_code == 2
+    path.write_bytes(path.read_bytes().replace(b"bytes_in", b"bytes_On"))
+    result = run("prove", path, *given)
+    assert result.exit_code == 5 and "was changed" in result.stderr

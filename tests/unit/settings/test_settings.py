@@ -140,6 +140,9 @@ REFUSED = [
     ("audit: {sink: otlp, rotate: {every_s: 1d}, otlp: {url: 'http://a/b'}}", "S150", "only a file is set aside"),
     ("audit: {also: stdout, checkpoints: {to: [stdout]}}", "S150", "standard output is the evidence's alone"),
     ("audit: {redis: {stream: s}}", "S150", "nothing goes there"),
+    ("audit: {checkpoints: {to: [store]}}", "S150", "there is no store to publish to"),
+    ("audit: {sink: stdout, checkpoints: {to: [stdout]}}", "S150", "standard output is the evidence's alone"),
+    ("audit: {sink: stdout, rotate: {keep: 3}}", "S150", "only a file is set aside"),
     ("audit: {otlp: {url: 'http://127.0.0.1:4318/v1/logs'}}", "S150", "nothing goes there"),
     ("audit: {sink: otlp, otlp: {url: 'http://127.0.0.1:4318'}}", "Y104", "the path is missing"),
     (

@@ -370,6 +370,6 @@ def test_a_decision_is_found_from_the_end_of_a_long_file(kept: Path, monkeypatch
     path = kept / "audit.jsonl"
     for chunk in (7, 64, 5000, 1 << 20):
         monkeypatch.setattr("sidecar.workbench.records.CHUNK_BYTES", chunk)
-        found = find_decision(path, "id-000002")
+        found = find_decision([path], "id-000002")
         assert found is not None and (found["event"], found["object"]) == ("decision", "tool:g/search")
-        assert find_decision(path, "id-999999") is None
+        assert find_decision([path], "id-999999") is None

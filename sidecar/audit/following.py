@@ -1,0 +1,86 @@
+"""What does a log say, from its first file to what is written now?
+
+    lines     every line that is there
+    follow    and every one that comes, also after its file was set aside
+
+A line is given with its newline, and only when it is whole. What a start takes away (a torn tail) was never given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.parts import last_seq_of, parts_of
+
+_SEQ: Final = re.compile(rb'"seq":(\d{1,19})[,}]')
+
+
+def lines(paths: Sequence[Path]) -> Iterator[bytes]:
+    """Every whole line of some files, in bounded memory; what is longer than a record comes in pieces. Raises
+    OSError."""
+    for path in paths:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                yield line
+
+
+def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:
+    """Every whole line of the files, the last of which is written still, and then every new one. `wait` is called
+    where there is nothing new. Never ends."""
+    *older, path = paths
+    last_seq = 0
+    for line in lines(older):
+        last_seq = _seq_of(line, last_seq)
+        yield line
+    while True:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # between two names, for a moment
+            wait()
+            continue
+        with file:
+            for line in _while_it_is(path, file, wait):
+                seq = _seq_of(line, last_seq + 1)
+                if seq > last_seq:
+                    last_seq = seq
+                    yield line
+        for part in [each for each in parts_of(path) if last_seq_of(each) > last_seq]:
+            for line in lines([part]):
+                seq = _seq_of(line, last_seq + 1)
+                if seq > last_seq:
+                    last_seq = seq
+                    yield line
+
+
+def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iterator[bytes]:
+    """The lines of a file as long as it has this name, to its end."""
+    whole_at, is_over = 0, False
+    while True:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if line.endswith(b"\n"):
+            whole_at += len(line)
+            yield line
+        elif is_over:
+            return
+        else:
+            file.seek(whole_at)
+            is_over = not _is_still(path, file)  # then what came before it was set aside is read, and no more
+            if not is_over:
+                wait()
+
+
+def _is_still(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _seq_of(line: bytes, otherwise: int) -> int:
+    match = _SEQ.search(line)
+    return otherwise if match is None else int(match[1])

@@ -1,0 +1,118 @@
+"""`sidecar audit prove`: does the hash of a record stand for these arguments?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from sidecar.audit.chain import MAX_LINE_BYTES, unseal
+from sidecar.audit.digest import AuditKey, Digests, namespace_of
+from sidecar.audit.following import lines
+from sidecar.audit.render import plain
+from sidecar.cli.audit.files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs
+from sidecar.errors import Refusal
+
+
+@click.command("prove")
+@click.argument("paths", nargs=-1, required=True, type=LOG)
+@click.option("--decision", "decision_id", required=True, metavar="ID", help="The decision_id of the call.")
+@click.option("--args", "arguments", default="", metavar="JSON", help="The arguments; - or nothing is standard input.")
+@click.option("--key", "key_paths", multiple=True, required=True, type=FILE, help="The audit key; and those before it.")
+@click.option("--namespace", default=None, help="The tenant; by default that of the record's last principal.")
+@click.option("--object", "object_", default="", help="The whole object, where the record leaves its query out.")
+@click.option("--action", default="", help="Another action than the record's.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def prove(
+    paths: tuple[Path, ...],
+    decision_id: str,
+    arguments: str,
+    key_paths: tuple[Path, ...],
+    as_json: bool,
+    **claimed: str | None,
+) -> None:
+    """Hash what is claimed of a call as the sidecar did, and compare it with what is on record.
+
+    Who has the key proves with it what a call's arguments were, and no one else can guess them. Exits 0 if the hash
+    stands for them, 1 if it does not, 5 if the record's own seal does not fit it. That the record stands in its log
+    unaltered, `audit verify` proves.
+    """
+    given = _arguments(arguments)
+    record = _record(logs(paths), decision_id)
+    key = _key(keys(key_paths), record)
+    namespace = claimed["namespace"]
+    if namespace is None:
+        namespace = namespace_of(str(record.get("agent_id")).partition(":")[2])
+    object_ = claimed["object_"] or str(record.get("object"))
+    action = claimed["action"] or str(record.get("action"))
+    try:
+        digest = Digests(key, namespace).args_hash(action, object_, given)
+    except Refusal as refusal:
+        raise click.BadParameter(refusal.detail or "these are no arguments", param_hint="--args") from None
+    fits = digest == record.get("args_hash")
+    told = {
+        "proved": fits,
+        "decision_id": decision_id,
+        "seq": record.get("seq"),
+        "timestamp": record.get("timestamp"),
+        "agent_id": record.get("agent_id"),
+        "namespace": namespace,
+        "action": action,
+        "object": object_,
+        "key_id": key.id,
+        "args_hash": record.get("args_hash"),
+        "computed": digest,
+    }
+    if as_json:
+        click.echo(orjson.dumps(told))
+    else:
+        word = "proved" if fits else "NOT proved"
+        what = f"record {told['seq']} of {told['timestamp']}: {told['agent_id']} → {object_}  {action}"
+        click.echo(plain(f"{word}  {what}"))
+        click.echo(plain(f"  on record  {told['args_hash']}"))
+        click.echo(plain(f"  computed   {digest}  (key {key.id}, namespace {namespace or 'none'})"))
+    sys.exit(0 if fits else NO)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    raw = text.encode() if text not in ("", "-") else sys.stdin.buffer.read(MAX_LINE_BYTES + 1)
+    try:
+        value = orjson.loads(raw) if len(raw) <= MAX_LINE_BYTES else None
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"this is no JSON: {error}", param_hint="--args") from None
+    if not isinstance(value, dict):
+        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint="--args")
+    return value
+
+
+def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
+    """The first record of the decision that has a hash, its seal checked."""
+    for line in _naming(files, decision_id):
+        sealed = unseal(line.removesuffix(b"\n"))
+        if sealed is None or sealed.fields.get("decision_id") != decision_id:
+            continue
+        if not sealed.intact:
+            click.echo(f"the hash of record {sealed.seq} does not fit its bytes: it was changed", err=True)
+            sys.exit(EVIDENCE_BROKEN)
+        if isinstance(sealed.fields.get("args_hash"), str):
+            return dict(sealed.fields)
+    click.echo(f"no record with the decision id {plain(decision_id)} has a hash of arguments", err=True)
+    sys.exit(NO)
+
+
+def _naming(files: tuple[Path, ...], decision_id: str) -> Iterator[bytes]:
+    needle = decision_id.encode("utf-8", "replace")
+    return (line for line in lines(files) if needle in line)
+
+
+def _key(ring: list[AuditKey], record: dict[str, Any]) -> AuditKey:
+    for key in ring:
+        if key.id == record.get("key_id"):
+            return key
+    ids = ", ".join(key.id for key in ring)
+    click.echo(plain(f"the record was hashed with the key {record.get('key_id')}; given: {ids}"), err=True)
+    sys.exit(NO)

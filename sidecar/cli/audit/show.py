@@ -1,0 +1,186 @@
+"""`sidecar audit show`: what does the evidence say?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, get_args
+
+import click
+import orjson
+
+from sidecar.audit.chain import ascii_json
+from sidecar.audit.evidence import named_in, read_evidence
+from sidecar.audit.following import follow, lines
+from sidecar.audit.record import EVENTS
+from sidecar.audit.render import plain, render_kept, render_record, wants_colour
+from sidecar.audit.statistics import Statistics
+from sidecar.cli.audit.files import FILE, LOG, logs
+from sidecar.cli.moments import Moment
+from sidecar.errors import AuditStatus, Reason
+
+FOLLOW_S = 0.2
+MAX_SHOWN = 20  # names of a kind, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which records are wanted; None and "" mean all. Principals, upstreams and objects take `*`."""
+
+    principal: str = ""
+    object: str = ""
+    upstream: str = ""
+    event: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    decision_id: str = ""
+    run_id: str = ""
+    since: str = ""  # an RFC 3339 time as the records have it, so that text order is time order
+    until: str = ""
+
+    def wants(self, record: dict[str, Any]) -> bool:
+        """Whether everything asked for is so."""
+        exact = ("event", "status", "reason", "decision_id", "run_id")
+        timestamp = str(record.get("timestamp"))
+        return (
+            all(getattr(self, name) in (None, "", record.get(name)) for name in exact)
+            and self.since <= timestamp
+            and (not self.until or timestamp < self.until)
+            and _matches(self.object, [record.get("object")])
+            and _matches(self.upstream, [record.get("upstream")])
+            and _matches(self.principal, record.get("chain"))
+        )
+
+    def may_want(self, line: bytes) -> bool:
+        """Whether it is worth reading."""
+        return self.decision_id.encode() in line and (not self.run_id.isalnum() or self.run_id.encode() in line)
+
+
+@click.command("show")
+@click.argument("paths", nargs=-1, required=True, type=LOG)
+@click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
+@click.option("--object", "object_", default="", help="`*` matches any run of characters.")
+@click.option("--upstream", default="", help="Likewise.")
+@click.option("--event", type=click.Choice(EVENTS), help="Only this kind of record.")
+@click.option("--status", type=click.Choice(get_args(AuditStatus)), help="How it ended.")
+@click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
+@click.option("--decision-id", default="", help="All records of one request.")
+@click.option("--run-id", default="", help="All records of one run, as its caller named it.")
+@click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
+@click.option("--until", type=Moment(), help="Likewise; what was recorded then or later is left out.")
+@click.option("--follow", "follows", is_flag=True, help="Go on with what is recorded from now on.")
+@click.option("--stats", is_flag=True, help="Count them, in place of the records.")
+@click.option("--evidence", "kept", is_flag=True, help="The results that were kept, in place of the records.")
+@click.option("--evidence-file", type=FILE, help="Where they are; by default the files of evidence/ beside audit/.")
+@click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines; with --stats one object.")
+def show(
+    paths: tuple[Path, ...],
+    object_: str,
+    since: str | None,
+    until: str | None,
+    follows: bool,
+    stats: bool,
+    kept: bool,
+    evidence_file: Path | None,
+    as_json: bool,
+    **exact: Any,
+) -> None:
+    """Print the records of a log's folder or of its files, oldest first. This does not check them: `audit verify` does.
+
+    With --evidence: the results that were kept of the requests that are wanted, each with whether it is the one that
+    the log names (`as_recorded`). With --stats: how many requests ended how, and how long they took.
+    """
+    if sum((follows, stats, kept)) > 1:
+        raise click.UsageError("--follow, --stats and --evidence each need to be alone")
+    wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
+    files = logs(paths)
+    colour = wants_colour(sys.stdout, os.environ)
+    if kept:
+        results = [evidence_file] if evidence_file else _evidence_beside(files[0])
+        _show_kept(files, wanted, results, as_json, colour)
+        return
+    records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
+    if stats:
+        _show_statistics(records, as_json)
+        return
+    for record in records:
+        click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
+
+
+def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:
+    unreadable = 0
+    for line in found:
+        if not wanted.may_want(line):
+            continue
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            unreadable += 1
+        elif wanted.wants(record):
+            yield record
+    if unreadable:
+        click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
+
+
+# --- results that are kept --------------------------------------------------------------------------------------------
+
+
+def _evidence_beside(path: Path) -> list[Path]:
+    folder = path.parent.parent / "evidence"
+    return sorted(folder.glob("evidence*.jsonl")) or [folder / "evidence.jsonl"]
+
+
+def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_json: bool, colour: bool) -> None:
+    named = {each.id: each for record in _records(lines(paths), wanted) for each in named_in(record)}
+    try:
+        for kept in (kept for file in files for kept in read_evidence(file)):
+            if kept.id not in named:
+                continue
+            as_recorded = named.pop(kept.id).sha256 == kept.sha256
+            shown = {**kept.record, "as_recorded": as_recorded}
+            click.echo(
+                ascii_json(shown) if as_json else render_kept(kept.record, as_recorded, colour=colour), color=colour
+            )
+    except OSError as error:
+        if named:
+            message = f"{error.filename}: {error.strerror}; name it with --evidence-file"
+            raise click.ClickException(message) from None
+    for lost in named:
+        click.echo(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`", err=True)
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+def _show_statistics(records: Iterator[dict[str, Any]], as_json: bool) -> None:
+    statistics = Statistics()
+    for record in records:
+        statistics.add(record)
+    data = statistics.as_data()
+    if as_json:
+        click.echo(orjson.dumps(data))
+        return
+    click.echo(f"{data['records']} records" + (f", {data['first']} to {data['last']}" if data["first"] else ""))
+    for name, counts in statistics.by.items():
+        if counts:
+            click.echo(f"by {name}")
+        for word, count in counts.most_common(MAX_SHOWN):
+            click.echo(f"  {count:>9}  {plain(word)}")
+        if len(counts) > MAX_SHOWN:
+            click.echo(f"  and {len(counts) - MAX_SHOWN} more; --json has them")
+    shown = "  ".join(f"{name} {ms:.1f} ms" for name, ms in data["duration_ms"].items())
+    click.echo(f"duration  {shown}")
+
+
+def _matches(pattern: str, names: object) -> bool:
+    """Whether one of a record's names does. `*` is the only wildcard (CONTRACT 2.1)."""
+    literal = pattern.replace("[", "[[]").replace("?", "[?]")
+    return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))

@@ -1,0 +1,115 @@
+"""`sidecar audit verify`: does the evidence hold?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+import orjson
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sidecar.audit.checkpoints import Keys, read_public_keys
+from sidecar.audit.parts import files_of
+from sidecar.audit.report import Report
+from sidecar.audit.verify import lies_beside
+from sidecar.audit.verify import verify as verified
+from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs
+from sidecar.cli.progress import percent_of
+
+MANY_BYTES = 64 * 2**20  # less is read before a second process has begun
+MAX_PROCESSES = 8
+
+
+@click.command("verify")
+@click.argument("paths", nargs=-1, required=True, type=LOG)
+@click.option(
+    "--key",
+    "key_paths",
+    multiple=True,
+    type=FILE,
+    help="The audit key, and those before it; without one nobody knows who made the anchor.",
+)
+@click.option("--part", is_flag=True, help="Earlier lines and the anchor may be elsewhere.")
+@click.option("--evidence", multiple=True, type=LOG, help="Results that were kept: a file, or their folder.")
+@click.option(
+    "--checkpoints", multiple=True, type=FILE, help="What was published of the log's end: lines of standard output."
+)
+@click.option(
+    "--public-key",
+    "--jwks",
+    "public_key_paths",
+    multiple=True,
+    type=FILE,
+    help="Who may sign checkpoints: PEM, or what stands at /.well-known/jwks.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def verify(
+    paths: tuple[Path, ...],
+    key_paths: tuple[Path, ...],
+    part: bool,
+    evidence: tuple[Path, ...],
+    checkpoints: tuple[Path, ...],
+    public_key_paths: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first; with
+    --evidence also results that are not those that the log names, with --checkpoints whether it is what was published.
+
+    Exits 5 when the evidence does not hold, and says what was proved and what was not.
+    """
+    files = files_of(paths[0]) if len(paths) == 1 and paths[0].is_file() and not part else logs(paths)
+    ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
+    size = sum(path.stat().st_size for path in files)
+    started = time.monotonic()
+    report = verified(
+        files,
+        key=ring[0] if ring else None,
+        older=ring[1:],
+        part=part,
+        evidence=logs(evidence),
+        checkpoints=checkpoints,
+        public_keys=public_keys,
+        processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
+        progress=percent_of(size),
+    )
+    took_s = time.monotonic() - started
+    if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
+        report.unproved.append("anything against whoever can write both log and key: the key lies in the log's folder")
+    if as_json:
+        click.echo(orjson.dumps(report.as_data()))
+    else:
+        _print(report, took_s)
+    if not report.ok:
+        sys.exit(EVIDENCE_BROKEN)
+
+
+def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
+    found: dict[str, Ed25519PublicKey] = {}
+    for path in paths:
+        try:
+            found |= read_public_keys(path)
+        except (OSError, ValueError) as error:
+            click.echo(f"{path}: {error}", err=True)
+            sys.exit(CONFIG_INVALID)
+    return found if paths else None
+
+
+def _print(report: Report, took_s: float) -> None:
+    for problem in report.problems:
+        click.echo(str(problem))
+    if report.problem_count > len(report.problems):
+        click.echo(f"and {report.problem_count - len(report.problems)} more")
+    events = ", ".join(f"{count} {event}" for event, count in sorted(report.events.items()))
+    click.echo(f"{report.records} records in {took_s:.1f} s" + (f" ({events})" if events else ""))
+    for what in report.proved:
+        click.echo(f"proved      {what}")
+    for what in report.unproved:
+        click.echo(f"not proved  {what}")
+    for what in report.notes:
+        click.echo(f"note        {what}")
+    if report.unfinished:
+        click.echo(f"note        {len(report.unfinished)} decisions have no outcome: cut off by a crash, or under way")
+    click.echo("the evidence holds" if report.ok else f"the evidence does NOT hold: {report.problem_count} problems")

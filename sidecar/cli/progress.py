@@ -1,0 +1,27 @@
+"""How does somebody at a terminal see that long work goes on?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+_EVERY_S = 0.5
+
+
+def percent_of(size: int) -> Callable[[int], object]:
+    """Tells on a terminal how much of so many bytes is read, each time that it is told how many are by now; on anything
+    else, nothing."""
+    last = time.monotonic()
+
+    def tell(read_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_S:
+            last = now
+            percent = min(100, 100 * read_bytes // max(1, size))
+            click.echo(f"\r{percent:3d} % read\r", err=True, nl=False)  # the report is written over it
+
+    return tell if sys.stderr.isatty() else lambda read_bytes: None
