@@ -33,7 +33,7 @@ MAX_LINE_BYTES: Final = 64 * 1024
 MAX_KEYS_BYTES: Final = 1 << 20
 _PURPOSE: Final = b"sidecar/checkpoint/1"
 _PUBLISHED: Final = re.compile(
-    rb'\{"sidecar_checkpoint":(\{[^{}]{0,2048}\})\}'
+    rb'\{"sidecar-checkpoint":(\{[^{}]{0,2048}\})\}'
 )  # wherever in a line a log collector put it
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
     @property
     def published(self) -> bytes:
         """One line of JSON without its newline."""
-        return orjson.dumps({"sidecar_checkpoint": self._asdict()})
+        return orjson.dumps({"sidecar-checkpoint": self._asdict()})
 
     def signed_by(self, keys: Keys) -> bool | None:
         """Whether the key that it names made it; None where nobody knows that key."""

@@ -73,9 +73,9 @@ def check_checkpoints(path, jwks):
 
 def checkpoint_of(line):
     """What a line says, of the log or of what was published."""
-    at = line.find('{"sidecar_checkpoint":')
+    at = line.find('{"sidecar-checkpoint":')
     if at >= 0:
-        return json.loads(line[at:])["sidecar_checkpoint"]
+        return json.loads(line[at:])["sidecar-checkpoint"]
     control = json.loads(line).get("control") if line.startswith('{"v":') else None
     return control if control and control["what"] == "checkpoint" else None
 
