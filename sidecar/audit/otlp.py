@@ -80,7 +80,7 @@ class Otlp:
         body = export_request(append.lines, self._resource)
         if self._compress:
             body = gzip.compress(body, compresslevel=1, mtime=0)
-        unsure, pauses = False, self._patience.pauses()
+        unsure, pauses, told = False, self._patience.pauses(), ""
         while True:
             pause_s, why = next(pauses), "no answer"
             try:
@@ -97,7 +97,9 @@ class Otlp:
                     return
                 pause_s, why = _pause_s(said.retry_after, pause_s), f"status {said.status}"
                 unsure = unsure or said.status in (502, 504)  # somebody in between does not know either
-            log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
+            if why != told:
+                log.warning("the receiver did not take the evidence; trying again", extra={"why": why[:200]})
+                told = why
             if not self._patience.wait(pause_s):
                 raise Unsure(why, again=False) if unsure else OSError(errno.EAGAIN, why)
 

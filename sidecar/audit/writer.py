@@ -181,10 +181,12 @@ class Writer:
     def _end(self, ends: Ends) -> None:
         if self._late is not None:
             self._late.cancel()
-        if self._stalled:
+        was_up, last = self.up, ends[-1][1]
+        self._stalled, self._at_work, self._failed = False, (), isinstance(last, OSError)
+        if self.up and not was_up:
             log.warning("the evidence can be written again")
-        self._stalled, self._at_work = False, ()
-        self._failed = isinstance(ends[-1][1], OSError)
+        elif was_up and not self.up:
+            log.error("the evidence cannot be written", extra={"error": str(last)[:200]})
         for job, value in ends:
             job.close(value)
         self._begin()

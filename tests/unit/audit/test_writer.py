@@ -112,6 +112,17 @@ async def test_what_a_full_disk_refuses_is_told_to_everybody_who_waits_and_to_no
         assert disk.written == [4]
 
 
+async def test_operators_are_told_once_why_and_once_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        for disk.full in (True, True, False, False, True):
+            await asyncio.gather(*appended(writer, 1), return_exceptions=True)
+            assert writer.up is not disk.full
+    told = [(one.message, getattr(one, "error", "")) for one in caplog.records]
+    cannot, again = ("the evidence cannot be written", "[Errno 28] no space left on device"), "can be written again"
+    assert told == [cannot, (f"the evidence {again}", ""), cannot]
+
+
 async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_until_it_thaws() -> None:
     disk = Disk()
     async with writing(disk, deadline_s=0.05) as writer:
