@@ -20,13 +20,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from sidecar.errors import PolicyError
-from sidecar.limits.amounts import MOST, millionths, path_of
+from sidecar.limits.amounts import MOST, in_units, millionths, path_of
 from sidecar.limits.plan import Budgets, Cap, Cost, Entry
 from sidecar.settings.documents import read_document
 from sidecar.settings.fields import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.findings import Finding, reject, reject_any
 
 MAX_PER_SECOND = 10_000  # above it an interval of whole microseconds is off by more than one in a hundred
+PERIODS = ("per_hour", "per_day", "per_month")
 MAX_REFILL_S = 86_400  # a burst that takes longer to come back is a quota; also keeps Lua's numbers exact
 
 
@@ -275,7 +276,7 @@ class BudgetEntry(Section):
         return self
 
     def _contradictions(self) -> Iterator[Finding]:
-        periods = {name: getattr(self, name) for name in ("per_hour", "per_day", "per_month")}
+        periods = {name: getattr(self, name) for name in PERIODS}
         if all(most is None for most in periods.values()):
             yield Finding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
         for name, most in periods.items():
@@ -336,13 +337,20 @@ class BudgetsFile(Section):
             known.add(what)
 
     def _without_costs(self) -> Iterator[Finding]:
-        """A budget that nothing is ever charged to is a slip of the pen, and would allow everything."""
-        units = {cost.unit for cost in self.costs}
+        """A budget that nothing is ever charged to is a slip of the pen, and would allow everything; one that no call
+        fits into would allow nothing."""
+        least: dict[str, int] = {}
+        for cost in self.costs:
+            most = cost.compiled().most
+            least[cost.unit] = min(most, least.get(cost.unit, most))
         for index, entry in enumerate(self.budgets):
-            if isinstance(entry, BudgetEntry) and entry.unit not in units:
-                hint = (
-                    f"units that have costs: {', '.join(sorted(units))}"
-                    if units
-                    else "say under costs: what calls cost"
-                )
+            if not isinstance(entry, BudgetEntry):
+                continue
+            if entry.unit not in least:
+                hint = f"units that have costs: {', '.join(sorted(least))}" if least else "costs: says what calls cost"
                 yield Finding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
+            for name in PERIODS:
+                most = getattr(entry, name)
+                if most and most < least.get(entry.unit, 0):
+                    reserved = in_units(least[entry.unit])
+                    yield Finding(f"no call fits: each reserves {reserved} or more", at=("budgets", index, name))

@@ -27,7 +27,6 @@ from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable,
 MAX_COUNTERS = 200_000  # per kind, half a KB each; only verified principals and configuration make counters
 MAX_RECORDS = 200_000
 SWEPT_AT_ONCE = 2
-REMEMBER_US = REMEMBER_S * SECOND_US
 
 
 class MemoryStore:
@@ -38,9 +37,15 @@ class MemoryStore:
     degraded = False
 
     def __init__(
-        self, clock: Callable[[], float], *, lease_s: float = LEASE_S, max_counters: int = MAX_COUNTERS
+        self,
+        clock: Callable[[], float],
+        *,
+        lease_s: float = LEASE_S,
+        max_counters: int = MAX_COUNTERS,
+        remember_s: float = REMEMBER_S,
     ) -> None:
         self._clock = clock
+        self._remember_us = int(remember_s * SECOND_US)
         self._lease_us = int(lease_s * SECOND_US)
         self._max_counters = max_counters
         # Last touched stands last, so that what time has emptied gathers in front.
@@ -148,14 +153,14 @@ class MemoryStore:
     def _remember(self, decision_id: str, charged_us: int, now_us: int) -> None:
         if now_us >= self._none_ends_before_us or len(self._records) >= MAX_RECORDS:
             self._forget(now_us)
-        self._records[decision_id] = (charged_us, now_us + REMEMBER_US)
+        self._records[decision_id] = (charged_us, now_us + self._remember_us)
 
     def _forget(self, now_us: int) -> None:
         records = self._records
         for known in list(islice(records, SWEPT_AT_ONCE)):
             if len(records) >= MAX_RECORDS or records[known][1] <= now_us:
                 del records[known]
-        first = next(iter(records.values()), (0, now_us + REMEMBER_US))
+        first = next(iter(records.values()), (0, now_us + self._remember_us))
         self._none_ends_before_us = first[1]
 
 

@@ -146,7 +146,7 @@ class _Ledger:
     store: MemoryStore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store = MemoryStore(lambda: self.now_s, lease_s=_FOR_EVER_S)
+        self.store = MemoryStore(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: Plan, now_s: float) -> Refusal | None:
         """Charge one call; its refusal if there is no room. `limits` are then those that refuse, else all charged."""

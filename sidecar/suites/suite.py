@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -77,7 +77,7 @@ def run_suites(
 ) -> Report:
     """Run those tests of some suites that are wanted. `now_s` is the time of tests that name none, in seconds since
     the epoch; `on_each` hears how many are done, of how many."""
-    own = Budgets(budgets.tools, budgets.principals)  # what is remembered of plans here is of no use to who serves
+    own = replace(budgets)  # what is remembered of plans here is of no use to who serves
     bench = Bench(engine, Grounds(engine, source), own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
     chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]

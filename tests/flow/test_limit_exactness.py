@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.costs import MOST, spend
 from sidecar.limits.nodes import PREFIX
 from sidecar.limits.redis import RedisStore
 from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
@@ -67,6 +68,15 @@ async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> 
     with valkey.client() as client:
         counted = {limit.key: int(client.hget(PREFIX + limit.key, "n") or 0) for limit in (HOUR, DAY)}
     assert counted == {HOUR.key: LIMIT, DAY.key: LIMIT}, "a call refused by the hour moved the day"
+
+
+async def test_two_processes_spend_a_budget_of_money_to_the_last_call_that_fits_and_pay_what_is_counted(
+    valkey: Valkey,
+) -> None:
+    spent = await spend(valkey.url, str(valkey.path), 2, 40_000_000)
+    assert (spent.errors, spent.over, spent.lost) == (0, 0, 0), spent
+    assert spent.limit - spent.counted < MOST, spent
+    assert spent.admitted > 80, "settled calls make room"
 
 
 async def test_after_kill_9_every_slot_returns_within_twice_its_lease(valkey: Valkey) -> None:

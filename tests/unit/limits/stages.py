@@ -13,7 +13,7 @@ from sidecar.limits.memory import MemoryStore
 from sidecar.limits.nodes import finder_of
 from sidecar.limits.plan import Charge, Kind
 from sidecar.limits.redis import RedisStore, Script, Scripts, guarded, shipped
-from sidecar.limits.store import Store
+from sidecar.limits.store import REMEMBER_S, Store
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
 
@@ -44,8 +44,8 @@ class Stage:
         self.to(self.now_us + duration_us)
 
 
-def memory_stage(max_counters: int = 1000) -> Stage:
-    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S, max_counters=max_counters)
+def memory_stage(max_counters: int = 1000, remember_s: float = REMEMBER_S) -> Stage:
+    store = MemoryStore(lambda: stage.now_us / 1e6, lease_s=LEASE_S, max_counters=max_counters, remember_s=remember_s)
     stage = Stage(store)
     return stage
 

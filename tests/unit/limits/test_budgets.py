@@ -178,7 +178,7 @@ FAULTS = [
         "nothing of how much",
     ),
     (
-        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd, per_day: 0}]",
+        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 0}]\nbudgets: [{unit: usd, per_day: 0}]",
         (3, 32),
         "more than 0",
     ),
@@ -194,6 +194,12 @@ FAULTS = [
         "this principal, object and unit has an entry",
     ),
     ("version: 1\nbudgets: [{unit: usd, tool: a}]", (2, 23), "unknown key"),
+    (
+        "version: 1\ncosts: [{object: '*', unit: usd, from_result: a, max_per_call: 0.5}]\n"
+        "budgets: [{unit: usd, per_day: 0.499999}]",
+        (3, 32),
+        "each reserves 0.5 or more",
+    ),
     ("version: 1\nbudgets: [{concurrencyLimit: 1}]", (2, 11), '"tool" is missing'),
     ("version: 1\nbudgets: [{tool: Git Hub}]", (2, 18), "names no tool"),
     ("version: 1\nbudgets:\n  - {tool: a}\n  - {tool: a}", (4, 12), "has an entry already"),

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sidecar.limits.memory
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Lease, Limiter
 from sidecar.limits.plan import Budgets, Cap, Cost, Entry, Plan, charge_of, plan_charges
@@ -174,9 +173,7 @@ STEPS = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_calls_are_let_in_exactly_as_long_as_sums_of_decimals_say_that_the_money_is_there(steps: list[Step]) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sidecar.limits.memory, "REMEMBER_US", 10**18)  # the beat of a call under way, on this clock
-        asyncio.run(play(memory_stage(), steps))
+    asyncio.run(play(memory_stage(remember_s=1e12), steps))  # as the beat of a call under way has it remembered
 
 
 async def play(stage: Stage, steps: list[Step]) -> None:

@@ -96,6 +96,26 @@ def test_a_repeat_meets_the_limits_as_they_are(tmp_path: Path, test: str, proble
     assert (not problems) if not problem else problems[0].startswith(problem), problems
 
 
+PAID = """
+version: 1
+costs: [{object: "tool:x/*", unit: usd, per_call: 0.02, from_result: _meta.cost, max_per_call: 0.50}]
+budgets: [{principal: "nhi:*", unit: usd, per_day: 1.00}]
+"""
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        "repeat: {times: 25}, expect: allow",  # each has cost what is declared before the next begins
+        "repeat: {times: 27}, expect: {decision: deny, at: 27, limits: ['budgets:nhi:*:usd:day']}",
+        "repeat: {times: 3, takes: 1m}, expect: {decision: deny, at: 3, reason: budget-spent}",
+        "repeat: {times: 60, every: 1h}, expect: allow",
+    ],
+)
+def test_a_repeat_spends_budgets(tmp_path: Path, expect: str) -> None:
+    assert not one(tmp_path, f"{PUT}, args: {{repo: ours}}, {expect}", files={"budgets.yaml": PAID})
+
+
 def test_no_test_feels_the_calls_of_another(tmp_path: Path) -> None:
     twice = "".join(f"- {{name: t{number}, {GET}, repeat: {{times: 3}}, expect: allow}}\n" for number in range(3))
     assert not run(tmp_path, twice).failures

@@ -253,6 +253,9 @@ def test_what_decides_nothing_is_told_as_what_it_is(tmp_path: Path) -> None:
     }
 
 
+COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "change"),
     [
@@ -266,6 +269,10 @@ def test_what_decides_nothing_is_told_as_what_it_is(tmp_path: Path) -> None:
             "unknown",
         ),
         ("tools: {'tool:s/*': {timeout: 5s}}", "tools: {'tool:s/*': {timeout: 9s}}", "unknown"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 5.5}]", "wider"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 4.9}]", "narrower"),
+        (COST + "budgets: [{unit: usd, per_day: 5}]", COST, "wider"),
+        (COST, COST.replace("0.1", "0.2"), "unknown"),
     ],
 )
 def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str) -> None:

@@ -102,7 +102,9 @@ def test_limits_are_told_with_whose_counter_it_is() -> None:
         ("tools:tool:github/*:concurrency", 5, "all together"),
         ("principals:user:*:hour", 300, "user:bob"),
         ("principals:role:oncall:day", 50, "user:bob"),
+        ("budgets:nhi:*:usd:month", 60, "nhi:researcher"),
     ]
+    assert (told[-1]["unit"], told[-1]["takes"], told[0]["unit"], told[0]["takes"]) == ("usd", 0.5, None, 1)
 
 
 def test_shadow_rules_are_told_and_change_nothing() -> None:
