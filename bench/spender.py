@@ -1,7 +1,8 @@
-"""One process of several that try to spend a limit: `python -m bench.spender URL ATTEMPTS LIMIT`.
+"""One process of several that try to spend a limit: `python -m bench.spender URL ATTEMPTS LIMIT LANE`.
 
 Says `ready`, waits for a line, makes its attempts 64 at a time, and prints how many were admitted, refused by the
-limit, and anything else. It waits as long as it takes: what an outage may cost is asked by `outages.py`.
+limit, and anything else. A LANE of more than 0 charges up to so many calls at once. It waits as long as it takes: what
+an outage may cost is asked by `outages.py`.
 """
 
 from __future__ import annotations
@@ -9,39 +10,46 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections import Counter
 from uuid import uuid4
 
 import uvloop
 
 from sidecar.errors import Refusal
-from sidecar.limits import Limiter, Plan
+from sidecar.limits import Limiter, Plan, Store
+from sidecar.limits.lane import FastLane
 from sidecar.limits.plan import Charge
 from sidecar.limits.redis import RedisStore
 
 TASKS = 64
 PATIENT_S = 10.0
+COST = 2_000  # millionths of a dollar
 DAY_KEY, HOUR_KEY, MONTH_KEY = "day:exactness", "hour:exactness", "month:exactness"
 
 
-def plan(limit: int) -> Plan:
-    """The hour is the limit; what stands before and after it must not move when it refuses."""
-    return Plan(
-        (
-            Charge("exactness:day", "day", DAY_KEY, 10 * limit),
-            Charge("exactness:hour", "hour", HOUR_KEY, limit),
-            Charge("exactness:month", "month", MONTH_KEY, 10**15, amount=2_000, unit="usd"),
-        )
-    )
+def plan(limit: int, lane: int) -> Plan:
+    """The hour is the limit; what stands before and after it must not move when it refuses. Money has no lane."""
+    day = Charge("exactness:day", "day", DAY_KEY, 10 * limit)
+    hour = Charge("exactness:hour", "hour", HOUR_KEY, limit)
+    money = Charge("exactness:month", "month", MONTH_KEY, 10**15, amount=COST, unit="usd")
+    return Plan((day, hour) if lane else (day, hour, money))
 
 
-async def main(url: str, attempts: int, limit: int) -> None:
-    limiter = Limiter(RedisStore.at(url, deadline_s=PATIENT_S))
+def store_at(url: str, lane: int) -> Store:
+    shared = RedisStore.at(url, deadline_s=PATIENT_S)
+    if not lane:
+        return shared
+    return FastLane(shared, most=lane, idle_s=0.5, clock=time.monotonic, new_id=lambda: uuid4().hex)
+
+
+async def main(url: str, attempts: int, limit: int, lane: int) -> None:
+    limiter = Limiter(store_at(url, lane))
     await limiter.store.ping()
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     heard: Counter[str] = Counter()
-    limits, left = plan(limit), iter(range(attempts))
+    limits, left = plan(limit, lane), iter(range(attempts))
 
     async def caller() -> None:
         for _ in left:
@@ -58,4 +66,4 @@ async def main(url: str, attempts: int, limit: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
