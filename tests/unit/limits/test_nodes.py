@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,20 @@ async def opened(deadline_s: float = 1.0, **settings: Any) -> AsyncIterator[Redi
         yield store
     finally:
         await store.close()
+
+
+TOLD = Path("docs/limits.md").read_text("utf-8")
+RIGHTS = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", TOLD, re.MULTILINE)
+FURTHER = re.search(r"with Sentinels also `(.*)`, in a Cluster also `(.*)`:", TOLD)
+
+
+def restricted(nodes: Sequence[Node], kind: int, folder: Path) -> dict[str, Any]:
+    """The settings of a user who has the rights that we tell operators to give, and no other."""
+    assert RIGHTS and FURTHER
+    for node in nodes:
+        node.ask("ACL", "SETUSER", "sidecar", "reset", "on", ">hush", *RIGHTS[1].split(), *FURTHER[kind].split())
+    (folder / "password").write_text("hush\n")
+    return {"username": "sidecar", "password_path": folder / "password"}
 
 
 async def serves(store: RedisStore, name: str, *charges: Charge) -> None:
@@ -78,9 +93,9 @@ def told_to_fail_over(sentinel: Node) -> bool:
     return False
 
 
-async def test_whoever_sentinels_promote_counts_and_has_lost_nothing(servers: Watched) -> None:
-    nobody = "127.0.0.1:1"
-    async with opened(url=servers.url.replace("://", f"://{nobody},")) as store:
+async def test_whoever_sentinels_promote_counts_and_has_lost_nothing(servers: Watched, tmp_path: Path) -> None:
+    nobody, login = "127.0.0.1:1", restricted((servers.primary, servers.replica), 1, tmp_path)
+    async with opened(url=servers.url.replace("://", f"://{nobody},"), **login) as store:
         for number in range(5):
             await store.reserve(BOTH, f"before-{number}")
         assert counted(servers.primary) == 5
@@ -272,10 +287,11 @@ def owner(node: Node) -> int:
 
 
 async def test_the_owner_of_our_slot_is_found_through_any_node_and_followed_where_the_slot_goes(
-    pair: tuple[Node, Node],
+    pair: tuple[Node, Node], tmp_path: Path
 ) -> None:
     first, second = pair
-    async with opened(url=f"redis+cluster://127.0.0.1:1,{second.address}") as store:
+    login = restricted(pair, 2, tmp_path)
+    async with opened(url=f"redis+cluster://127.0.0.1:1,{second.address}", **login) as store:
         for number in range(5):
             await store.reserve(BOTH, f"before-{number}")
         assert counted(first) == 5
@@ -286,10 +302,13 @@ async def test_the_owner_of_our_slot_is_found_through_any_node_and_followed_wher
         assert counted(second) == 6
 
 
-async def test_a_key_that_has_gone_ahead_of_its_slot_is_asked_for_there(pair: tuple[Node, Node]) -> None:
+async def test_a_key_that_has_gone_ahead_of_its_slot_is_asked_for_there(
+    pair: tuple[Node, Node], tmp_path: Path
+) -> None:
     first, second = pair
+    login = restricted(pair, 2, tmp_path)
     here, there = (first, second) if owner(first) == first.port else (second, first)
-    async with opened(url=f"redis+cluster://{here.address}") as store:
+    async with opened(url=f"redis+cluster://{here.address}", **login) as store:
         await store.reserve(BOTH, "whole")
         there.ask("CLUSTER", "SETSLOT", SLOT, "IMPORTING", str(here.ask("CLUSTER", "MYID")))
         here.ask("CLUSTER", "SETSLOT", SLOT, "MIGRATING", str(there.ask("CLUSTER", "MYID")))
