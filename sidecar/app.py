@@ -63,12 +63,13 @@ from sidecar.pressure import Pressure
 from sidecar.processes import Processes
 from sidecar.refusals import Refusals
 from sidecar.reloading import Reloader
-from sidecar.settings import Settings
+from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.load import load
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.secrets import read_secret
 from sidecar.snapshot import Live, Service, Snapshot
+from sidecar.sources import Follower
 from sidecar.states import States
 from sidecar.task_api.calling_back import announces
 from sidecar.task_api.following import Means
@@ -118,6 +119,7 @@ class App:
     live: Live
     switch: KillSwitch
     callbacks: Callbacks
+    follower: Follower
     seen: InitVar[Look]
     watcher: Watcher = field(init=False)
     reloader: Reloader = field(init=False)
@@ -136,7 +138,8 @@ class App:
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
         """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
         check_fast_parser()
-        loaded = load(path, environ)
+        has_source = load(path, environ, check_files=False).settings.policy.source is not None
+        loaded = load(path, environ, check_files=not has_source)
         check_keeping(loaded)
         settings = loaded.settings
         async with AsyncExitStack() as undo:
@@ -149,6 +152,11 @@ class App:
             seen = look_at(path, settings)  # before it is read: what is written from now on is a change
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
+            follower = Follower(processes, time.time, secrets.SystemRandom().random, metrics)
+            if has_source:
+                prove = partial(first_snapshot, base_url="", processes=processes, make_keys=False)
+                await follower.begin(settings, prove)
+                settings = load_settings(path, environ)
             first = first_snapshot(settings, base_url_of(settings, data), processes)
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
@@ -173,6 +181,7 @@ class App:
                 counting,
                 tasks,
                 task_store,
+                follower,
                 seen,
             )
             await _greet(app.limiter.store)
@@ -199,6 +208,7 @@ class App:
         counting: StoreWatch,
         tasks: Tasks,
         task_store: TaskApiStore,
+        follower: Follower,
         seen: Look,
     ) -> Self:
         sessions = Sessions(
@@ -263,6 +273,7 @@ class App:
             live,
             switch,
             callbacks,
+            follower,
             seen,
         )
 
@@ -316,7 +327,7 @@ class App:
         """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out."""
         if self.pipeline.draining:
             return False, {"status": "draining"}
-        trouble = list(self.reloader.trouble)
+        trouble = [*self.reloader.trouble, *self.follower.trouble]
         if told := self.counting.trouble(self.limiter.store):
             trouble.append(told)
         if not self.pipeline.tasks.store.up:
@@ -351,6 +362,7 @@ class App:
                 "warnings": [str(fault) for fault in now.engine.warnings],
                 "mode": self._mode(),
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
+                "source": self.follower.status(now.settings),
             },
             "disabled_principals": len(self.disabled_principals()),
             "upstreams": self.upstreams(),
@@ -402,7 +414,7 @@ class App:
         disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
         store = self.limiter.store
         alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
-        return (*shadow, *alone, *disabled, *self.reloader.trouble)
+        return (*shadow, *alone, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
@@ -436,7 +448,9 @@ class App:
         return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
-        """Take models, rules, budgets, keys, issuers and upstreams as the files are now."""
+        """Take models, rules, budgets, keys, issuers and upstreams as the files are now, and what the policy's source
+        has."""
+        await self.follower.look(self._settings_now(), self.reloader.adopt, by)
         return await self.reloader.reload(by)
 
     async def _witness(self, what: str, by: str, **facts: object) -> None:
@@ -568,6 +582,7 @@ class App:
             self.switch.run(),
             self._keep_evidence(),
             self.watcher.run(self.reloader.files_changed),
+            self.follower.run(self._settings_now, self.reloader.adopt),
             self.pipeline.pressure.run(),
             self.pipeline.refusals.run(self.audit.control),
             self._watch(),
@@ -610,6 +625,9 @@ class App:
             log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
         await self.herald.tell(self.audit.trail.newest)
 
+    def _settings_now(self) -> Settings:
+        return self.live.current.settings
+
     def _keyless(self) -> list[Any]:
         return [state for state in self.live.current.identity.key_states if not state.usable]
 
@@ -633,6 +651,7 @@ class App:
         for banner in self.banners():
             log.warning(banner)
         self.watcher.hint()  # other files may count now
+        self.follower.reconsider()
 
     def _mode(self) -> str:
         return SHADOW if self.live.current.shadows(self.pipeline.clock()) else ENFORCE

@@ -31,6 +31,7 @@ from sidecar.processes import Processes
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
+from sidecar.settings.kept import Kept, placed
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
@@ -203,13 +204,20 @@ def first_snapshot(settings: Settings, base_url: str, processes: Processes, *, m
 
 
 async def next_snapshot(
-    path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, *, only_if_changed: bool = False
+    path: Path,
+    environ: Mapping[str, str],
+    processes: Processes,
+    old: Snapshot,
+    *,
+    only_if_changed: bool = False,
+    taken: Kept | None = None,
 ) -> Snapshot:
     """Built aside, off the loop; nothing of the old one changes until all of the new one is good. `only_if_changed`
-    gives back `old` itself where the files say what they said."""
+    gives back `old` itself where the files say what they said. `taken` is a policy from the source that is not in force
+    yet."""
     reading = Reading()
     try:
-        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, old, reading)
+        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, old, reading, taken)
     except asyncio.CancelledError:
         reading.abandon()  # the thread would go on, and this process could not end before it
         raise
@@ -224,9 +232,14 @@ async def next_snapshot(
 
 
 def _read_snapshot(
-    path: Path, environ: Mapping[str, str], processes: Processes, old: Snapshot, reading: Reading
+    path: Path,
+    environ: Mapping[str, str],
+    processes: Processes,
+    old: Snapshot,
+    reading: Reading,
+    taken: Kept | None,
 ) -> Snapshot:
-    settings, waiting = _reloaded(load_settings(path, environ), old.settings)
+    settings, waiting = _reloaded(placed(load_settings(path, environ), taken), old.settings)
     new = _snapshot(settings, old, old.base_url, processes, reading)
     return replace(new, waiting=waiting)
 

@@ -188,6 +188,15 @@ class Metrics:
         self._reloaded_at = Table(
             "gauge", "policy_last_reload_timestamp_seconds", "When the serving policy was loaded, since the epoch."
         )
+        self._source_up = Table(
+            "gauge", "policy_source_up", "Whether the source of policy was well when last looked at."
+        )
+        self._source_at = Table(
+            "gauge",
+            "policy_source_last_success_timestamp_seconds",
+            "When the source of policy was well, since the epoch.",
+        )
+        self._source_version = Table("gauge", "policy_source_version", "The version of the policy that it gave.")
         self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
         self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
         self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": AS_GIVEN})
@@ -376,6 +385,14 @@ class Metrics:
     def policy_reloaded(self, result: str) -> None:
         """A reload was `ok`, or `failed` and the old policy serves on."""
         self._reloads.add((result,))
+
+    def policy_source(self, up: bool, good_at: float | None, version: int | None) -> None:
+        """The policy's source was looked at, and was well or not; `good_at` is when it was last."""
+        self._source_up.set((), up)
+        if good_at is not None:
+            self._source_at.set((), good_at)
+        if version is not None:
+            self._source_version.set((), version)
 
     def enforcement(self, mode: str) -> None:
         """The mode in force: `enforce` or `shadow`."""

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.metrics import Metrics
+from sidecar.settings.kept import Kept
 from sidecar.snapshot import Live, Snapshot
 from sidecar.watching import Watcher
 
@@ -36,9 +37,10 @@ class Witness(Protocol):
 
 
 class Build(Protocol):
-    """Makes the next snapshot, or gives back the one given if nothing changed. Raises ConfigError."""
+    """Makes the next snapshot, or gives back the one given if nothing changed. `taken` is a policy from the source,
+    which is not in force yet. Raises ConfigError."""
 
-    def __call__(self, old: Snapshot, *, only_if_changed: bool) -> Awaitable[Snapshot]: ...
+    def __call__(self, old: Snapshot, *, only_if_changed: bool, taken: Kept | None) -> Awaitable[Snapshot]: ...
 
 
 @dataclass(slots=True)
@@ -79,6 +81,19 @@ class Reloader:
                 await self._serve(new, old, by)
             return new.engine.revision
 
+    async def adopt(self, taken: Kept, by: str, keep: Callable[[], Awaitable[None]]) -> None:
+        """Have a policy serve that came from its source, with all else as the files are now; `keep` puts it in force
+        for the next start. Raises ConfigError, and changes nothing."""
+        async with self._one_at_a_time:
+            old = self.live.current
+            try:
+                new = await self._next(old, by, only_if_changed=False, taken=taken, keep=keep)
+            except ConfigError as error:
+                await self._refuse(by, policy_version=taken.version, policy_source=taken.kind)
+                log.error("the policy from its source cannot serve\n%s", "\n".join(_told(error)))
+                raise
+            await self._serve(new, old, by)
+
     async def files_changed(self) -> bool:
         """Reload if the files say something else; whether that is the end of it, good or bad."""
         try:
@@ -95,16 +110,27 @@ class Reloader:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
 
-    async def _next(self, old: Snapshot, by: str, only_if_changed: bool) -> Snapshot:
+    async def _next(
+        self,
+        old: Snapshot,
+        by: str,
+        only_if_changed: bool,
+        taken: Kept | None = None,
+        keep: Callable[[], Awaitable[None]] | None = None,
+    ) -> Snapshot:
         """The next snapshot, and its change on record before it serves: no revision decides without evidence."""
-        new = await self.build(old, only_if_changed=only_if_changed)
+        new = await self.build(old, only_if_changed=only_if_changed, taken=taken)
         if new is old:
             return old
+        facts = {} if taken is None else {"policy_version": taken.version, "policy_name": taken.name}
         try:
-            await self.witness("reload", by, old_revision=old.engine.revision, new_revision=new.engine.revision)
+            revisions = {"old_revision": old.engine.revision, "new_revision": new.engine.revision}
+            await self.witness("reload", by, **revisions, **facts)
             if new.pins != old.pins:
                 pinned, unpinned = new.pins.changes(old.pins)
                 await self.witness("pins", by, pinned=pinned, unpinned=unpinned)
+            if keep is not None:
+                await keep()
         except SettingsError:
             await self._retire(new, old)
             raise
@@ -122,17 +148,18 @@ class Reloader:
         retiring.add_done_callback(self.retiring.discard)
 
     async def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
-        told = tuple(map(str, error.faults))
-        more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
-        self.trouble = ("the newest files are not in force, the old policy serves", *told[:MAX_TOLD], *more)
+        told = _told(error)
+        self.trouble = ("the newest files are not in force, the old policy serves", *told)
         if told == self._failed and not anew:
             return
         self._failed = told
+        log.error("reload failed; the old policy serves on\n%s", "\n".join(told), extra={"by": by}, exc_info=cause)
+        await self._refuse(by)
+
+    async def _refuse(self, by: str, **facts: object) -> None:
         self.metrics.policy_reloaded("failed")
-        shown = "\n".join((*told[:MAX_TOLD], *more))
-        log.error("reload failed; the old policy serves on\n%s", shown, extra={"by": by}, exc_info=cause)
         with suppress(SettingsError):
-            await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision)
+            await self.witness("reload-failed", by, policy_revision=self.live.current.engine.revision, **facts)
 
     def _nothing_new(self) -> None:
         """The files say what serves already, also if they were wrong for a while."""
@@ -162,6 +189,13 @@ def _unforeseen(error: Exception, config: Path) -> SettingsError:
     why = str(error) if isinstance(error, OSError) else type(error).__name__
     hint = "it is tried again; the log has more"
     return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
+
+
+def _told(error: ConfigError) -> tuple[str, ...]:
+    """What is wrong, as far as anybody reads."""
+    told = tuple(map(str, error.faults))
+    more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
+    return (*told[:MAX_TOLD], *more)
 
 
 def _waiting(now: Snapshot) -> tuple[str, ...]:

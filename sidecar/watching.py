@@ -47,7 +47,7 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
 def look_at(config: Path, settings: Settings) -> Look:
     """How every file that a reload reads lies there now."""
     singles = (config, *key_files(settings))
-    folders = (settings.policy.models, settings.policy.path)
+    folders = settings.policy.folders
     return {str(path): stamp for path in (*singles, *_files_under(folders)) if (stamp := _stamp(path))}
 
 
@@ -133,7 +133,7 @@ class _Places:
 
     @classmethod
     def of(cls, config: Path, settings: Settings) -> _Places:
-        folders = (settings.policy.models, settings.policy.path)
+        folders = settings.policy.folders
         singles = (config, *key_files(settings), *folders)  # of a folder: that it goes and comes
         links = [link for path in singles for link in _links_in(path)]
         deep = tuple(sorted({str(path) for path in folders if _is_folder(path)}))

@@ -28,6 +28,7 @@ S134       an agent whose card nobody finds
 S136       what of a store does not belong together
 S140-S141  shadow mode
 S150       sinks of the evidence that do not go together
+S160-S163  a source of policy: beside folders, with nothing taken, its record, the shelf
 S201-S204  the environment (environment.py)
 """
 

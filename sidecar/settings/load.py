@@ -12,6 +12,7 @@ from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
 from sidecar.settings.findings import Finding
 from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
+from sidecar.settings.kept import NOTHING_YET, placed
 from sidecar.settings.nodes import Loc, Node, shown_line
 from sidecar.settings.programs import executable_of
 from sidecar.settings.root import Settings
@@ -53,7 +54,7 @@ def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) ->
     except SettingsError as error:
         known = {(fault.file, fault.line, fault.column) for fault in faults}
         document.refuse([*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)])
-    loaded = Loaded(settings, document)
+    loaded = Loaded(placed(settings), document)
     if check_files:
         faults += file_faults(loaded, environ)
     if faults:
@@ -137,6 +138,9 @@ def _exactly(root: Node, loc: Loc) -> Node | None:
 
 
 def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
+    if settings.policy.path.parent.name == NOTHING_YET:
+        hint = "sidecar serve takes it, and keeps it for when the source is out"
+        yield document.fault(("policy", "source"), "nothing was taken from it yet", "S161", hint)
     for loc, path in _folders(settings):
         if not path.is_dir():
             yield document.fault(loc, f"{path} is no folder", "S116", "make it, or correct the path")
@@ -181,8 +185,9 @@ def _weakness(path: Path) -> Finding | None:
 
 
 def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
-    yield ("policy", "models"), settings.policy.models
-    yield ("policy", "path"), settings.policy.path
+    if settings.policy.source is None:
+        yield ("policy", "models"), settings.policy.models
+        yield ("policy", "path"), settings.policy.path
 
 
 def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
@@ -204,6 +209,8 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
             named += [(("upstreams", name, "credential", *loc), path) for loc, path in upstream.credential.files()]
     named.append((("signing", "key_path"), settings.signing.key_path))
     named.append((("callbacks", "ca_path"), settings.callbacks.ca_path))
+    if (source := settings.policy.source) is not None:
+        named += [(("policy", "source", source.kind, *loc), path) for loc, path in source.chosen.files()]
     named += [(("audit", *loc), path) for loc, path in settings.audit.files()]
     named += [(("store", *loc), path) for loc, path in settings.store.files()]
     named += [

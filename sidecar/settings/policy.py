@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from time import time
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from pydantic import Field, model_validator
 from sidecar.settings.fields import Many, PathField, Section, Word
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.moments import Moment
+from sidecar.settings.sources import PolicySource
 
 MAX_SHADOW_S = 30 * 86_400
 """Shadow mode that nobody ends would be no policy at all (CONTRACT 4)."""
@@ -36,6 +38,8 @@ class PolicySettings(Section):
     """Folder of the Casbin models, one per permission kind."""
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
+    source: PolicySource | None = None
+    """Where both come from that lie in no folder of this machine: a signed bundle, or a git ref."""
     mode: Literal["enforce", "shadow"] = "enforce"
     """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
     shadow_until: Moment | None = None
@@ -52,7 +56,16 @@ class PolicySettings(Section):
         reject_any(self._faults())
         return self
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where people write models and rules; what came from a source changes with its source alone."""
+        return () if self.source is not None else (self.models, self.path)
+
     def _faults(self) -> Iterator[Finding]:
+        for name in ("models", "path") if self.source is not None else ():
+            if name in self.model_fields_set:
+                hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
+                yield Finding("models and rules come from policy.source", "S160", hint, (name,))
         if self.mode == "shadow" and self.shadow_until is None:
             hint = "write when it ends, at most 30 days ahead: shadow_until: 2027-03-31T00:00:00Z"
             yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))

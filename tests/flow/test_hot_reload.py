@@ -251,7 +251,7 @@ async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeyp
         control = running.app.audit.control
         monkeypatch.setattr(type(running.app.audit), "control", staticmethod(full))
         plain(tmp_path / "policies", WIDER)
-        await until(lambda: any("audit file" in line for line in running.app.reloader.trouble))
+        await until(lambda: any("the audit cannot be written" in line for line in running.app.reloader.trouble))
         assert await deletes(running) == 403
         refusing = False
         await taken(running)

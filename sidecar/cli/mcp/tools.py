@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.errors import ConfigError, Reason, Refusal
+from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
 from sidecar.processes import Processes
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.settings import Settings, load_settings
@@ -106,7 +106,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
     if pin and not yes and not sys.stdin.isatty():  # an approval that nobody gave is none
         raise click.UsageError("--pin asks, and there is no terminal to answer: add --yes")
     try:
-        book = _looked_up(path, server)
+        book = _looked_up(path, server, pinning=pin)
         chosen = _chosen(book.rows, names, server)
         if as_json:
             _print_json(chosen, book.pins is not None)
@@ -124,7 +124,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
         raise SystemExit(NO) from None
 
 
-def _looked_up(path: Path, server: str) -> Book:
+def _looked_up(path: Path, server: str, *, pinning: bool) -> Book:
     """What is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
     settings = load_settings(path, os.environ)
     if server not in settings.upstreams:
@@ -132,6 +132,9 @@ def _looked_up(path: Path, server: str) -> Book:
         click.echo(f"{path} names no server {server!r}: there is {known}", err=True)
         raise SystemExit(USAGE)
     file = settings.policy.path / PINS_FILE
+    if settings.policy.source is not None and pinning:
+        hint = "pin where the policy is made, and publish it: its folder here is replaced by the next that is taken"
+        raise SettingsError([fault_in(path, "the policy comes from a source", code="S160", hint=hint)])
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
     listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "suggest": ("sidecar.cli.policy.suggest", "The fewest rules that allow what was recorded, and nothing else."),
     "convert": ("sidecar.cli.policy.convert", "Rows between CSV and YAML, without loss."),
     "export": ("sidecar.cli.policy.export", "The policy for plain pycasbin."),
+    "bundle": ("sidecar.cli.policy.bundle", "A policy in one signed file."),
     "bench": ("sidecar.cli.policy.bench", "How long does a decision take, here and at other sizes?"),
 }
 

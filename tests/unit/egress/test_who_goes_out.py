@@ -22,6 +22,7 @@ OPENS = {
     "Guard",
     "SystemResolver",
     "fetch",
+    "fetch_newer",
     "open_connection",
     "create_connection",
     "sock_connect",
@@ -40,6 +41,7 @@ WHOSE_WORD = {
     "identity/jwks.py": "an issuer's jwks_url",
     "limits/nodes.py": "store.url; in Sentinel and Cluster, whom those name",
     "audit/otlp.py": "audit.otlp.url",
+    "sources/https.py": "policy.source.bundle.url",
     "processes/children.py": "a socket pair of our own",
     "cli/demo.py": "a port of its own",
 }
@@ -53,7 +55,7 @@ def opened_in(source: str) -> set[str]:
             found |= {name.name for name in node.names} & {*OPENS, "Redis", "request"}
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sidecar.egress"):
             found |= {name.name for name in node.names} & OPENS
-        if isinstance(node, ast.Attribute) and node.attr in OPENS - {"fetch"} | {"Redis", "from_url"}:
+        if isinstance(node, ast.Attribute) and node.attr in OPENS - {"fetch", "fetch_newer"} | {"Redis", "from_url"}:
             found.add(node.attr)
     return found
 

@@ -1,0 +1,144 @@
+"""How does a policy travel, so that a sidecar can tell who made it?
+
+`sidecar policy bundle build | sign | verify`. What is built from the same files is the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import orjson
+
+from sidecar.errors import ConfigError
+from sidecar.settings.moments import rfc3339
+from sidecar.signing_keys import read_signing_key
+from sidecar.sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
+from sidecar.workbench.places import in_folder
+
+INVALID, UNVERIFIED = 3, 5
+FILE = "policy.tar.gz"
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_key = click.option("--key", "key_path", type=_FILE, help="Ed25519, from `sidecar token keygen --algorithm EdDSA`.")
+
+
+@click.group()
+def bundle() -> None:
+    """A policy in one signed file."""
+
+
+@bundle.command("build")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.option("--version", "number", type=click.IntRange(1), required=True, help="Higher than that of the last one.")
+@click.option("--name", default="policy", show_default=True, help="Whose policy it is, as policy.source.bundle.name.")
+@click.option("-o", "--out", type=_FILE, default=FILE, show_default=True)
+@_key
+@click.option("--created", type=float, help="When it was made, in seconds since the epoch, for the same bytes again.")
+@_json
+def build_(
+    folder: Path, number: int, name: str, out: Path, key_path: Path | None, created: float | None, as_json: bool
+) -> None:
+    """Check the policy in FOLDER (policies/ and perhaps models/), and pack it; with --key, sign it too."""
+    try:
+        in_folder(folder).load()
+        raw = build(folder, name=name, version=number, created_at=time.time() if created is None else created)
+        _write(out, raw if key_path is None else _signed(raw, key_path))
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(INVALID) from None
+    except BadBundle as bad:
+        _fail(str(bad), INVALID)
+    said = {"bundle": str(out), "name": name, "version": number, "signed": key_path is not None}
+    signed = "signed" if key_path is not None else "not signed yet: sidecar policy bundle sign"
+    _print(said, f"{out}  version {number} of {name}, {signed}", as_json)
+
+
+@bundle.command("sign")
+@click.argument("file", type=_FILE, default=FILE)
+@click.option("--key", "key_path", type=_FILE, required=True, help="Ed25519, in PEM.")
+@_json
+def sign_(file: Path, key_path: Path, as_json: bool) -> None:
+    """Vouch for FILE. Signatures of other keys stay, so that keys can change one after the other."""
+    try:
+        _write(file, _signed(file.read_bytes(), key_path))
+    except BadBundle as bad:
+        _fail(f"{file}: {bad}", INVALID)
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+    kid = read_signing_key(key_path).kid
+    _print({"bundle": str(file), "kid": kid}, f"{file}  signed by {kid}", as_json)
+
+
+@bundle.command("verify")
+@click.argument("file", type=_FILE, default=FILE)
+@click.option("--keys", "keys_path", type=_FILE, required=True, help="Who may vouch for it: a JWKS, or one PEM file.")
+@click.option("--name", help="Whose policy it must be.")
+@_json
+def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> None:
+    """Check FILE as a sidecar would, but for what that one has already."""
+    try:
+        found = opened(io.BytesIO(file.read_bytes()), read_keys(keys_path))
+        if name is not None and found.manifest.name != name:
+            raise BadBundle(f"it is the policy of {found.manifest.name}")
+    except BadBundle as bad:
+        _fail(f"{file}: {bad}", UNVERIFIED)
+    except OSError as error:
+        raise click.UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    _print(_said(file, found), _told(file, found), as_json)
+
+
+def _said(file: Path, found: Bundle) -> dict[str, object]:
+    said = found.manifest
+    return {
+        "bundle": str(file),
+        "name": said.name,
+        "version": said.version,
+        "created_at": rfc3339(said.created_at),
+        "kid": found.key_id,
+        "sha256": found.digest,
+        "files": {path: entry.size for path, entry in said.files.items()},
+    }
+
+
+def _told(file: Path, found: Bundle) -> str:
+    said = found.manifest
+    return "\n".join(
+        (
+            f"{file}  version {said.version} of {said.name}, {len(said.files)} files, {said.size} bytes",
+            f"made     {rfc3339(said.created_at)}",
+            f"signed   {found.key_id}",
+            f"sha256   {found.digest}",
+        )
+    )
+
+
+def _signed(raw: bytes, key_path: Path) -> bytes:
+    try:
+        key = read_signing_key(key_path)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{key_path} is no signing key: {error}") from None
+    return sign(raw, key)
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """Whole or not at all: it may lie where a server serves it from."""
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.write_bytes(raw)
+        aside.replace(path)
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _print(said: dict[str, object], told: str, as_json: bool) -> None:
+    click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2) if as_json else told)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(message, err=True)
+    raise SystemExit(code)

@@ -1,0 +1,128 @@
+"""Where does a policy come from that nobody mounts?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from sidecar.settings.addresses import is_loopback_host
+from sidecar.settings.fields import PathField, Seconds, Section, Slug, named, split_url
+from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.nodes import Loc
+
+_REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
+_INSIDE: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
+_SSH: Final = re.compile(r"ssh://(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?/[!-~]+")
+_FILE: Final = re.compile(r"file:///[!-~]+")
+_DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
+
+
+def _bundle_url(text: str) -> str:
+    parts = split_url(text, "https", "http")
+    if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
+        reject(Finding("bundles are fetched over https only", hint="use https://"))
+    return text
+
+
+def _git_url(text: str) -> str:
+    if _SSH.fullmatch(text) or _FILE.fullmatch(text):
+        return text
+    split_url(text, "https")
+    return text
+
+
+def _ref(text: str) -> str:
+    if not _REF.fullmatch(text) or ".." in text or "//" in text or text.endswith(("/", ".lock", ".")):
+        reject(Finding("this is no git ref", hint="a branch, a tag, or a whole commit id"))
+    return text
+
+
+class _Source(Section):
+    """How a source is looked at."""
+
+    every: Seconds = 30.0
+    """How often it is looked at; also as soon as another replica has loaded something new."""
+    timeout_s: Seconds = 60.0
+    """How long one look may take."""
+    accept: Annotated[str | None, Field(default=None), AfterValidator(lambda text: text and _digest(text))] = None
+    """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
+
+    def files(self) -> Iterator[tuple[Loc, Path | None]]:
+        """Files that it reads."""
+        for name in type(self).model_fields:
+            if name.endswith("_path"):
+                yield (name,), getattr(self, name)
+
+
+_digest = named(_DIGEST, "digest", "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id")
+
+
+class BundleSource(_Source):
+    """A policy in one signed file, at an address."""
+
+    url: Annotated[str, Field(max_length=2048), AfterValidator(_bundle_url)]
+    """Where it lies: https, or http on this machine. No redirect is followed."""
+    keys_path: PathField
+    """Who may vouch for it: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or PEM."""
+    name: Slug = "policy"
+    """Whose policy it must be (`build --name`): one that was signed for another place is not taken here."""
+    ca_path: PathField | None = None
+    """Certificates to trust instead of the system's."""
+    bearer_path: PathField | None = None
+    """A token that the address wants to see."""
+
+
+class GitSource(_Source):
+    """The files that a git ref names. Needs the program `git`."""
+
+    url: Annotated[str, Field(max_length=2048), AfterValidator(_git_url)]
+    """The repository: https://, ssh:// or file:///."""
+    ref: Annotated[str, AfterValidator(_ref)] = "main"
+    """A branch, a tag, or a commit."""
+    path: Annotated[str, Field(max_length=512), AfterValidator(lambda text: text and _inside(text))] = ""
+    """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
+    signers_path: PathField | None = None
+    """Who must have signed the commit: an allowed signers file (SSH). Without it, whoever can move the ref decides."""
+    token_path: PathField | None = None
+    """A token for https."""
+    ssh_key_path: PathField | None = None
+    """A private key for ssh. No other is offered."""
+    known_hosts_path: PathField | None = None
+    """The keys of hosts for ssh; a host that is not in it is not talked to."""
+
+
+_inside = named(_INSIDE, "folder of a repository", "such as teams/platform/policy")
+
+
+class PolicySource(Section):
+    """Where models and rules come from, instead of `models` and `path`."""
+
+    bundle: BundleSource | None = None
+    """A signed file at an address."""
+    git: GitSource | None = None
+    """A git ref."""
+
+    @model_validator(mode="after")
+    def _one(self) -> PolicySource:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        if (self.bundle is None) is (self.git is None):
+            yield Finding("a policy comes from one source: bundle or git")
+
+    @property
+    def chosen(self) -> BundleSource | GitSource:
+        """The one that is written."""
+        chosen = self.bundle or self.git
+        assert chosen is not None
+        return chosen
+
+    @property
+    def kind(self) -> str:
+        """`bundle` or `git`."""
+        return "git" if self.bundle is None else "bundle"

@@ -1,0 +1,18 @@
+"""Where else does a policy come from than a folder that somebody mounts?
+
+    tarball.py   an archive, read as if an enemy had packed it
+    bundle.py    a policy in one signed file: made, signed, checked, unpacked
+    https.py     the bundle that lies at an address
+    git.py       the files that a git ref names
+    rising.py    which policy is not put in the place of which
+    shelf.py     what was taken last, on disk: what serves while the source is out
+    following.py when the source is looked at, and what becomes of what is found there
+
+What came from a source is checked as a folder is, self-test and scopes included: a signature says who made a policy,
+not that it is good.
+"""
+
+from sidecar.sources.following import Follower, origin_of
+from sidecar.sources.shelf import SourceError, kept_for
+
+__all__ = ["Follower", "SourceError", "kept_for", "origin_of"]
