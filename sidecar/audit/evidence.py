@@ -77,8 +77,9 @@ def evidence_line(record: Mapping[str, Any]) -> bytes:
 class EvidenceFile:
     """The file of evidence of one sidecar, opened for the first line. Not for threads: one event loop appends."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, to_disk: bool = False) -> None:
         self._path = path
+        self._to_disk = to_disk
         self._file = -1
         self._size = 0
 
@@ -91,6 +92,8 @@ class EvidenceFile:
             written = os.write(self._file, data)
             while written < len(data):  # a disk that fills up takes a part, and says why only at the next try
                 written += os.write(self._file, data[written:])
+            if self._to_disk:
+                os.fdatasync(self._file)
         except OSError:
             self._take_back()
             raise

@@ -84,7 +84,7 @@ class Audit:
         """
         self.found = found.what
         """What was not in order at the start, as `file` names it; for the operator's log."""
-        self._evidence = EvidenceFile(evidence_path)
+        self._evidence = EvidenceFile(evidence_path, to_disk=durability == "disk")
         by_the_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = Trail(
             sink, by_the_thread, clock, attester=attester, rotation=rotation or Rotation(), evidence=self._evidence

@@ -124,7 +124,9 @@ class Trail:
 
     def is_due(self) -> bool:
         """Whether `look` has something to do, as far as one can tell from outside the thread."""
-        return self._is_old() or self._is_unattested()
+        every_s = self._rotation.every_s
+        may_be_old = every_s is not None and self._can_turn_over() and (self._begun_at_s is None or self._is_old())
+        return may_be_old or self._is_unattested()
 
     def look(self) -> None:
         """Do what is due by time."""

@@ -375,9 +375,9 @@ def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -
 KILLS, FILES = 200, 10
 
 
-def record_until_killed(path: Path, told: Connection) -> None:
+def record_until_killed(path: Path, told: Connection, **given: Any) -> None:
     """Acknowledge each record after it was written, as the answer to a caller would."""
-    audit = open_audit(path)
+    audit = open_audit(path, **given)
     told.send_bytes(b"%d" % audit.writer.sink.end.seq)
     while True:
         recording = understood(audit)
@@ -387,10 +387,10 @@ def record_until_killed(path: Path, told: Connection) -> None:
         told.send_bytes(b"%d" % audit.writer.sink.end.seq)
 
 
-def kill_at_a_random_point(context: Any, path: Path, lives_s: float) -> int:
+def kill_at_a_random_point(context: Any, path: Path, lives_s: float, **given: Any) -> int:
     """The last sequence that was acknowledged before the kill."""
     listener, teller = context.Pipe(duplex=False)
-    process = context.Process(target=record_until_killed, args=(path, teller), daemon=True)
+    process = context.Process(target=record_until_killed, args=(path, teller), kwargs=given, daemon=True)
     process.start()
     teller.close()
     acknowledged = int(listener.recv_bytes())

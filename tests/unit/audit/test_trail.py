@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from sidecar.signing_keys import generate
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, open_audit, records
+from tests.unit.audit.test_file import kill_at_a_random_point
 
 SIGNER, OTHERS = generate("EdDSA"), generate("EdDSA")
 KEYS = {SIGNER.kid: SIGNER.private.public_key()}
@@ -353,6 +356,20 @@ def test_a_kill_at_every_point_of_a_rotation_leaves_what_a_start_finds_in_order(
         if calls[0] < at:
             break
     assert 12 < at < 99
+
+
+def test_a_real_kill_loses_nothing_that_was_acknowledged_while_files_are_set_aside(tmp_path: Path) -> None:
+    context, chance = multiprocessing.get_context("forkserver"), random.Random(20261128)
+    context.set_forkserver_preload(["tests.unit.audit.test_file"])
+    path, rotation = tmp_path / "audit.jsonl", Rotation(max_bytes=4000, keep=5)
+    for _ in range(25):
+        acknowledged = kill_at_a_random_point(context, path, chance.uniform(0, 0.01), rotation=rotation)
+        audit = open_audit(path, attester=SELDOM, rotation=rotation)
+        assert set(audit.found) <= {"torn-tail", "cut-short"}
+        at_once(audit.close())
+        report = verify(given(tmp_path), key=KEY)
+        assert report.ok and report.last_seq >= acknowledged, report.problems
+    assert parts_of(path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

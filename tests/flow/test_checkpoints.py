@@ -1,0 +1,63 @@
+"""Does a running sidecar attest where its log ended, to others too, and go on in new files while it serves?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import orjson
+from click.testing import CliRunner, Result
+
+from sidecar.audit.herald import KEY
+from sidecar.audit.parts import given
+from sidecar.cli.audit import audit as command
+from sidecar.limits.nodes import PREFIX
+from tests.flow.test_audit_sinks import RULES, call
+from tests.flow.world import world
+from tests.valkey import running_valkey
+
+
+def verify(folder: Path, *more: object) -> Result:
+    arguments = ["verify", folder / "data" / "audit", "--key", folder / "data" / "keys" / "audit.key", *more]
+    return CliRunner().invoke(command, list(map(str, arguments)))
+
+
+async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path) -> None:
+    with running_valkey() as valkey:
+        settings = (
+            f'store: {{url: "{valkey.url}"}}\n'
+            "audit: {checkpoints: {every_records: 5, to: [store]}, rotate: {max_bytes: 8KiB}}\n"
+        )
+        async with world(tmp_path, rules=RULES, settings=settings) as running:
+            for _ in range(10):
+                assert await call(running) == 200
+            (jwks := tmp_path / "jwks.json").write_bytes(running.app.live.current.key_set)
+            with valkey.frozen():
+                assert await call(running) == 200, "nobody waits for who is to hear it"
+        (key,) = json.loads(jwks.read_bytes())["keys"]
+        with valkey.client() as client:
+            heard = client.lrange(PREFIX + KEY + key["kid"], 0, -1)
+    (tmp_path / "published").write_text("\n".join(heard))
+    files = given(tmp_path / "data" / "audit")
+    assert len(files) > 3
+    more = ("--checkpoints", tmp_path / "published", "--jwks", jwks)
+    result = verify(tmp_path, *more, "--json")
+    data = orjson.loads(result.output)
+    assert result.exit_code == 0 and data["end"] == "sealed" and data["checkpoints"] > 4, data
+    stop = orjson.loads(heard[-1])["sidecar-checkpoint"]
+    assert stop["seq"] == data["last_seq"] - 1, "the last that is heard is of the stop"
+    files[-1].write_bytes(b"")
+    Path(f"{files[-1]}.head").unlink()
+    problems = orjson.loads(verify(tmp_path, *more, "--part", "--json").output)["problems"]
+    assert [problem["kind"] for problem in problems] == ["cut-end"]
+
+
+async def test_a_sidecar_that_rotates_under_load_loses_nothing(tmp_path: Path) -> None:
+    settings = "audit: {rotate: {max_bytes: 20KiB, keep: 2}}\n"
+    async with world(tmp_path, rules=RULES, settings=settings) as running:
+        for _ in range(5):
+            assert set(await asyncio.gather(*(call(running) for _ in range(20)))) == {200}
+    result = verify(tmp_path)
+    assert result.exit_code == 0 and "deleted as configured (keep)" in result.output, result.output
+    assert len(given(tmp_path / "data" / "audit")) == 3
