@@ -32,9 +32,8 @@ USE: Final = "audit-checkpoint"
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_KEYS_BYTES: Final = 1 << 20
 _PURPOSE: Final = b"sidecar/checkpoint/1"
-_PUBLISHED: Final = re.compile(
-    rb'\{"sidecar-checkpoint":(\{[^{}]{0,2048}\})\}'
-)  # wherever in a line a log collector put it
+# Wherever in its line a log collector put it.
+_PUBLISHED: Final = re.compile(rb'\{"sidecar-checkpoint":(\{[^{}]{0,2048}\})\}')
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 Keys = Mapping[str, Ed25519PublicKey]

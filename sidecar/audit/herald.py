@@ -17,9 +17,7 @@ from sidecar.audit.checkpoints import Checkpoint
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
 KEPT: Final = 10_000  # at the store, some 3 MB
-KEY: Final = (
-    "audit:checkpoints:"  # behind the prefix of all our keys; and the key id: each signer's are a list of their own
-)
+KEY: Final = "audit:checkpoints:"  # behind the prefix of our keys, before the key id: each signer has its own list
 SCRIPT: Final = """
 redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('LTRIM', KEYS[1], -tonumber(ARGV[2]), -1)

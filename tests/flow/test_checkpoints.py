@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import orjson
@@ -14,7 +18,7 @@ from sidecar.audit.parts import given
 from sidecar.cli.audit import audit as command
 from sidecar.limits.nodes import PREFIX
 from tests.flow.test_audit_sinks import RULES, call
-from tests.flow.world import world
+from tests.flow.world import world, write_folder
 from tests.valkey import running_valkey
 
 
@@ -61,3 +65,25 @@ async def test_a_sidecar_that_rotates_under_load_loses_nothing(tmp_path: Path) -
     result = verify(tmp_path)
     assert result.exit_code == 0 and "deleted as configured (keep)" in result.output, result.output
     assert len(given(tmp_path / "data" / "audit")) == 3
+
+
+async def test_standard_output_says_where_the_log_ended(tmp_path: Path) -> None:
+    settings = "audit: {checkpoints: {to: [stdout]}}\n"
+    write_folder(tmp_path, "http://127.0.0.1:9/mcp", RULES, settings=settings)
+    command_ = [sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml")]
+    process = await asyncio.create_subprocess_exec(*command_, stdout=PIPE, stderr=PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            while b"sidecar serves" not in await process.stderr.readline():
+                pass
+        process.send_signal(signal.SIGTERM)
+        said, _ = await asyncio.wait_for(process.communicate(), 10)
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+    (tmp_path / "collected").write_bytes(said)
+    key = tmp_path / "data" / "keys" / "checkpoints.pem"
+    result = verify(tmp_path, "--checkpoints", tmp_path / "collected", "--public-key", key)
+    assert result.exit_code == 0 and "1 published checkpoints are true of it: up to record 2 " in result.output
