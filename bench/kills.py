@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -197,7 +198,8 @@ async def _told(lab: Laboratory, kills: int, starts_s: list[float]) -> dict[str,
         "executed_without_decision": lab.undecided,
         "records": lab.evidence.records,
         "evidence_verifies": verified.returncode == 0,
-        "evidence_says": verified.stdout.strip().splitlines(),
+        "evidence_says": re.sub(r" in [0-9.]+ s", "", verified.stdout.partition("\n")[0]),
+        "appends_cut": verified.stdout.count("in the middle of an append"),
         "verify_s": round(time.monotonic() - began, 1),
         "tasks_and_sessions_inconsistent": dict(+lab.inconsistent),
         "refused_in_the_load": dict(journal.wrong),

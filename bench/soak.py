@@ -32,7 +32,6 @@ HERE = Path(__file__).parent
 OUT, PICTURE = HERE / "soak.json", HERE.parent / "docs" / "soak.svg"
 LOOKS, RELOAD_EVERY_S, SETTLE_S = 240, 10.0, 8.0
 CALLS, SLOW, SESSIONS, TASKS, PAUSE_S = 6, 3, 3, 2, 0.05
-NOISE_MB_H = 4.0  # what allocators and other tenants of the machine make of an hour
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 60, 150, 40, 40
 
 
@@ -53,11 +52,12 @@ def main(minutes: float, out: Path, drawn: Path) -> None:
     """Everything at once, for as long as you have."""
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
         told = uvloop.run(measured(Path(folder), minutes * 60))
-    out.write_text(json.dumps(told, indent=1) + "\n")
-    drawn.write_text(picture(told))
+    looks = told.pop("looks")
+    rows = ",\n  ".join(json.dumps(look) for look in looks)  # one look a line
+    out.write_text(json.dumps(told, indent=1)[:-2] + f',\n "looks": [\n  {rows}\n ]\n}}\n')
+    drawn.write_text(picture(told, [Look(*look) for look in looks]))
     for name, value in told.items():
-        if name != "looks":
-            click.echo(f"{name:24} {value}")
+        click.echo(f"{name:24} {value}")
 
 
 async def measured(folder: Path, seconds: float) -> dict[str, Any]:
@@ -152,9 +152,8 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 
-def picture(told: dict[str, Any]) -> str:
+def picture(told: dict[str, Any], looks: Sequence[Look]) -> str:
     """Memory, descriptors and tasks over time, each as a share of its greatest."""
-    looks = [Look(*look) for look in told["looks"]]
     lines = (
         ("memory", "MB", "#1f77b4", [look.rss_mb for look in looks]),
         ("descriptors", "", "#d62728", [float(look.descriptors) for look in looks]),
