@@ -55,7 +55,8 @@ class Opening:
             self.guest.dismiss()
 
     def leave(self) -> None:
-        """It is over: the place is free."""
+        """It is over: the place is free. No garbage is left that somebody must look for."""
+        self.guest = None
         self._door.seats.leave(self.peer, self)
 
 

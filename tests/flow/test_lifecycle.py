@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -22,7 +23,8 @@ import pytest
 from aiohttp import web
 
 from sidecar import arrival
-from sidecar.listeners import Listener, Patience, open_listener
+from sidecar.door import Opening
+from sidecar.listeners import Connection, Listener, Patience, open_listener
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.server import ServerSettings
 from sidecar.whole import Whole
@@ -130,7 +132,19 @@ async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
     assert descriptors_in("/proc/self/fd") <= files
 
 
-BEYOND = 'listen: "0.0.0.0:0", public_url: "https://gw.acme.example", max_connections: 100'
+async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> None:
+    async with listening(Address("127.0.0.1", 0)) as listener:
+        gc.collect()
+        gc.disable()
+        try:
+            for sock in half_open(listener, 20):
+                sock.close()
+            for _ in range(5):
+                assert await answered(listener)
+            await asyncio.sleep(0.1)
+            assert not [one for one in gc.get_objects() if isinstance(one, Connection | Opening)]
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
