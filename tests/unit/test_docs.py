@@ -157,7 +157,7 @@ def test_every_command_that_a_page_names_exists(name: str) -> None:
             assert command is not None, f"{name}: sidecar {' '.join(words)}"
         options = {option for parameter in command.params for option in parameter.opts} if command else set()
         for word in words:
-            if word.startswith("-") and word not in ("-h", "--help"):
+            if word.startswith("-") and word not in ("-", "-h", "--help"):
                 assert word in options, f"{name}: sidecar {' '.join(words)}"
 
 

@@ -11,7 +11,7 @@ from sidecar.cli.lazy import LazyGroup
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("sidecar.cli.audit.verify", "Find whatever was changed, removed, moved, put in or cut off."),
     "show": ("sidecar.cli.audit.show", "Print records, follow them, or count them."),
-    "gather": ("sidecar.cli.gathering", "Read a log back from where it was sent."),
+    "gather": ("sidecar.cli.audit.gather", "Read a log back from where it was sent."),
     "prove": ("sidecar.cli.audit.prove", "Does the hash of a record stand for these arguments?"),
 }
 

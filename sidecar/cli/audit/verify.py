@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import orjson
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sidecar.audit.checkpoints import Keys, read_public_keys
+from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.parts import files_of
 from sidecar.audit.report import Report
 from sidecar.audit.verify import lies_beside
@@ -19,12 +22,14 @@ from sidecar.audit.verify import verify as verified
 from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs
 from sidecar.cli.progress import percent_of
 
+LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
+STANDARD_INPUT = (Path("-"),)
 MANY_BYTES = 64 * 2**20  # less is read before a second process has begun
 MAX_PROCESSES = 8
 
 
 @click.command("verify")
-@click.argument("paths", nargs=-1, required=True, type=LOG)
+@click.argument("paths", nargs=-1, required=True, type=LOG_OR_INPUT)
 @click.option(
     "--key",
     "key_paths",
@@ -57,33 +62,53 @@ def verify(
 ) -> None:
     """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first; with
     --evidence also results that are not those that the log names, with --checkpoints whether it is what was published.
+    With - standard input is read, and each chain in it verified by itself, as a part.
 
     Exits 5 when the evidence does not hold, and says what was proved and what was not.
     """
-    files = files_of(paths[0]) if len(paths) == 1 and paths[0].is_file() and not part else logs(paths)
     ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
-    size = sum(path.stat().st_size for path in files)
-    started = time.monotonic()
-    report = verified(
-        files,
-        key=ring[0] if ring else None,
-        older=ring[1:],
-        part=part,
-        evidence=logs(evidence),
-        checkpoints=checkpoints,
-        public_keys=public_keys,
-        processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
-        progress=percent_of(size),
-    )
-    took_s = time.monotonic() - started
-    if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
-        report.unproved.append("anything against whoever can write both log and key: the key lies in the log's folder")
-    if as_json:
-        click.echo(orjson.dumps(report.as_data()))
-    else:
-        _print(report, took_s)
-    if not report.ok:
+    holds = True
+    with TemporaryDirectory(prefix="sidecar-audit") as aside:
+        for files in _chains(paths, part, Path(aside)):
+            size = sum(path.stat().st_size for path in files)
+            started = time.monotonic()
+            report = verified(
+                files,
+                key=ring[0] if ring else None,
+                older=ring[1:],
+                part=part or paths == STANDARD_INPUT,
+                evidence=logs(evidence),
+                checkpoints=checkpoints,
+                public_keys=public_keys,
+                processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
+                progress=percent_of(size),
+            )
+            took_s = time.monotonic() - started
+            if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
+                report.unproved.append(
+                    "anything against whoever can write both log and key: the key lies in the log's folder"
+                )
+            if as_json:
+                click.echo(orjson.dumps(report.as_data()))
+            else:
+                _print(report, took_s)
+            holds = holds and report.ok
+    if not holds:
         sys.exit(EVIDENCE_BROKEN)
+
+
+def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Sequence[Path]]:
+    """The files of each chain."""
+    if paths == STANDARD_INPUT:
+        found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
+        if not found:
+            raise click.UsageError("there is no audit record in standard input")
+        for path in found:
+            yield (path,)
+    elif len(paths) == 1 and paths[0].is_file() and not part:
+        yield files_of(paths[0])
+    else:
+        yield logs(paths)
 
 
 def _public_keys(paths: tuple[Path, ...]) -> Keys | None:

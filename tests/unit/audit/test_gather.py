@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from pathlib import Path
 
@@ -128,3 +129,12 @@ def test_a_stream_is_read_back_with_its_anchor(tmp_path: Path) -> None:
     assert verify([Path(run.output.strip())], key=KEY).ok
     run = CliRunner().invoke(main, ["audit", "gather", str(tmp_path / "h"), "--from-store", *config])
     assert run.exit_code == 1 and "ConnectionError" in run.output
+
+
+def test_standard_input_is_verified_chain_by_chain(tmp_path: Path) -> None:
+    one, two = log_of(tmp_path, "one"), log_of(tmp_path, "two")
+    run = CliRunner().invoke(main, ["audit", "verify", "-"], input=b"\n".join([b"log", *one, *two]))
+    assert run.exit_code == 0 and run.output.count("the evidence holds") == 2
+    run = CliRunner().invoke(main, ["audit", "verify", "-", "--json"], input=b"\n".join([*one[:3], *one[4:], *two]))
+    assert run.exit_code == 5 and [json.loads(line)["ok"] for line in run.output.splitlines()] == [False, True]
+    assert CliRunner().invoke(main, ["audit", "verify", "-"], input=b"nothing\n").exit_code == 2

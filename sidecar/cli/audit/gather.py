@@ -11,9 +11,8 @@ import click
 
 from sidecar.audit.gather import gather as gathered
 from sidecar.audit.gather import lines_in
+from sidecar.cli.audit.files import CONFIG_INVALID, NO
 from sidecar.errors import ConfigError
-
-NO, INVALID = 1, 3
 
 
 @click.command("gather")
@@ -35,7 +34,7 @@ def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path
         files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)
     except ConfigError as error:
         click.echo(str(error), err=True)
-        sys.exit(INVALID)
+        sys.exit(CONFIG_INVALID)
     except OSError as error:
         click.echo(f"{error.filename or folder}: {error.strerror or error}", err=True)
         sys.exit(NO)
