@@ -122,7 +122,7 @@ async def test_a_reload_that_cannot_be_recorded_does_not_happen(
         with monkeypatch.context() as patch:
             patch.setattr(type(running.app.audit), "control", staticmethod(full))
             status, body = await get(running, "/api/reload", SECRET, "POST")
-        assert status == 409 and "audit file cannot be written" in body
+        assert status == 409 and "audit cannot be written" in body
         assert (await running.call("delete_repo", {}))[0] == 403
 
 
