@@ -55,12 +55,13 @@ def given(path: Path) -> tuple[Path, ...]:
     with several logs, or none."""
     if not path.is_dir():
         return (path,)
-    files = sorted(each for each in path.iterdir() if each.suffix == SUFFIX and each.is_file())
-    current = [each for each in files if last_seq_of(each) < 0 and Path(f"{each}{HEAD_SUFFIX}").exists()]
+    names = {each.name for each in path.iterdir()}
+    current = [path / name.removesuffix(HEAD_SUFFIX) for name in names if name.endswith(HEAD_SUFFIX)]
     if len(current) > 1:
         raise FileNotFoundError(2, f"{len(current)} logs in one folder: name the file", str(path))
     if current:
         return files_of(current[0])
+    files = [path / name for name in names if name.endswith(SUFFIX)]
     if not files:
         raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
     return in_order(files)

@@ -93,9 +93,9 @@ class Trail:
         self._evidence = evidence
         self._timestamp = timestamps()
         self._attested = BEGINNING  # where the chain ended after the last checkpoint
-        self._attested_at_s = clock.time()
+        self._attested_mono_s = clock.monotonic()
         self._begun_at_s: float | None = None  # when the first record of this file was written
-        self._not_before_s = 0.0
+        self._not_before_mono_s = 0.0
         self.newest: Checkpoint | None = None
         """The last one that was made, for whoever publishes it."""
 
@@ -144,10 +144,9 @@ class Trail:
         end = self.end
         if end.seq == 0 or end == self._attested:
             return
-        now_s = self._clock.time()
-        checkpoint = attest(attester.key, end, self._timestamp(now_s))
+        checkpoint = attest(attester.key, end, self._timestamp(self._clock.time()))
         self._say(shape.CHECKPOINT, checkpoint._asdict())
-        self._attested, self._attested_at_s = self.end, now_s
+        self._attested, self._attested_mono_s = self.end, self._clock.monotonic()
         self.newest = checkpoint
 
     # --- what is due ------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class Trail:
         attester = self._attester
         if attester is None or self.end.seq == 0 or self.end == self._attested:
             return False
-        return abs(self._clock.time() - self._attested_at_s) >= attester.every_s
+        return self._clock.monotonic() - self._attested_mono_s >= attester.every_s
 
     def _is_full(self) -> bool:
         most = self._rotation.max_bytes
@@ -167,7 +166,7 @@ class Trail:
         return every_s is not None and self._can_turn_over() and self._clock.time() - self._begun_s() >= every_s
 
     def _can_turn_over(self) -> bool:
-        return self._size() > 0 and self._clock.time() >= self._not_before_s
+        return self._size() > 0 and self._clock.monotonic() >= self._not_before_mono_s
 
     def _size(self) -> int:
         return 0 if self._file is None else self._file.size
@@ -189,19 +188,19 @@ class Trail:
         """Set the file aside, its end attested; then let go of what is more than is kept."""
         if self._file is None:
             return
-        self._not_before_s = self._clock.time() + RETRY_S
+        self._not_before_mono_s = self._clock.monotonic() + RETRY_S
         if self._tried(self.seal) and self._tried(self._set_aside):
-            self._begun_at_s, self._not_before_s = None, 0.0
+            self._begun_at_s, self._not_before_mono_s = None, 0.0
+            self._tried(self._set_evidence_aside)  # if not now, then together with the next part
             self._tried(self._let_go)
 
     def _set_aside(self) -> None:
-        file, at_s = self._file, self._clock.time()
-        if file is None:
-            return
-        seq = self.end.seq
-        file.turn_over(aside(file.path, at_s, seq))
+        if self._file is not None:
+            self._file.turn_over(aside(self._file.path, self._clock.time(), self.end.seq))
+
+    def _set_evidence_aside(self) -> None:
         if self._evidence is not None and self._evidence.size:
-            self._evidence.turn_over(at_s, seq)
+            self._evidence.turn_over(self._clock.time(), self.end.seq)
 
     def _let_go(self) -> None:
         """Delete the oldest parts, each after it is on record what it was. Only where checkpoints vouch for them."""

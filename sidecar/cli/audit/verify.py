@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +27,7 @@ LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 STANDARD_INPUT = (Path("-"),)
 MANY_BYTES = 64 * 2**20  # less is read before a second process has begun
 MAX_PROCESSES = 8
+ATTEMPTS = 3
 
 
 @click.command("verify")
@@ -67,22 +69,26 @@ def verify(
     Exits 5 when the evidence does not hold, and says what was proved and what was not.
     """
     ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
+
+    def check(files: Sequence[Path]) -> Report:
+        size = sum(path.stat().st_size for path in files)
+        return verified(
+            files,
+            key=ring[0] if ring else None,
+            older=ring[1:],
+            part=part or paths == STANDARD_INPUT,
+            evidence=logs(evidence),
+            checkpoints=checkpoints,
+            public_keys=public_keys,
+            processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
+            progress=percent_of(size),
+        )
+
     holds = True
     with TemporaryDirectory(prefix="sidecar-audit") as aside:
-        for files in _chains(paths, part, Path(aside)):
-            size = sum(path.stat().st_size for path in files)
+        for chain in _chains(paths, part, Path(aside)):
             started = time.monotonic()
-            report = verified(
-                files,
-                key=ring[0] if ring else None,
-                older=ring[1:],
-                part=part or paths == STANDARD_INPUT,
-                evidence=logs(evidence),
-                checkpoints=checkpoints,
-                public_keys=public_keys,
-                processes=min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if size > MANY_BYTES else 1,
-                progress=percent_of(size),
-            )
+            files, report = _checked(chain, check)
             took_s = time.monotonic() - started
             if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
                 report.unproved.append(
@@ -97,18 +103,38 @@ def verify(
         sys.exit(EVIDENCE_BROKEN)
 
 
-def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Sequence[Path]]:
-    """The files of each chain."""
+Chain = Callable[[], tuple[Path, ...]]
+"""The files of one chain, as they are now."""
+
+
+def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]:
     if paths == STANDARD_INPUT:
         found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
         if not found:
             raise click.UsageError("there is no audit record in standard input")
         for path in found:
-            yield (path,)
+            yield partial(logs, (path,))
     elif len(paths) == 1 and paths[0].is_file() and not part:
-        yield files_of(paths[0])
+        yield partial(files_of, paths[0])
     else:
-        yield logs(paths)
+        yield partial(logs, paths)
+
+
+def _checked(chain: Chain, check: Callable[[Sequence[Path]], Report]) -> tuple[tuple[Path, ...], Report]:
+    """The report on a chain. Where it does not hold, and a file was set aside or deleted meanwhile, it was not the same
+    files that were named and read: once more."""
+    attempt = 0
+    while True:
+        attempt += 1
+        files = chain()
+        try:
+            report = check(files)
+        except OSError as error:
+            if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
+                raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            continue
+        if report.ok or attempt == ATTEMPTS or files == chain():
+            return files, report
 
 
 def _public_keys(paths: tuple[Path, ...]) -> Keys | None:

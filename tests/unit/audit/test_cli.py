@@ -15,6 +15,7 @@ from sidecar.audit import load_or_make_key
 from sidecar.audit.checkpoints import public_jwk
 from sidecar.audit.render import render_record, wants_colour
 from sidecar.audit.trail import Attester, Rotation
+from sidecar.audit.verify import verify as verified
 from sidecar.cli.audit import audit as command
 from sidecar.errors import Reason
 from tests.at_once import at_once
@@ -217,6 +218,24 @@ def test_verify_takes_a_folder_and_a_file_together_with_its_parts(rotated: Path,
     part.unlink()
     result = run("verify", rotated, "--key", key_path)
     assert result.exit_code == 5 and "audit-" in result.output and ":1: removed: records 1 to " in result.output
+
+
+def test_verify_reads_again_what_was_set_aside_while_it_read(
+    rotated: Path, key_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = open_audit(rotated / "audit.jsonl", key=load_or_make_key(key_path), rotation=Rotation(max_bytes=1))
+    happened: list[int] = []
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        if not happened:
+            happened.append(1)
+            forward(audit)
+        return verified(*given, **more)
+
+    monkeypatch.setattr("sidecar.cli.audit.verify.verified", meanwhile)
+    result = run("verify", rotated, "--key", key_path)
+    at_once(audit.close())
+    assert happened and result.exit_code == 0, result.output
 
 
 def test_verify_proves_with_what_was_published(rotated: Path, tmp_path: Path, key_path: Path) -> None:

@@ -272,6 +272,14 @@ def test_without_checkpoints_nothing_is_deleted(path: Path) -> None:
     assert len(given(path.parent)) > 5
 
 
+def test_a_log_by_another_name_is_found_in_its_folder(tmp_path: Path) -> None:
+    for name in ("sidecar.log", "evidence"):
+        folder = tmp_path / name.replace(".", "-")
+        write(folder / name, 30, rotation=SMALL)
+        files = given(folder)
+        assert files[-1].name == name and len(files) > 2 and problems(*files) == []
+
+
 def test_evidence_is_set_aside_with_the_log_and_outlives_what_names_it(tmp_path: Path) -> None:
     path, kept = tmp_path / "audit" / "audit.jsonl", tmp_path / "evidence" / "evidence.jsonl"
     audit = open_audit(path, attester=SELDOM, rotation=Rotation(max_bytes=20_000, keep=2), evidence_path=kept)
