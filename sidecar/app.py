@@ -83,6 +83,7 @@ from sidecar.tls import follows, shown_on
 from sidecar.upstreams import Account
 from sidecar.upstreams.agents import Agent
 from sidecar.upstreams.health import Health
+from sidecar.upstreams.roaming import Roaming
 from sidecar.upstreams.sessions import Sessions
 from sidecar.watching import Look, Watcher, look_at
 from sidecar.whole import Silence, Whole
@@ -222,7 +223,9 @@ class App:
         switch = KillSwitch(ledger, share=_share(limiter.store), witness=audit.control, clock=time.time)
         places = Places(secrets.SystemRandom().random)
         states = States(audit.key.secret, time.time)
-        exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states)
+        run = partial(run_at, limiter.store) if settings.sessions.store == "redis" else None
+        roaming = Roaming(sessions, run, time.time)
+        exchanges = Exchanges(live, sessions, switch, tasks, Oversight(live, switch), places, states, roaming)
         session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
         federation = Federation(live, sessions, exchanges, metrics, key=secrets.token_bytes(32))
         callbacks = callbacks_from(
@@ -245,7 +248,7 @@ class App:
             audit=audit,
             metrics=metrics,
             exchanges=exchanges,
-            fronts=Fronts(sessions, federation, Plain(exchanges, session_calls)),
+            fronts=Fronts(sessions, federation, Plain(exchanges, session_calls), exchanges.recall),
             agents=AgentFront(exchanges, callbacks.pushes, Pages(audit.key.secret)),
             task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
             switch=switch,
@@ -332,6 +335,8 @@ class App:
             trouble.append(told)
         if not self.pipeline.tasks.store.up:
             trouble.append("the task store is out: nobody's tasks can be asked for")
+        if not self.pipeline.exchanges.roaming.up:
+            trouble.append("the store of sessions is out: they are answered 503")
         if not self.callbacks.outbox.store.up:
             trouble.append("the store of callbacks is out: none is taken")
         if not self.pipeline.task_front.runner.means.store.up:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from aiohttp import web
 
+from sidecar.arrival import EVERY
 from sidecar.custody import Custody
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
@@ -33,6 +34,7 @@ from sidecar.states import States
 from sidecar.tasks import Tasks
 from sidecar.turn import Exchange, Overseen, Turn
 from sidecar.upstreams import Answer
+from sidecar.upstreams.roaming import Roaming
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
 from sidecar.vocabulary import Caller, Decision, Question
 from sidecar.whole import Whole
@@ -65,6 +67,7 @@ class Exchanges:
     oversight: Oversight
     places: Places
     states: States
+    roaming: Roaming
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
     pairs: dict[str, Paired] = field(default_factory=dict)
 
@@ -145,10 +148,17 @@ class Exchanges:
             if not passed.version:
                 return await relay.respond(passed)
             session = self._session(exchange, passed.version, upstream_id)
-            undo.callback(self.sessions.end, session)
+            undo.callback(self._abandon, session)
+            if not session.paired and exchange.service is not None and exchange.service.upstream.roams(upstream_id):
+                await self.roaming.keep(session)
             response = await relay.respond(passed, {"Mcp-Session-Id": session.id})
             undo.pop_all()
             return response
+
+    def _abandon(self, session: Session) -> None:
+        """Its client was never told of it."""
+        self.sessions.end(session)
+        self.roaming.forget_soon(session)
 
     def _session(self, exchange: Exchange, version: str, upstream_id: str | None) -> Session:
         """The session that the upstream agreed to: a new one, or the one whose stream is there already."""
@@ -213,6 +223,14 @@ class Exchanges:
             self.sessions.end(session)
             self.say_farewell(session)
 
+    async def recall(self, turn: Turn, caller: Caller) -> None:
+        """Have the session here that a request names, wherever it began. Raises Refusal."""
+        named = turn.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not turn.plain else ()
+        if len(named) == 1:
+            server = EVERY if turn.front == EVERY else turn.server
+            for other in await self.roaming.recall(named[0], caller, server):
+                self.say_farewell(other)
+
     def place(self, exchange: Exchange) -> AbstractContextManager[None]:
         """A place for one more stream without an end. Raises Refusal(TOO_MANY_CONCURRENT)."""
         return self.places.place(exchange.caller, exchange.turn.now.settings.streams)
@@ -248,7 +266,8 @@ class Exchanges:
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     async def leave(self, turn: Turn, session: Session) -> web.StreamResponse:
-        """End a session, at the caller's word."""
+        """End a session, at the caller's word. Raises Refusal(STORE_UNAVAILABLE), and then it goes on."""
+        await self.roaming.forget(session)
         self.sessions.end(session)
         self.say_farewell(session)
         return await empty(turn, 204)
@@ -280,7 +299,8 @@ class Exchanges:
         return paired is not None and paired.busy
 
     def say_farewell(self, session: Session) -> None:
-        """Have the upstream told that a session is over."""
+        """Have the upstream told that a session is over, and the other replicas."""
+        self.roaming.forget_soon(session)
         for one in (session, *session.parts.values()):
             self.part(one.server, one.upstream_id, one.version)
 
@@ -307,8 +327,10 @@ class Exchanges:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.oversight.look()
+            await self.roaming.look()
             for session in self.sessions.sweep():
-                self.say_farewell(session)
+                if not await self.roaming.is_used(session):
+                    self.say_farewell(session)
 
     def relay(self, exchange: Exchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING) -> Relay:
         """What moves the answer of this exchange to its caller; what `creators` asked may be answered with a task."""
@@ -319,6 +341,7 @@ class Exchanges:
         """The upstream forgot the session: so do we, and the caller starts anew."""
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
+            self.roaming.forget_soon(session)
             if session.whole is not None:  # the others of its session go on
                 raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session; the next call begins another")
             raise Refusal(Reason.SESSION_UNKNOWN)

@@ -6,6 +6,7 @@ come to the same intents, so that the way from there on is one.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,6 +32,8 @@ class Fronts:
     sessions: Sessions
     federation: Federation
     plain: Plain
+    recall: Callable[[Turn, Caller], Awaitable[None]]
+    """Has the session here that a request names, wherever it began. Raises Refusal."""
 
     async def understand(self, turn: Turn, caller: Caller, route: Route) -> Intent | Spread:
         """Era, session, method and parameters; the message itself goes on only as what was understood of it. Raises
@@ -41,8 +44,11 @@ class Fronts:
             return _understood(turn, await self._plainly(turn, route))
         understanding = self._understanding(turn, caller)
         if turn.verb == "POST":
-            return _understood(turn, understanding.of_message(await read(turn)))
+            message = await read(turn)  # first: what is wrong with its session is told in its own words
+            await self.recall(turn, caller)
+            return _understood(turn, understanding.of_message(message))
         turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
+        await self.recall(turn, caller)
         if route.kind == arrival.SSE:
             return _understood(turn, understanding.of_stream())
         return _understood(turn, understanding.of_verb(turn.verb))
@@ -56,8 +62,11 @@ class Fronts:
     async def _at_all(self, turn: Turn, caller: Caller) -> Intent | Spread:
         understanding = self.federation.understanding(caller, turn.headers)
         if turn.verb == "POST":
-            return understanding.of_message(await read(turn))
+            message = await read(turn)
+            await self.recall(turn, caller)
+            return understanding.of_message(message)
         turn.shape = Shape.PLAIN
+        await self.recall(turn, caller)
         return understanding.of_verb(turn.verb)
 
     async def _plainly(self, turn: Turn, route: Route) -> Intent:

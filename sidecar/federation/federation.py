@@ -165,9 +165,11 @@ class Federation:
         for other in ended:
             self.exchanges.say_farewell(other)
         try:
+            await self.exchanges.roaming.keep(session)
             return await _respond(turn, message, result, {"Mcp-Session-Id": session.id})
         except Refusal:
             self.sessions.end(session)
+            self.exchanges.roaming.forget_soon(session)
             raise
 
     async def _discover(
@@ -234,6 +236,8 @@ class Federation:
         if not isinstance(level, str) or level not in LEVELS:
             raise malformed("params.level is not one of MCP's", INVALID_PARAMS)
         session.level = level
+        if session.roams:
+            await self.exchanges.roaming.keep(session)
         reached = [service for service in servers if service.name in session.parts]
 
         async def told(service: Service) -> Page:

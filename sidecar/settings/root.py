@@ -183,6 +183,9 @@ class Settings(Section):
         if self.tasks.store == "redis" and self.store.is_memory:
             hint = "set store.url to redis://…, or tasks.store to file"
             yield Finding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
+        if self.sessions.store == "redis" and self.store.is_memory:
+            hint = "set store.url to redis://…, or sessions.store to memory"
+            yield Finding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
         yield from self._audit_faults()
         seen: dict[str, str] = {}
         for loc, address in self.listeners():

@@ -180,6 +180,9 @@ class MetricsSettings(Section):
 class SessionSettings(Section):
     """How many MCP sessions, and how busy."""
 
+    store: Literal["memory", "redis"] = "memory"
+    """`redis` is the store of limits (`store.url`): a session that began at one replica goes on at all of them, where
+    the server behind keeps its own part. While that store is out, sessions are answered 503."""
     session_calls_per_minute: Count = 600
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0

@@ -15,6 +15,7 @@ health.py       probes: how is the one that nobody calls
 report.py       how is one, asked here and now
 bridging/       a caller of one era before a server of the other
 sessions.py     whose session is this, and which upstream session stands behind it
+roaming.py      how does another replica go on with it
 catalogue.py    which tools it has: kept fresh, shared, waited for
 listing.py      asking for them, in whichever era it speaks
 tools.py        one tool: its compiled schema, or why it is quarantined

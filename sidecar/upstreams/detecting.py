@@ -71,6 +71,10 @@ class DetectingUpstream:
             return await self._over_sse(outbound._replace(deadline_s=left_s))
         return Made(answer.status, refusal, media_type=answer.media_type, headers=answer.headers)
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`."""
+        return not self._is_legacy
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`."""
         upstream = self._legacy if self._is_legacy else self._http

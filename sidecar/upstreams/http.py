@@ -170,6 +170,10 @@ class HttpUpstream:
                 self._forms[kind] = form
         return form
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`."""
+        return True
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`. Nobody's call is ended with it, so it shows what the sidecar shows for itself."""
         try:

@@ -207,6 +207,10 @@ class SseUpstream:
         """As `Upstream.exchange`."""
         return await self._lines.exchange(outbound)
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`: it is of a connection of ours."""
+        return False
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`."""
         await self._lines.end_session(session_id, version, deadline_s)

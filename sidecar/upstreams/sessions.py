@@ -26,6 +26,7 @@ MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on
 MAX_AWAITED = 64  # questions of one server that its client has not answered yet
 MAX_STREAMS = 4  # of one session at once; a client needs one, and another while it does not know that the first broke
 _EVENT_MAC_BYTES = 12
+_EVENTS = b"sidecar session events\0"
 _UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit the header that bears it
 _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # what Last-Event-ID can carry back
 
@@ -51,7 +52,7 @@ class Session:
     one it was asked on; `creators` are what those asked that may be answered with a task. `awaited` are the server's
     requests that the caller may still answer (id → method). `streams` are what ends each stream that is open of it,
     oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is
-    "" until then), and is none at another address.
+    "" until then), and is none at another address. One that `roams` other replicas know too (`roaming.py`).
 
     A session on the address of all servers has none at an upstream itself. It has `parts`, one at each server that it
     reached, by name, each of this `whole`; what they begin with is what its client `declared`, and the `level` of
@@ -76,6 +77,12 @@ class Session:
     level: str = ""
     ended: bool = False
     paired: bool = False
+    roams: bool = False
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether anything is open of it."""
+        return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
         """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if one had been before, SESSION_UNKNOWN if
@@ -165,9 +172,18 @@ class Sessions:
         return len(self._open)
 
     def start(
-        self, caller: Caller, server: str, *, version: str = "", upstream_id: str | None = None, paired: bool = False
+        self,
+        caller: Caller,
+        server: str,
+        *,
+        version: str = "",
+        upstream_id: str | None = None,
+        paired: bool = False,
+        id: str = "",
+        age_s: float = 0.0,
     ) -> tuple[Session, list[Session]]:
-        """A new session, and those of the same owner that had to go for it, oldest first.
+        """A new session, and those of the same owner that had to go for it, oldest first. One that began at another
+        replica has its `id` and its age.
 
         Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
         """
@@ -176,7 +192,8 @@ class Sessions:
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
         if len(self._open) - len(ended) >= self.max_sessions:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
-        session = self._fresh(owner, server, version, upstream_id, paired)
+        session = self._fresh(owner, server, version, upstream_id, paired, id)
+        session.started_mono_s -= age_s
         for oldest in ended:
             self.end(oldest)
         self._open[session.id] = session
@@ -191,17 +208,24 @@ class Sessions:
         part.whole = whole
         return part
 
-    def _fresh(self, owner: str, server: str, version: str, upstream_id: str | None, paired: bool = False) -> Session:
+    def get(self, session_id: str) -> Session | None:
+        """The session of this id, whoever asks: nothing that a caller may be told of."""
+        return self._open.get(session_id)
+
+    def _fresh(
+        self, owner: str, server: str, version: str, upstream_id: str | None, paired: bool = False, id: str = ""
+    ) -> Session:
         now = self.clock_mono()
+        session_id = id or secrets.token_urlsafe(SESSION_ID_BYTES)
         return Session(
-            id=secrets.token_urlsafe(SESSION_ID_BYTES),
+            id=session_id,
             owner=owner,
             server=server,
             version=version,
             upstream_id=upstream_id,
             started_mono_s=now,
             used_mono_s=now,
-            event_key=secrets.token_bytes(32),
+            event_key=hashlib.sha256(_EVENTS + session_id.encode()).digest(),  # the same at every replica
             paired=paired,
         )
 
@@ -249,8 +273,7 @@ class Sessions:
 
     def _is_over(self, session: Session) -> bool:
         now = self.clock_mono()
-        streams = any(one.streams for one in (session, *session.parts.values()))
-        idle = not streams and now - session.used_mono_s > self.idle_s
+        idle = not session.has_streams and now - session.used_mono_s > self.idle_s
         return idle or now - session.started_mono_s > self.lifetime_s
 
 

@@ -117,6 +117,9 @@ class Upstream(Protocol):
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """Tell the upstream that a session is over. Best effort: it has a time-out of its own for those who do not."""
 
+    def roams(self, session_id: str | None) -> bool:
+        """Whether a session of this id is the upstream's own, so that another replica of ours could go on with it."""
+
     def shows_the_same_as(self, other: Upstream) -> bool:
         """Whether both show the upstream the same credentials: a file's content changes, its path does not."""
 

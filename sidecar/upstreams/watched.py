@@ -85,6 +85,10 @@ class Watched:
         visit.head(answer)
         return WatchedAnswer(answer, visit, leave)
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`."""
+        return self.inner.roams(session_id)
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`; not told to one that is given a rest, so that it holds up no other's."""
         if not self.account.breaker.rest_s or isinstance(self.inner, WiredUpstream):  # there it is ours to hang up

@@ -135,6 +135,10 @@ class WiredUpstream:
                 return _unknown(message)
             raise
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`: it is of a program that we started."""
+        return False
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`."""
         line = self._by_session.pop(session_id, None)

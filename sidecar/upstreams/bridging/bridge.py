@@ -86,6 +86,10 @@ class Bridge:
             return await self._initialize(outbound)
         return await self.inner.exchange(_without_parameters(outbound))
 
+    def roams(self, session_id: str | None) -> bool:
+        """As `Upstream.roams`: not one that we play."""
+        return session_id not in self._player and self.inner.roams(session_id)
+
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """As `Upstream.end_session`."""
         if session_id in self._player:
