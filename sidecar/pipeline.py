@@ -35,6 +35,7 @@ from sidecar.answers import Shape, Told, tell
 from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
+from sidecar.egress import ConnectFailed, Crowded
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Spread
@@ -259,11 +260,13 @@ class Pipeline:
             try:
                 yield lease, plan.timeout_s
             except Refusal as refusal:
-                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent):
-                    # The breaker opened just now, or there was no credential to show: nothing was sent.
+                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
+                    # The breaker opened just now, there was no credential to show, or no connection: nothing was sent.
                     lease.forwarded = False
                 raise
             finally:
+                if not lease.forwarded:
+                    turn.record.charged = 0  # it comes back
                 turn.record.mark("upstream")
 
     async def _spread(self, turn: Turn, caller: Caller, spread: Spread) -> web.StreamResponse:
@@ -455,6 +458,12 @@ class Pipeline:
             manner=turn.now.manner,
             resource_metadata=metadata_url,
         )
+
+
+def _unreached(refusal: Refusal) -> bool:
+    """Whether the upstream took no part of the call. What comes after its first word is no refusal of the call, but of
+    its stream (`relay.py`)."""
+    return isinstance(refusal.__cause__, ConnectFailed | Crowded)
 
 
 def _begins(intent: Intent | Spread) -> bool:

@@ -183,7 +183,7 @@ class Recording:
 
     `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
     as the decision has it, and what is `excused` beside.
-    `charged` says whether `limits` were charged as they say: 1 if so, 0 if they let nothing through, or were passed by.
+    `charged` says whether `limits` are charged as they say: 1 while the call may be forwarded, 0 once that came back.
     `redactions` counts what was taken out of the answer, None where no rule looked.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sidecar.protocols.a2a.operations import Version
 from tests.a2a.world import HELLO, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.causes import budgets
 from tests.flow.streams import event, streamed
-from tests.flow.world import Upstream, World, until, world
+from tests.flow.world import Upstream, World, listening, until, world
 
 COSTS = """
 costs: [{object: "%s", unit: usd, per_call: 0.01, from_result: %s, max_per_call: 0.50}]
@@ -162,6 +163,18 @@ async def test_what_never_reached_the_server_costs_nothing(tmp_path: Path) -> No
         assert (await running.call("search_code", GOOD))[0] == 429
         assert running.ends()[-1]["reason"] == "too-many-concurrent"
         assert await remaining(running) == 5
+
+
+async def test_a_server_that_cannot_be_reached_costs_nothing(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        base = await stack.enter_async_context(listening(Upstream().handle))
+        async with world(tmp_path, files=FILES, upstream_url=f"{base}/mcp") as running:
+            assert (await running.call("search_code", GOOD))[0] == 200
+            await stack.aclose()
+            assert (await running.call("search_code", GOOD))[0] == 502
+            assert [limit["charged"] for record in running.records()[-2:] for limit in record["limits"]] == [0.5, 0]
+            assert running.ends()[-1]["reason"] == "upstream-failed"
+            assert await remaining(running) == 4.99
 
 
 async def test_who_has_spent_a_budget_hears_how_much_and_until_when(tmp_path: Path) -> None:
