@@ -19,6 +19,7 @@ A call's way, and where each question is answered:
     loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to
     snapshot   what one request reads, frozen; swapped whole on reload
     watching   whether the operator's files changed; reloading: how that comes into force
+    replicas   whether the others serve the same policy
     sources/   policies that lie elsewhere: signed bundles, git refs
     turn       what is known of one request while it is on its way
     oversight  whether who was let in may still have what they have; places: how many streams each may have

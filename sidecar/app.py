@@ -63,6 +63,7 @@ from sidecar.pressure import Pressure
 from sidecar.processes import Processes
 from sidecar.refusals import Refusals
 from sidecar.reloading import Reloader
+from sidecar.replicas import Replicas, Serving
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.load import load
@@ -125,6 +126,7 @@ class App:
     watcher: Watcher = field(init=False)
     reloader: Reloader = field(init=False)
     drift: DriftWatch = field(init=False)
+    replicas: Replicas = field(init=False)
     herald: Herald = field(init=False)
     showing: Showing = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
@@ -292,6 +294,8 @@ class App:
         )
         self.herald = Herald(_places_of_checkpoints(self.settings, self.limiter.store))
         self.showing = Showing(self.limiter.store)
+        run = partial(run_at, self.limiter.store)
+        self.replicas = Replicas(secrets.token_hex(8), run, self._serving, self._heard_of_news)
         self.drift = DriftWatch(self.live, self.metrics, self._witness, time.monotonic)
 
     @property
@@ -368,6 +372,7 @@ class App:
                 "mode": self._mode(),
                 "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
                 "source": self.follower.status(now.settings),
+                "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
             },
             "disabled_principals": len(self.disabled_principals()),
             "upstreams": self.upstreams(),
@@ -590,6 +595,7 @@ class App:
             self.follower.run(self._settings_now, self.reloader.adopt),
             self.pipeline.pressure.run(),
             self.pipeline.refusals.run(self.audit.control),
+            self.replicas.run(),
             self._watch(),
         )
         self.background = [asyncio.create_task(job) for job in jobs]
@@ -607,6 +613,8 @@ class App:
                 metrics.streams(protocol, sum(one.call.protocol == protocol for one in streams))
             crowds.look(len(self.pipeline.exchanges.streams))
             await self.counting.look(self.limiter.store)
+            if self.replicas.skew is not None:
+                metrics.replicas(*self.replicas.skew)
             metrics.budgets_reset(time.time())
             metrics.audit_depth(self.audit.writer.depth)
             metrics.audit_up(self.audit.writer.up)
@@ -629,6 +637,15 @@ class App:
         except OSError as error:
             log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
         await self.herald.tell(self.audit.trail.newest)
+
+    def _serving(self) -> Serving:
+        now = self.live.current
+        return Serving(now.engine.revision, self.follower.version(now.settings))
+
+    def _heard_of_news(self) -> None:
+        """Another replica loaded something that does not serve here."""
+        self.follower.hint()
+        self.watcher.hint()
 
     def _settings_now(self) -> Settings:
         return self.live.current.settings

@@ -48,6 +48,7 @@ DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
 UPSTREAM_STATES = ("ready", "degraded", "offline")
 BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
+REVISIONS = ("same", "other")
 RELOADS = ("ok", "failed")
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
@@ -197,6 +198,12 @@ class Metrics:
             "When the source of policy was well, since the epoch.",
         )
         self._source_version = Table("gauge", "policy_source_version", "The version of the policy that it gave.")
+        self._replicas = Table(
+            "gauge",
+            "policy_replicas",
+            "Other replicas that serve the same policy, or another.",
+            {"revision": REVISIONS},
+        )
         self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
         self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
         self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": AS_GIVEN})
@@ -393,6 +400,11 @@ class Metrics:
             self._source_at.set((), good_at)
         if version is not None:
             self._source_version.set((), version)
+
+    def replicas(self, same: int, other: int) -> None:
+        """How many other replicas serve the same revision, and how many another."""
+        self._replicas.set(("same",), same)
+        self._replicas.set(("other",), other)
 
     def enforcement(self, mode: str) -> None:
         """The mode in force: `enforce` or `shadow`."""

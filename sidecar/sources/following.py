@@ -73,6 +73,7 @@ class Follower:
     metrics: Metrics
     trouble: tuple[str, ...] = ()
     good_at: float | None = None
+    _served: Kept | None = None
     _origin: Origin | None = None
     _kind: str = ""
     _failures: int = 0
@@ -119,6 +120,16 @@ class Follower:
             said |= {"name": kept.name, "version": kept.version, "signer": kept.signer}
             said |= {"created_at": rfc3339(kept.created_at), "taken_at": rfc3339(kept.taken_at)}
         return said
+
+    def version(self, settings: Settings) -> int:
+        """Which version serves; 0 where no source gave it."""
+        served = self._served
+        if settings.policy.source is None:
+            return 0
+        name = settings.policy.path.parent.name
+        if served is None or served.name != name:
+            served = self._served = kept_for(settings)
+        return served.version if served is not None and served.name == name else 0
 
     def hint(self) -> None:
         """There may be something new."""

@@ -1,0 +1,194 @@
+"""Does every replica hear of what another did?
+
+Also of one of a neighbouring version, and through a store that was flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar import replicas, watching
+from sidecar.disabled import switch
+from sidecar.limits import open_store
+from sidecar.loading import run_at
+from sidecar.replicas import Replicas, Serving, Skew
+from sidecar.settings.store import StoreSettings
+from tests.flow.test_sources import MORE, may, shop, until
+from tests.flow.world import RULES, World, world
+from tests.valkey import Valkey, running_valkey
+
+KEY = "{sidecar}:replicas"
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@asynccontextmanager
+async def two(folder: Path, server: Valkey) -> AsyncIterator[tuple[World, World]]:
+    with server.client() as client:
+        client.flushall()
+    settings = f'store: {{url: "{server.url}"}}\n'
+    async with AsyncExitStack() as both:
+        one, other = [await both.enter_async_context(world(folder / name, settings=settings)) for name in ("a", "b")]
+        yield one, other
+
+
+@asynccontextmanager
+async def voices(server: Valkey, **serving: str) -> AsyncIterator[dict[str, tuple[Replicas, list[str]]]]:
+    """Replicas by name, and what each heard of."""
+    with server.client() as client:
+        client.flushall()
+    store = open_store(StoreSettings(url=server.url), lambda: 0.0)
+    made = {}
+    for name in serving:
+        news: list[str] = []
+        said = partial(lambda name: Serving(serving[name], 0), name)
+        made[name] = (Replicas(name, partial(run_at, store), said, partial(news.append, "news")), news)
+    yield made
+    await store.close()
+
+
+async def test_each_hears_of_the_others_and_of_the_same_news_once(valkey: Valkey) -> None:
+    async with voices(valkey, a="1", b="1", c="2") as made:
+        for _ in range(3):
+            for voice, _ in made.values():
+                await voice.sync()
+        assert [made[name][0].skew for name in "abc"] == [Skew(1, 1), Skew(1, 1), Skew(0, 2)]
+        assert [len(made[name][1]) for name in "ab"] == [1, 1]
+        with valkey.client() as client:
+            client.flushall()
+        await made["a"][0].sync()
+        assert made["a"][0].skew == Skew(0, 0)
+        await made["c"][0].sync(), await made["a"][0].sync()
+        assert made["a"][0].skew == Skew(0, 1)
+
+
+async def test_who_is_silent_for_long_is_none(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "COUNTS_S", 0.1)
+    async with voices(valkey, a="1", b="1") as made:
+        await made["b"][0].sync(), await made["a"][0].sync()
+        assert made["a"][0].skew == Skew(1, 0)
+        await asyncio.sleep(0.15)
+        await made["a"][0].sync()
+        assert made["a"][0].skew == Skew(0, 0)
+
+
+async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
+    async with voices(valkey, a="1", b="2") as made:
+        await made["b"][0].sync(), await made["a"][0].sync()
+        with valkey.frozen():
+            await made["a"][0].sync()
+        assert made["a"][0].skew is None and len(made["a"][1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "skew"),
+    [
+        ({"v": 1, "revision": "9", "version": 3, "built": {"by": "v+1"}}, Skew(0, 1)),
+        ({"v": 2, "what": "else"}, Skew(0, 0)),
+        ({"v": 1, "revision": "9"}, Skew(0, 0)),
+        ([], Skew(0, 0)),
+        ("\xff", Skew(0, 0)),
+    ],
+)
+async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(valkey: Valkey, said: Any, skew: Skew) -> None:
+    async with voices(valkey, a="1") as made:
+        with valkey.client() as client:
+            at = client.time()[0] * 1000
+            client.hset(KEY, "newer", f"{at} {json.dumps(said)}")
+            client.hset(KEY, "odd", "no time")
+            await made["a"][0].sync()
+            assert made["a"][0].skew == skew and not client.hexists(KEY, "odd")
+
+
+async def test_what_one_loaded_the_other_looks_for_at_once(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount that tells of no change: only the word of the other can have it looked at so soon."""
+    monkeypatch.setattr(watching, "POLL_S", 60.0)
+    monkeypatch.setattr(watching, "SOON_S", 0.0)
+    monkeypatch.setattr(watching._Ears, "open", lambda ears: None)
+    monkeypatch.setattr(replicas, "EVERY_S", 0.05)
+    async with two(tmp_path, valkey) as (a, b):
+        for one in (a, b):
+            (one.folder / "policies" / "agent_to_tool.csv").write_text(MORE)
+        await asyncio.sleep(0.2)
+        assert not await may(b, "delete_repo")
+        await a.app.reload("test")
+        async with asyncio.timeout(3):
+            while not await may(b, "delete_repo"):
+                await asyncio.sleep(0.02)
+        await until(lambda: a.app.status()["policy"]["replicas"] == {"same": 1, "other": 0})
+        async with asyncio.timeout(3):
+            while 'policy_replicas{revision="same"} 1.0' not in await metrics(a):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_bundle_that_one_took_the_other_takes_at_once(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "EVERY_S", 0.05)
+    async with shop(tmp_path) as at:
+        at.publish(RULES, 1)
+        source = f'{{bundle: {{url: "{at.url}", keys_path: {tmp_path}/keys.json, every: 1h}}}}'
+        settings = f'store: {{url: "{valkey.url}"}}\npolicy: {{source: {source}}}\n'
+        async with AsyncExitStack() as both:
+            a, b = [await both.enter_async_context(world(tmp_path / name, settings=settings)) for name in ("a", "b")]
+            at.publish(MORE, 2)
+            await a.app.reload("test")
+            await until(lambda: b.app.status()["policy"]["source"].get("version") == 2)
+
+
+async def metrics(world: World) -> str:
+    async with world.http.get(f"{world.admin_url}/metrics") as response:
+        return await response.text()
+
+
+# --- disabled principals ----------------------------------------------------------------------------------------------
+
+
+async def test_a_flushed_store_hears_again_who_is_disabled_and_so_does_who_joins(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async with two(tmp_path, valkey) as (a, b):
+        await a.app.disable("nhi:planner", reason="test", until=None, by="test")
+        await b.app.switch.sync()
+        with valkey.client() as client:
+            client.flushall()
+        assert not await may(a, "search_code") and not await may(b, "search_code")
+        await b.app.switch.sync()  # whoever knows tells it
+        async with world(tmp_path / "c", settings=f'store: {{url: "{valkey.url}"}}\n') as c:
+            assert not await may(c, "search_code")
+            await c.app.enable("nhi:planner", by="test")
+            await a.app.switch.sync()
+            assert await may(a, "search_code")
+
+
+async def test_a_flip_of_a_neighbouring_version_crashes_nobody(valkey: Valkey, tmp_path: Path) -> None:
+    async with two(tmp_path, valkey) as (a, b):
+        await a.app.disable("nhi:mallory", reason="test", until=None, by="test")
+        with valkey.client() as client:
+            key = f"{{sidecar}}:{switch.KEY}"
+            (raw,) = [client.hget(key, name) for name in client.hkeys(key) if name == "nhi:mallory"]
+            rank, _, plain = str(raw).partition("{")
+            newer = json.loads("{" + plain) | {"ticket": "INC-1", "scope": ["x"]}
+            client.hset(key, "nhi:mallory", rank + json.dumps(newer))
+            client.hset(key, "nhi:eve", "9" + "x" * 40)  # nothing that anybody understands
+            client.hset(key, "", "another token")
+            await b.app.switch.sync()
+            assert {one.principal for one in b.app.disabled_principals()} == {"nhi:mallory"}
+            assert await may(b, "search_code")
+            await b.app.disable("nhi:planner", reason="test", until=None, by="test")
+            await a.app.switch.sync()
+            assert not await may(a, "search_code")
