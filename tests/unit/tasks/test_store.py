@@ -287,3 +287,20 @@ async def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> Non
     with pytest.raises(TaskStoreOut):
         await newer.has_room(ROOM)
     await newer.close()
+
+
+async def test_a_record_of_a_neighbouring_version_is_one(valkey: Valkey) -> None:
+    """It has a member more; what this one changes of it leaves that be."""
+    with valkey.client() as client:
+        client.flushall()
+        shared = open_store(StoreSettings(url=valkey.url), time.time)
+        store = RedisTaskStore(partial(run_at, shared))
+        kept = record("1")
+        await store.claim(kept, ROOM)
+        (name,) = client.keys("*:task:*")
+        client.hset(name, "priority", "high")
+        assert await store.find("mcp", "github", ["1"], 1.0) == [kept]
+        await store.amend(kept._replace(expires_at=50.0))
+        assert client.hget(name, "priority") == "high"
+        assert await store.find("mcp", "github", ["1"], 51.0) == []
+        await shared.close()
