@@ -14,7 +14,7 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 
 .PHONY: demo test check fix bench conformance lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme

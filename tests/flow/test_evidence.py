@@ -48,7 +48,11 @@ TOOLS = [
     }
     for name in ("search_code", "get_file", "limited", "slow", "forbidden")
 ]
-QUIET = "sessions: {session_calls_per_minute: 1000000}\n"
+# A crowd of which every third is refused is what the bound on refusals is for; here it would hide who else is.
+QUIET = """\
+sessions: {session_calls_per_minute: 1000000}
+refusals: {per_peer_per_minute: 100000, per_principal_per_minute: 100000}
+"""
 
 
 # One secret for each place that something can come in by; long enough to be found, whatever surrounds them.
