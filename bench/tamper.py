@@ -1,15 +1,19 @@
 """Is anything that is done to an audit of 100,000 lines found, and with its place?
 
-    python -m bench.tamper [--lines 100000] [--attempts 300] [--seed 1]
+    python -m bench.tamper [--lines 100000] [--some 200] [--few 4] [--whole 198] [--attempts 154] [--seed 1]
 
-Writes a log with the real writer, then changes it in all ways it can think of, each time somewhere else, and verifies
-what is left with nothing but the file, its anchor and the key. A tampering counts as placed when a problem names the
-line, or stands at the end where the end was cut off. At the end the speed of verifying, on one core and on all.
+Writes a log with the real writer. Then every line is changed, sealed anew, removed, swapped, doubled and cut off; in
+`some` lines every byte becomes several others, in `few` all 255 others; the last lines are cut at every byte; and every
+byte of the anchor becomes all others. Each attempt is verified by itself (`windows`), with nothing but the file, its
+anchor and the key; `whole` of them by reading the whole log too, which must come to the same; and `attempts` more in
+ways that concern many lines. A tampering counts as placed when the first problem names its line, or is one about the
+end where the end is missing. At last the speed of verifying, on one core and on all. The table goes to
+`bench/tamper.json`.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import random
 import tempfile
@@ -21,11 +25,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import click
+
+from bench.windows import WAYS, Log, anchor_changed, differing, everywhere, tasks_of
+from sidecar.audit.checkpoints import attest
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file import AuditFile
-from sidecar.audit.record import BLANK
+from sidecar.audit.record import BLANK, CHECKPOINT
 from sidecar.audit.verify import verify
+from sidecar.signing_keys import generate
 
+OUT = Path(__file__).parent / "tamper.json"
+CHECKPOINT_EVERY = 5_000
 KEY = AuditKey.from_secret(bytes(range(32)))
 
 
@@ -116,10 +127,15 @@ ACTS: dict[str, Act] = {
 
 
 def write_log(path: Path, count: int) -> list[bytes]:
-    """Records as calls leave them, some 1,100 bytes each."""
-    file = AuditFile.open(path, KEY)
-    for start in range(0, count, 250):
-        file.append([record(number) for number in range(start, min(start + 250, count))])
+    """Records as calls leave them, some 1,100 bytes each, and a checkpoint now and then."""
+    file, attesting = AuditFile.open(path, KEY), generate("EdDSA")
+    while left := count - file.end.seq:
+        number = file.end.seq
+        if number and number % CHECKPOINT_EVERY == 0:
+            said = attest(attesting, file.end, "2026-11-28T12:00:00.000000Z")
+            file.append([{**record(number), "event": "control", "control": {"what": CHECKPOINT, **said._asdict()}}])
+        else:
+            file.append([record(each) for each in range(number, number + min(250 - number % 250, left))])
     file.close()
     return path.read_bytes().splitlines(keepends=True)
 
@@ -166,32 +182,66 @@ def run(folder: Path, count: int, attempts: int, seed: int) -> tuple[Counter[str
     return tried, found, placed
 
 
-def speed(path: Path, processes: int) -> tuple[float, float]:
-    """Lines a second, by the clock on the wall and by the processor of this process."""
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
+def speed(path: Path, processes: int) -> float:
+    """Lines a second."""
+    began_s = time.perf_counter()
     report = verify([path], key=KEY, processes=processes)
-    return report.records / (time.perf_counter() - wall_s), report.records / (time.process_time() - cpu_s)
+    return report.records / (time.perf_counter() - began_s)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lines", type=int, default=100_000)
-    parser.add_argument("--attempts", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+@click.command()
+@click.option("--lines", type=click.IntRange(1_000, 10_000_000), default=100_000, show_default=True)
+@click.option("--some", type=click.IntRange(1, 100_000), default=200, show_default=True)
+@click.option("--few", type=click.IntRange(1, 100_000), default=4, show_default=True)
+@click.option("--whole", type=click.IntRange(0, 100_000), default=198, show_default=True)
+@click.option("--attempts", type=click.IntRange(0, 100_000), default=154, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
+def main(lines: int, some: int, few: int, whole: int, attempts: int, seed: int, out: Path) -> None:
+    """Tamper with every line."""
     with tempfile.TemporaryDirectory(prefix="tamper") as name:
-        folder = Path(name)
-        tried, found, placed = run(folder, given.lines, given.attempts, given.seed)
-        print(f"{'what was done':32}{'attempts':>10}{'found':>8}{'placed':>8}{'missed':>8}")
-        for act in ACTS:
-            print(f"{act:32}{tried[act]:>10}{found[act]:>8}{placed[act]:>8}{tried[act] - found[act]:>8}")
-        path = folder / "audit.jsonl"
-        print(f"\n{given.lines} lines of {path.stat().st_size // given.lines} bytes")
-        for processes in (1, len(os.sched_getaffinity(0))):
-            wall, cpu = max(speed(path, processes) for _ in range(3))
-            by_processor = f" ({cpu:,.0f} by its processor time)" if processes == 1 else ""
-            print(f"{processes} process(es): {wall:,.0f} lines/s{by_processor}")
-    assert tried == found == placed, "something went unnoticed"
+        told = measured(Path(name), lines, some, few, whole, attempts, random.Random(seed))
+    out.write_text(json.dumps(told, indent=1) + "\n")
+    for part in ("lines_by_themselves", "whole"):
+        click.echo(f"\n{part.replace('_', ' '):34}{'attempts':>10}{'found':>10}{'placed':>10}{'missed':>8}")
+        for way, (tried, found, placed) in told[part].items():
+            click.echo(f"{way:34}{tried:>10}{found:>10}{placed:>10}{tried - found:>8}")
+    click.echo(f"\nverified whole too: {told['verified_whole_too']}, and otherwise: {told['differ']}")
+    click.echo(f"{lines} lines of {told['bytes_per_line']} bytes, tried in {told['tried_in_s']} s")
+    for processes, lines_per_s in told["lines_per_s"].items():
+        click.echo(f"{processes} process(es): {lines_per_s:,} lines/s")
+    if told["missed"] or told["differ"] or told["placed"] != told["attempts"]:
+        raise click.ClickException("\n".join(("something went unnoticed", *told["missed"], *told["differ"])))
+
+
+def measured(
+    folder: Path, count: int, some: int, few: int, whole: int, attempts: int, chance: random.Random
+) -> dict[str, Any]:
+    """All of it; what was found."""
+    (folder / "windows").mkdir()
+    log = Log.of(write_log(folder / "windows.jsonl", count), KEY)
+    cores, began = len(os.sched_getaffinity(0)), time.monotonic()
+    tally = everywhere(folder / "windows", log, tasks_of(log, some, few, chance), cores)
+    anchors, forged = anchor_changed(folder, log)
+    tried_whole, differ = differing(folder, log, whole, chance)
+    by_act = run(folder, count, attempts, chance.randrange(2**32))
+    by_itself = (tally.tried, tally.found, tally.placed)
+    path = folder / "audit.jsonl"
+    return {
+        "lines": count,
+        "bytes_per_line": path.stat().st_size // count,
+        "attempts": tally.tried.total() + anchors + by_act[0].total(),
+        "found": tally.found.total() + forged + by_act[1].total(),
+        "placed": tally.placed.total() + forged + by_act[2].total(),
+        "lines_by_themselves": {way: [each[way] for each in by_itself] for way in WAYS}
+        | {"the anchor: every byte, all values": [anchors, forged, forged]},
+        "whole": {act: [each[act] for each in by_act] for act in ACTS},
+        "missed": tally.missed + [act for act in ACTS if by_act[0][act] != by_act[2][act]],
+        "verified_whole_too": tried_whole,
+        "differ": differ,
+        "tried_in_s": round(time.monotonic() - began),
+        "lines_per_s": {number: round(max(speed(path, number) for _ in range(3))) for number in (1, cores)},
+    }
 
 
 if __name__ == "__main__":

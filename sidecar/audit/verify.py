@@ -34,7 +34,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from sidecar.audit.chain import HEAD_BYTES, HEAD_SUFFIX, Head, parse_head
+from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, End, Head, parse_head
 from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import Named, read_evidence
@@ -50,6 +50,7 @@ def verify(
     key: AuditKey | None = None,
     older: Sequence[AuditKey] = (),
     part: bool = False,
+    after: End = BEGINNING,
     evidence: Sequence[Path] = (),
     checkpoints: Sequence[Path] = (),
     public_keys: Keys | None = None,
@@ -57,7 +58,9 @@ def verify(
     progress: Progress = lambda count: None,
 ) -> Report:
     """Read the files of one log, oldest first, and of the `evidence` that it names. `older` are keys before `key`;
-    `checkpoints` files of what was published, signed by one of `public_keys`. Raises OSError when one cannot be read.
+    `after` is where the chain ended before the first line, where that is known, so that what was verified need not be
+    read again; `checkpoints` files of what was published, signed by one of `public_keys`. Raises OSError when one
+    cannot be read.
     """
     report = Report()
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
@@ -67,6 +70,7 @@ def verify(
     walk = Walk(
         report,
         part=part,
+        after=after,
         wanted={*named, *(checkpoint.seq for _, checkpoint in published)},
         with_evidence=bool(evidence),
         public_keys=public_keys,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sidecar.audit import record as shape
-from sidecar.audit.chain import GENESIS, MAX_LINE_BYTES, Sealed, unseal
+from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, End, Sealed, unseal
 from sidecar.audit.checkpoints import Keys, checkpoint_in
 from sidecar.audit.evidence import Named, named_in
 from sidecar.audit.file import HARMLESS
@@ -55,7 +55,7 @@ class Removed:
 
 
 class Walk:
-    """The chain, from its first line on.
+    """The chain, from its first line on, which stands behind the end `after`; behind any, where it is a part.
 
     `hashes` are those of the sequences that were `wanted`, once they came; `named` what outcomes name of results that
     are kept, if that is asked for; the sequences are of the last record that is a stop, a checkpoint, and a checkpoint
@@ -67,6 +67,7 @@ class Walk:
         report: Report,
         *,
         part: bool,
+        after: End = BEGINNING,
         wanted: Collection[int] = (),
         with_evidence: bool = False,
         public_keys: Keys | None = None,
@@ -74,10 +75,11 @@ class Walk:
         progress: Progress = lambda count: None,
     ) -> None:
         self.report = report
+        report.last_seq = after.seq
         self.part = part
         self.torn_bytes = 0
         self.named: dict[str, Named] = {}
-        self.hashes: dict[int, str] = {0: GENESIS}
+        self.hashes: dict[int, str] = {after.seq: after.hash}
         self.unknown_kids: set[str] = set()
         self.signed_count = 0
         self.stopped_seq = self.attested_seq = self.signed_seq = 0
@@ -87,8 +89,8 @@ class Walk:
         self._processes = processes
         self._progress = progress
         self._path, self._line = Path(), 0
-        self._expected: int | None = None if part else 1
-        self._previous = GENESIS
+        self._expected: int | None = None if part else after.seq + 1
+        self._previous = after.hash
         self._first_prev = GENESIS
         self._unreadable = 0  # lines just passed over; each may have been the expected one, or none
         self._gaps: list[_Gap] = []

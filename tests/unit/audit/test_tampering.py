@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.tamper import ACTS, record, run, write_log
+from bench.tamper import ACTS, KEY, record, run, write_log
+from bench.windows import COMPARED, Log, differing, everywhere, tasks_of
 from sidecar.audit.chain import seal
 from sidecar.audit.scan import scan
 from sidecar.audit.verify import verify
-from tests.unit.audit.scenes import KEY
 
 
 def test_every_kind_of_tampering_is_found_with_its_place(tmp_path: Path) -> None:
     """`python -m bench.tamper` does the same to 100,000 lines, and far more often."""
     tried, found, placed = run(tmp_path, 4000, 2 * len(ACTS), seed=20261128)
     assert tried == found == placed and tried.total() == 2 * len(ACTS)
+
+
+def test_every_line_is_guarded_and_a_piece_is_judged_as_the_whole_is(tmp_path: Path) -> None:
+    chance = random.Random(20261128)
+    log = Log.of(write_log(tmp_path / "log.jsonl", 120), KEY)
+    tally = everywhere(tmp_path, log, [task for task in tasks_of(log, 1, 1, chance) if "255" not in task.way], 1)
+    assert tally.missed == [] and tally.tried == tally.found == tally.placed
+    assert tally.tried.total() > 6 * 120 + 5 * 1000
+    tried, differ = differing(tmp_path, log, 6 * len(COMPARED), chance)
+    assert differ == [] and tried > 5 * len(COMPARED)
+
+
+def test_a_log_is_verified_from_where_it_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = Log.of(write_log(path, 60), KEY)
+    path.write_bytes(b"".join(log.lines[40:]))
+    report = verify([path], key=KEY, after=log.ends[40])
+    assert (report.ok, report.first_seq, report.last_seq, report.records) == (True, 41, 60, 20)
+    assert [problem.kind for problem in verify([path], key=KEY).problems] == ["removed"]
+    wrong = verify([path], key=KEY, after=log.ends[40]._replace(hash="0" * 64))
+    assert [(problem.line, problem.kind) for problem in wrong.problems] == [(1, "changed")]
+    assert [problem.line for problem in verify([path], key=KEY, after=log.ends[50]).problems] == [*range(1, 11)]
+    path.write_bytes(b"")
+    assert verify([path], key=KEY, after=log.ends[60]).ok
+    assert [problem.kind for problem in verify([path], key=KEY, after=log.ends[59]).problems] == ["cut-end"]
 
 
 @pytest.fixture(scope="module")
