@@ -86,6 +86,7 @@ class Connection(web.RequestHandler):
         for timer in (self._head_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
+        self._body = None  # it knows us, and what goes round in circles is freed late
         self._opening.leave()
         if isinstance(self._manager, Server):
             self._manager.slow_readers.pop(self, None)

@@ -122,6 +122,7 @@ class Pipeline:
     def _over(self, turn: Turn) -> None:
         self.live.leave(turn.now)
         measure(self.metrics, turn)
+        turn.let_go()
 
     async def _way(self, turn: Turn, entrance: Entrance) -> web.StreamResponse:
         """Where, who, what."""

@@ -178,6 +178,11 @@ class Turn:
                 await self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             return unrecorded
 
+    def let_go(self) -> None:
+        """It is over. Of what leads back here nothing is kept: a body of a megabyte must not wait for the collector."""
+        self.refusal = self.lease = None
+        self.excused.clear()
+
     def _told(self, status: int) -> int:
         """What HTTP says, and said already where the answer goes another way."""
         return status if self.paired is None else 202

@@ -242,6 +242,8 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 
 def _value(end: Any) -> Any:
+    if isinstance(end, OSError):  # to each who waited one of their own: it holds on to whom it was raised for
+        raise OSError(*end.args)
     if isinstance(end, BaseException):
         raise end
     return end

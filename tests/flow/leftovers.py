@@ -1,0 +1,31 @@
+"""What is over is freed at once: is anything of a request left that only the collector would find?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sidecar.turn import Overseen, Turn
+
+WITHIN_S = 2.0  # a handler comes to its end after its answer is out
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """Fails for a request that is in memory when all inside is over. What was there before is not looked at."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+        async with asyncio.timeout(WITHIN_S):
+            while left := Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, Turn | Overseen)):
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"only the collector would free them: {dict(left)}") from None
+    finally:
+        gc.enable()
+        gc.unfreeze()
