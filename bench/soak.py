@@ -1,6 +1,6 @@
 """Does anything grow, in hours of everything at once?
 
-    python -m bench.soak [--minutes 120]
+    python -m bench.soak [--minutes 120] [--pause 0.05]
 
 A sidecar, a server and a Valkey in processes of their own; callers in this one, as `mixed` has them, and a reload every
 ten seconds. Every few seconds the sidecar's memory, descriptors and tasks are read. What counts is the slope after the
@@ -31,7 +31,7 @@ from bench.subjects import valkey
 HERE = Path(__file__).parent
 OUT, PICTURE = HERE / "soak.json", HERE.parent / "docs" / "soak.svg"
 LOOKS, RELOAD_EVERY_S, SETTLE_S = 240, 10.0, 8.0
-CALLS, SLOW, SESSIONS, TASKS, PAUSE_S = 6, 3, 3, 2, 0.05
+CALLS, SLOW, SESSIONS, TASKS = 6, 3, 3, 2
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 60, 150, 40, 40
 
 
@@ -46,12 +46,15 @@ class Look(NamedTuple):
 
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.2, 1440), default=120.0, show_default=True)
+@click.option(
+    "--pause", "pause_s", type=click.FloatRange(0.01, 10), default=0.05, show_default=True, help="Between calls."
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
 @click.option("--picture", "drawn", type=click.Path(dir_okay=False, path_type=Path), default=PICTURE, show_default=True)
-def main(minutes: float, out: Path, drawn: Path) -> None:
+def main(minutes: float, pause_s: float, out: Path, drawn: Path) -> None:
     """Everything at once, for as long as you have."""
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
-        told = uvloop.run(measured(Path(folder), minutes * 60))
+        told = uvloop.run(measured(Path(folder), minutes * 60, pause_s))
     looks = told.pop("looks")
     rows = ",\n  ".join(json.dumps(look) for look in looks)  # one look a line
     out.write_text(json.dumps(told, indent=1)[:-2] + f',\n "looks": [\n  {rows}\n ]\n}}\n')
@@ -60,7 +63,7 @@ def main(minutes: float, out: Path, drawn: Path) -> None:
         click.echo(f"{name:24} {value}")
 
 
-async def measured(folder: Path, seconds: float) -> dict[str, Any]:
+async def measured(folder: Path, seconds: float, pause_s: float) -> dict[str, Any]:
     """Run it, and say what was seen."""
     ports = {name: free_port() for name in ("port", "other", "admin", "upstream")}
     with valkey(folder) as store:
@@ -73,7 +76,7 @@ async def measured(folder: Path, seconds: float) -> dict[str, Any]:
             wait_for_200(f"http://127.0.0.1:{ports['admin']}/readyz", process)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), connector=connector) as http:
-                callers = Callers(ports["port"], ports["other"], http, keep_answers=False, pause_s=PAUSE_S)
+                callers = Callers(ports["port"], ports["other"], http, keep_answers=False, pause_s=pause_s)
                 working = asyncio.create_task(callers.work(CALLS, SLOW, SESSIONS, TASKS))
                 reloading = asyncio.create_task(_reload(folder / "s", process, callers.stop))
                 looks = await _look(folder, process, seconds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import AsyncGenerator, Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, cast
@@ -47,7 +48,7 @@ class Connection(asyncio.Protocol):
         """Send one request and wait for the head of its response, up to the loop time `until`."""
         transport = self._transport
         if transport is None or self._reader is not None:
-            raise self._failure or Broken("the connection cannot carry an exchange")
+            raise self._failed() or Broken("the connection cannot carry an exchange")
         reader = self._reader = ResponseReader()
         transport.write(message)
         while reader.head is None:
@@ -62,8 +63,8 @@ class Connection(asyncio.Protocol):
 
     async def more(self, reader: ResponseReader, until: float | None) -> None:
         """Wait for something to happen to `reader`, up to the loop time `until`. Raises EgressError."""
-        if self._failure is not None:
-            raise self._failure
+        if failure := self._failed():
+            raise failure
         if self._reader is not reader:
             return
         waiter = self._waiter = self._loop.create_future()
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
             # By now the connection may already carry another exchange, with another waiter.
             if self._waiter is waiter:
                 self._waiter = None
+            del waiter  # its exception holds this frame, and what goes round in circles is freed late
 
     def drained(self, reader: ResponseReader) -> None:
         """The consumer took what there was: go on reading, if the connection is still its."""
@@ -154,13 +156,17 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, failure: EgressError) -> None:
         if self._failure is None:
-            self._failure = failure
+            self._failure = failure.with_traceback(None)
         if self._reader is not None:
             self._reader.let_go()
             self._reader = None
         self.close()
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(self._failure)
+            self._waiter.set_exception(copy(self._failure))
+
+    def _failed(self) -> EgressError | None:
+        """What to raise, if anything: its own for everybody, because an exception holds on to whom it was raised for."""
+        return copy(self._failure)
 
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sidecar.egress.wire import ResponseReader
 from sidecar.turn import Overseen, Turn
 
+OF_A_REQUEST = (Turn, Overseen, ResponseReader)
 WITHIN_S = 2.0  # a handler comes to its end after its answer is out
 
 
@@ -22,7 +24,7 @@ async def nothing_left() -> AsyncIterator[None]:
     try:
         yield
         async with asyncio.timeout(WITHIN_S):
-            while left := Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, Turn | Overseen)):
+            while left := Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, OF_A_REQUEST)):
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"only the collector would free them: {dict(left)}") from None
