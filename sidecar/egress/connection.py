@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(copy(self._failure))
 
     def _failed(self) -> EgressError | None:
-        """What to raise, if anything: its own for everybody, because an exception holds on to whom it was raised for."""
+        """What to raise, if anything; for each their own, because it holds on to whom it was raised for."""
         return copy(self._failure)
 
     def _set_timer(self, at: float) -> None:
