@@ -81,12 +81,14 @@ class GitSource(_Source):
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(_git_url)]
     """The repository: https://, ssh:// or file:///."""
-    ref: Annotated[str, AfterValidator(_ref)] = "main"
-    """A branch, a tag, or a commit."""
+    ref: Annotated[str, AfterValidator(_ref)] = "refs/heads/main"
+    """A branch, a tag, or a commit. A short name that is both a branch's and a tag's is refused: write all of it."""
     path: Annotated[str, Field(max_length=512), AfterValidator(lambda text: text and _inside(text))] = ""
     """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
     signers_path: PathField | None = None
     """Who must have signed the commit: an allowed signers file (SSH). Without it, whoever can move the ref decides."""
+    ca_path: PathField | None = None
+    """Certificates to trust for https instead of the system's."""
     token_path: PathField | None = None
     """A token for https."""
     ssh_key_path: PathField | None = None

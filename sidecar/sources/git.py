@@ -12,6 +12,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,10 @@ from sidecar.sources.tarball import HostileArchive, members, write_member
 MAX_SAID: Final = 64 * 1024
 MAX_ON_DISK: Final = 256 * 2**20
 LOOK_AT_DISK_S: Final = 0.25
+COMMIT: Final = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 CANDIDATE: Final = "refs/sidecar/policy"
+AS_COMMITTED: Final = "* !export-ignore !export-subst -text !eol !ident !filter !working-tree-encoding\n"
+"""Of a repository's own attributes none says what is packed, and as which bytes: what was reviewed is what serves."""
 _INHERITED: Final = ("PATH", "TMPDIR", "SSH_AUTH_SOCK")
 _SETTINGS: Final = (
     "core.hooksPath=/dev/null",
@@ -123,7 +127,7 @@ def _unpacked(packed: Path, root: Path) -> int:
     root.mkdir(mode=0o700)
     size = rules = 0
     with packed.open("rb") as archive:
-        for member in members(archive, skip_hidden=True):
+        for member in members(archive, by_git=True):
             write_member(root, member)
             size += member.size
             rules += member.size if member.name.startswith("policies/") else 0
@@ -154,14 +158,28 @@ class _Git:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             own.mkdir(parents=True, mode=0o700)
             await git.line("init", "--quiet", "--bare", str(own))
+        await asyncio.to_thread(_keep_bytes, own)
         return git
 
     async def fetched(self) -> str:
         """The id of the commit that the ref names there now."""
-        wanted = f"+{self.chosen.ref}:{CANDIDATE}"
+        wanted = f"+{await self._whole_ref()}:{CANDIDATE}"
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance")
         await self.line("fetch", *options, "--", self.chosen.url, wanted)
         return await self.line("rev-parse", "--verify", "--quiet", f"{CANDIDATE}^{{commit}}")
+
+    async def _whole_ref(self) -> str:
+        """Which ref a short name means. Git would take a tag before a branch of the same name; but who may push the one
+        need not be who may push the other."""
+        short = self.chosen.ref
+        if short == "HEAD" or short.startswith("refs/") or COMMIT.fullmatch(short):
+            return short
+        branch, tag = f"refs/heads/{short}", f"refs/tags/{short}"
+        listed = await self.line("ls-remote", "--quiet", "--", self.chosen.url, branch, tag)
+        named = {line.partition("\t")[2] for line in listed.splitlines()}
+        if {branch, tag} <= named:
+            raise SourceError(f"there is a branch {short} and a tag {short}: write {branch} or {tag}", refused=True)
+        return tag if tag in named else branch
 
     async def signer(self, commit: str) -> str:
         """Who signed it, by the operator's list; "" where there is none. Raises SourceError."""
@@ -187,10 +205,10 @@ class _Git:
         wanted = [name for name in ("policies", "models") if name in listed]
         if "policies" not in wanted:
             raise SourceError("it has no folder policies/ there", refused=True)
-        await self.line("archive", "--format=tar", f"--output={packed}", top, "--", *wanted)
+        await self.line("archive", "--format=tar", f"--output={packed}", top, "--", *wanted, writes=packed)
 
-    async def line(self, *arguments: str, before: Sequence[str] = ()) -> str:
-        """What git says. Raises SourceError."""
+    async def line(self, *arguments: str, before: Sequence[str] = (), writes: Path | None = None) -> str:
+        """What git says; `writes` is what it writes elsewhere than in its folder. Raises SourceError."""
         argv = [self.program, *(word for one in _SETTINGS for word in ("-c", one)), *self._transports(), *before]
         program = Program(self.program, [*argv, *arguments], self.env, str(self.folder))
         try:
@@ -198,7 +216,7 @@ class _Git:
         except StartFailed as error:
             raise SourceError(f"git cannot be started: {error}") from None
         reading = asyncio.create_task(_all_said(process))
-        watch = asyncio.create_task(self._too_much_on_disk())
+        watch = asyncio.create_task(self._too_much_on_disk(writes))
         try:
             await asyncio.wait({reading, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -209,16 +227,19 @@ class _Git:
             await process.end(patience_s=0.0, grace_s=0.2)
         said, told, ended = reading.result()
         if ended.code != 0:
-            raise SourceError(f"git {arguments[0]} failed: {_last_line(told) or ended}")
+            raise SourceError(f"git {arguments[0]} failed: {_trouble(told) or ended}")
         return said.decode("utf-8", "replace").strip()
 
     def _transports(self) -> tuple[str, ...]:
-        return ("-c", f"protocol.{self.chosen.url.partition(':')[0]}.allow=always")
+        allowed = ("-c", f"protocol.{self.chosen.url.partition(':')[0]}.allow=always")
+        if self.chosen.ca_path is None:
+            return allowed
+        return (*allowed, "-c", f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
 
-    async def _too_much_on_disk(self) -> None:
-        """Ends when git has left more than it may."""
+    async def _too_much_on_disk(self, also: Path | None) -> None:
+        """Ends when git has left more than it may: a small repository can hold a large archive."""
         while True:
-            if await asyncio.to_thread(_bytes_under, self.folder) > MAX_ON_DISK:
+            if await asyncio.to_thread(_bytes_under, self.folder, also) > MAX_ON_DISK:
                 return
             await asyncio.sleep(LOOK_AT_DISK_S)
 
@@ -229,6 +250,7 @@ def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, 
         ssh += ["-o", "IdentitiesOnly=yes", "-i", _quoted(chosen.ssh_key_path)]
     if chosen.known_hosts_path is not None:
         ssh += ["-o", f"UserKnownHostsFile={_quoted(chosen.known_hosts_path)}"]
+        ssh += ["-o", "GlobalKnownHostsFile=/dev/null"]
     env = {name: environ[name] for name in _INHERITED if name in environ}
     env |= {
         "HOME": "/nonexistent",
@@ -270,15 +292,23 @@ async def _some(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def _last_line(told: bytes) -> str:
-    lines = told.decode("utf-8", "replace").strip().splitlines()
-    return "".join(character for character in lines[-1] if character.isprintable())[:200] if lines else ""
+def _trouble(told: bytes) -> str:
+    """What git, or the `ssh` that it started, says was fatal: the advice behind that is for people at terminals."""
+    lines = [line.strip() for line in told.decode("utf-8", "replace").splitlines() if line.strip()]
+    fatal = next((at for at, line in enumerate(lines) if line.startswith("fatal:")), len(lines) - 1)
+    said = "; ".join(line.rstrip(".") for line in lines[max(0, fatal - 2) : fatal + 1])
+    return "".join(character for character in said if character.isprintable())[:300]
 
 
-def _bytes_under(folder: Path) -> int:
+def _keep_bytes(folder: Path) -> None:
+    (folder / "info").mkdir(exist_ok=True)
+    (folder / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # before all that the commit says
+
+
+def _bytes_under(folder: Path, also: Path | None) -> int:
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
     total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += (Path(root) / name).lstat().st_size
+    for path in files if also is None else (*files, also):
+        with suppress(OSError):
+            total += path.lstat().st_size
     return total

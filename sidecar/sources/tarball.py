@@ -19,6 +19,7 @@ from typing import IO, Final, NamedTuple
 BLOCK: Final = 512
 CHUNK: Final = 64 * 1024
 MAX_FILES: Final = 5_000
+MAX_ENTRIES: Final = 4 * MAX_FILES  # folders, comments and what is passed over are headers too
 MAX_BYTES: Final = 512 * 2**20
 MAX_FILE_BYTES: Final = 128 * 2**20
 MAX_DEPTH: Final = 16
@@ -52,7 +53,7 @@ class Names:
         if len(parts) > MAX_DEPTH or not all(map(_SEGMENT.fullmatch, parts)):
             raise HostileArchive(f"no file is named {name[:128]!r} in a policy")
         folded = name.casefold()
-        above = {"/".join(parts[:deep]).casefold() for deep in range(1, len(parts))}
+        above = {folder.casefold() for folder in _above(name)}
         if folded in self.files or folded in self.folders or self.files & above:
             raise HostileArchive(f"{name[:128]} is there twice, or twice but for its case")
         self.files.add(folded)
@@ -66,18 +67,14 @@ def gunzipped(file: IO[bytes]) -> IO[bytes]:
     return GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
 
 
-def members(archive: IO[bytes], *, skip_hidden: bool = False) -> Iterator[Member]:
-    """Every regular file, in the archive's order; with `skip_hidden` without those that begin with a dot, which no
-    reader of policies reads. Raises HostileArchive."""
-    names, total = Names(), 0
-    while (header := _exactly(archive, BLOCK, may_end=True)) and header.strip(b"\0"):
-        name, size, kind = _header(header)
-        if kind == _COMMENT:  # git writes the commit's id here; what such a header would change is not listened to
-            if size > MAX_COMMENT:
-                raise HostileArchive("it has a comment that is none")
-            _exactly(archive, _padded(size))
-            continue
+def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[Member]:
+    """Every regular file, in the archive's order. `by_git`: without those that begin with a dot, which no reader of
+    policies reads; and no folder is empty, for git packs nothing of a submodule but its folder. Raises
+    HostileArchive."""
+    names, total, empty = Names(), 0, dict[str, None]()
+    for name, size, kind in _headers(archive):
         if kind == _FOLDER and size == 0:
+            empty[name.rstrip("/")] = None
             continue
         if kind not in _REGULAR:
             raise HostileArchive(f"{name[:128]!r} is no regular file")
@@ -85,12 +82,32 @@ def members(archive: IO[bytes], *, skip_hidden: bool = False) -> Iterator[Member
         if size > MAX_FILE_BYTES or total > MAX_BYTES:
             raise HostileArchive(f"it has more than {MAX_BYTES // 2**20} MiB, or one file of too many")
         content = _content(archive, size)
-        if not (skip_hidden and _is_hidden(name)):
+        for above in _above(name):
+            empty.pop(above, None)
+        if not (by_git and _is_hidden(name)):
             names.take(name)
             yield Member(name, size, content)
         for _ in content:  # what its taker left
             pass
         _exactly(archive, _padded(size) - size)
+    if by_git and (folder := next((name for name in empty if not _is_hidden(name)), None)):
+        raise HostileArchive(f"{folder[:128]!r} is a submodule: what is in it would be missing")
+
+
+def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
+    """Name, size and type of what follows each; comments are passed over."""
+    for _ in range(MAX_ENTRIES):
+        header = _exactly(archive, BLOCK, may_end=True)
+        if not header.strip(b"\0"):
+            return
+        name, size, kind = _header(header)
+        if kind != _COMMENT:
+            yield name, size, kind
+            continue
+        if size > MAX_COMMENT:  # git writes the commit's id here; what such a header would change is not listened to
+            raise HostileArchive("it has a comment that is none")
+        _exactly(archive, _padded(size))
+    raise HostileArchive(f"it has more than {MAX_ENTRIES} entries")
 
 
 def write_member(root: Path, member: Member) -> None:
@@ -131,6 +148,12 @@ def packed(name: str, content: bytes) -> bytes:
 
 
 END: Final = b"\0" * (2 * BLOCK)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The folders that a file lies in."""
+    parts = name.split("/")
+    return ("/".join(parts[:deep]) for deep in range(1, len(parts)))
 
 
 def _is_hidden(name: str) -> bool:

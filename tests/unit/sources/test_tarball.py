@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.sources import tarball
-from sidecar.sources.tarball import END, HostileArchive, gunzipped, members, packed, write_member
+from sidecar.sources.tarball import BLOCK, END, HostileArchive, gunzipped, members, packed, write_member
 
 ROW = b"p, nhi:planner, tool:github/x, use, -, -, -, allow\n"
 
@@ -129,6 +129,16 @@ def test_a_bomb_is_inflated_no_further_than_it_may(monkeypatch: pytest.MonkeyPat
     with pytest.raises(HostileArchive, match="MiB"):
         list(members(inflated))
     assert inflated.tell() < 200_000
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, b"g"])
+def test_a_bomb_of_headers_ends_too(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of them unpack to millions, before anybody has vouched for one."""
+    monkeypatch.setattr(tarball, "MAX_ENTRIES", 10)
+    one = made("policies/a.csv", "policies/b/", kind=kind)[:BLOCK]
+    assert not unpacked(one * 9 + END)
+    with pytest.raises(HostileArchive, match="more than 10 entries"):
+        unpacked(one * 10 + END)
 
 
 def test_more_files_than_a_policy_has_refuse_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
