@@ -16,7 +16,8 @@ import secrets
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,11 @@ local:
   - {{listen: "127.0.0.1:{other}", principal: "nhi:other"}}
 store: {{url: "{store}"}}
 sessions: {{session_calls_per_minute: 1000000, max_per_principal: 10000, idle_s: 60}}
-upstreams: {{mixed: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp", transport: http}}, probe: {{enabled: false}}}}}}
+upstreams:
+  mixed: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp", transport: http}}, probe: {{enabled: false}}}}
 """
+Answer = tuple[int, Any, Mapping[str, str]]
+"""Status, body, headers."""
 _EXTENDED: Mapping[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
@@ -151,9 +155,11 @@ class Callers:
     last_session: str = ""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def work(self, calls: int, slow: int, sessions: int, tasks: int) -> None:
-        """So many callers of each kind, without a pause, until `stop` or until nobody is there."""
+    async def work(self, calls: int, slow: int, sessions: int, tasks: int, more: Sequence[Any] = ()) -> None:
+        """So many callers of each kind, one of each of `more`, without a pause, until `stop` or until nobody is
+        there."""
         kinds = [(self._quick, calls), (self._slow, slow), (self._session, sessions), (self._of_tasks, tasks)]
+        kinds += [(kind, 1) for kind in more]
         async with asyncio.TaskGroup() as group:
             for kind, count in kinds:
                 for _ in range(count):
@@ -216,7 +222,7 @@ class Callers:
 
     async def stateless(
         self, method: str, params: Mapping[str, Any], extended: Mapping[str, Any] | None = None, port: int = 0
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    ) -> Answer:
         """One request of the stateless era."""
         meta = {
             "io.modelcontextprotocol/protocolVersion": STATELESS,
@@ -227,23 +233,30 @@ class Callers:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
         return await self.post(message, routing, port)
 
-    async def post(
-        self, message: Mapping[str, Any], headers: Mapping[str, str], port: int = 0
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    async def post(self, message: Mapping[str, Any], headers: Mapping[str, str], port: int = 0) -> Answer:
         """Any request, in the journal if its answer came whole."""
+        async with self.sent("POST", self._url(port or self.port), message, headers) as response:
+            return response.status, json.loads(await response.read() or b"null"), dict(response.headers)
+
+    @asynccontextmanager
+    async def sent(
+        self, verb: str, url: str, message: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Its answer, which is in the journal if the block came to its end: then it was whole."""
         self.journal.attempts += 1
         run_id, trace_id = f"r-{self.journal.attempts}-{secrets.token_hex(4)}", secrets.token_hex(16)
-        sent = {
+        all_headers = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
             "X-Run-Id": run_id,
             "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
             **headers,
         }
-        async with self.http.post(self._url(port or self.port), data=json.dumps(message), headers=sent) as response:
-            body = json.loads(await response.read() or b"null")
+        data = None if message is None else json.dumps(message)
+        async with self.http.request(verb, url, data=data, headers=all_headers) as response:
+            yield response
+            await response.read()
             self.journal.answered[run_id if self.keep_answers else str(response.status)] = response.status
-            return response.status, body, dict(response.headers)
 
     async def _expect(self, status: int, what: str, answer: tuple[int, Any, Any]) -> None:
         if answer[0] != status:
