@@ -1,10 +1,11 @@
 """Do several processes together admit exactly what one limit says, however many attempts they make?
 
-    python -m bench.exactness [--attempts 1000000] [--processes 4] [--limit 100000] [--lane 64]
+    python -m bench.exactness [--attempts 1000000] [--processes 4] [--limit 100000] [--lane 64] [--over-http]
 
 Every attempt asks an hour that is the limit, a day, and a budget of money, of one real Valkey on loopback. The hour
 refuses; day and budget must then have moved exactly as often. Then the same, without money, where each process charges
-up to `--lane` calls at once. The table goes to `bench/exactness.json`.
+up to `--lane` calls at once. The processes are the limits alone (`spender`), or with `--over-http` whole sidecars that
+are called (`crowd`), which takes some ten minutes a million. Both tables are in `bench/exactness.json`.
 """
 
 from __future__ import annotations
@@ -16,34 +17,60 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bench import valkeys
+from bench import crowd, valkeys
 from bench.spender import COST, DAY_KEY, HOUR_KEY, MONTH_KEY
 from sidecar.limits.nodes import PREFIX
 
 OUT = Path(__file__).parent / "exactness.json"
 REPOSITORY = Path(__file__).parents[1]
+LIMITS, HTTP = "limits alone", "http"
 COMMAND = (sys.executable, "-m", "bench.spender")
 
 
 @dataclass(frozen=True)
 class Told:
-    """What came of it. `partial` are counters that moved for a call which another limit refused."""
+    """What came of it. `partial` are counters that moved for a call which another limit refused; `reached` is what the
+    server counted, where there is one; `other` were refused for another reason than the limit."""
 
+    over: str
     attempts: int
     processes: int
     limit: int
     lane: int
     admitted: int
+    reached: int | None
     refused_429: int
     other: int
     over_admitted: int
     partial: int
     attempts_per_s: int
+
+
+def run_over_http(attempts: int, processes: int, limit: int, lane: int) -> Told:
+    met = crowd.met(attempts, processes, limit, lane)
+    admitted, refused = met.answers["admitted"], met.answers["429 rate-limited"]
+    should = {"hour": admitted, "day": admitted} | ({} if lane else {"month": admitted * crowd.COST})
+    return Told(
+        over=HTTP,
+        attempts=met.answers.total(),
+        processes=processes,
+        limit=limit,
+        lane=lane,
+        admitted=admitted,
+        reached=met.reached,
+        refused_429=refused,
+        other=met.answers.total() - admitted - refused,
+        over_admitted=max(0, admitted - limit, met.reached - limit),
+        partial=sum(met.counted.get(kind) != count for kind, count in should.items()),
+        attempts_per_s=round(attempts / met.took_s),
+    )
 
 
 async def run(attempts: int, processes: int, limit: int, lane: int) -> Told:
@@ -74,11 +101,13 @@ async def run(attempts: int, processes: int, limit: int, lane: int) -> Told:
     made, admitted = heard.total(), heard["admitted"]
     should = {HOUR_KEY: admitted, DAY_KEY: admitted, MONTH_KEY: 0 if lane else admitted * COST}
     return Told(
+        over=LIMITS,
         attempts=made,
         processes=processes,
         limit=limit,
         lane=lane,
         admitted=admitted,
+        reached=None,
         refused_429=heard["rate-limited"],
         other=made - admitted - heard["rate-limited"],
         over_admitted=max(0, admitted - limit),
@@ -101,15 +130,29 @@ def _counted(node: valkeys.Node, key: str) -> int:
 @click.option("--processes", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--limit", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True)
 @click.option("--lane", type=click.IntRange(2, 10_000), default=64, show_default=True)
+@click.option("--over-http", is_flag=True, help="Call sidecars, instead of asking limits.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(attempts: int, processes: int, limit: int, lane: int, out: Path) -> None:
+def main(attempts: int, processes: int, limit: int, lane: int, over_http: bool, out: Path) -> None:
     """Try to spend more than there is."""
-    told = [asdict(asyncio.run(run(attempts, processes, limit, size))) for size in (0, lane)]
-    out.write_text(json.dumps(told, indent=1) + "\n")
+    if over_http:
+        told = [asdict(run_over_http(attempts, processes, limit, size)) for size in (0, lane)]
+    else:
+        told = [asdict(asyncio.run(run(attempts, processes, limit, size))) for size in (0, lane)]
+    others = json.loads(out.read_text()) if out.exists() else []
+    kept = [one for one in others if one["over"] != told[0]["over"]]
+    out.write_text(json.dumps(sorted([*kept, *told], key=lambda one: one["over"], reverse=True), indent=1) + "\n")
     for name, *values in zip(told[0], *(one.values() for one in told), strict=True):
-        click.echo(f"{name.replace('_', ' '):<16}" + "".join(f"{value:>12}" for value in values))
-    if any(one["admitted"] != min(limit, one["attempts"]) or one["partial"] for one in told):
+        click.echo(
+            f"{name.replace('_', ' '):<16}" + "".join(f"{value if value is not None else '':>14}" for value in values)
+        )
+    if any(map(_is_wrong, told)):
         raise click.ClickException("not exact")
+
+
+def _is_wrong(one: Mapping[str, Any]) -> bool:
+    """Whether it is anything but exact."""
+    at_most = min(one["limit"], one["attempts"])
+    return one["admitted"] != at_most or one["reached"] not in (None, at_most) or bool(one["partial"])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ CALLED = response(answer_to("tools/call", ID))
 
 
 class Stub(asyncio.Protocol):
-    """One connection. Requests are cut at their lengths; those of the measured call are never parsed."""
+    """One connection. Requests are cut at their lengths; those of the measured call are never parsed, but counted: `GET
+    /called` says how often it was called."""
+
+    called = 0
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -43,7 +46,11 @@ class Stub(asyncio.Protocol):
             if len(self._buffer) < size:
                 return
             body, self._buffer = self._buffer[end + len(_END_OF_HEAD) : size], self._buffer[size:]
-            self._transport.write(CALLED if b"\r\nmcp-method: tools/call" in head else _answer(body))
+            if b"\r\nmcp-method: tools/call" in head:
+                Stub.called += 1
+                self._transport.write(CALLED)
+            else:
+                self._transport.write(response(str(Stub.called)) if head.startswith(b"get /called") else _answer(body))
 
 
 def _content_length(head: bytes) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import crowd
 from bench.costs import MOST, spend
 from sidecar.limits.nodes import PREFIX
 from sidecar.limits.redis import RedisStore
@@ -68,6 +69,14 @@ async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> 
     with valkey.client() as client:
         counted = {limit.key: int(client.hget(PREFIX + limit.key, "n") or 0) for limit in (HOUR, DAY)}
     assert counted == {HOUR.key: LIMIT, DAY.key: LIMIT}, "a call refused by the hour moved the day"
+
+
+def test_two_sidecars_let_through_what_one_limit_says_and_no_call_that_it_refuses_moves_another() -> None:
+    """`python -m bench.exactness --over-http` asks four of them a million times, and with the fast lane."""
+    met = crowd.met(attempts=300, processes=2, limit=100, lane=0)
+    assert met.answers == {"admitted": 100, "429 rate-limited": 200}
+    assert met.reached == 100
+    assert met.counted == {"hour": 100, "day": 100, "month": 100 * crowd.COST}
 
 
 async def test_two_processes_spend_a_budget_of_money_to_the_last_call_that_fits_and_pay_what_is_counted(
