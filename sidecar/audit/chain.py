@@ -33,6 +33,7 @@ from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, frame
 
 GENESIS = "0" * 64
 MAX_LINE_BYTES = 2 * 1024 * 1024  # what `record` bounds stays below (usually at 2 kB); a longer line is no record
+MAX_SEQ = 2**63  # no log gets there: what claims a higher place is no record
 HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
 _SEALED = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')
@@ -95,7 +96,7 @@ def unseal(line: bytes) -> Sealed | None:
     except orjson.JSONDecodeError:
         return None
     seq, prev_hash = fields.get("seq"), fields.get("prev_hash")
-    if type(seq) is not int or not isinstance(prev_hash, str):
+    if type(seq) is not int or not 0 < seq < MAX_SEQ or not isinstance(prev_hash, str):
         return None
     digest = match[1].decode()
     return Sealed(seq, prev_hash, digest, sha256(line[: match.start()]).hexdigest() == digest, fields)

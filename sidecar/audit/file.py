@@ -15,7 +15,7 @@ What `open` finds is never mended in silence:
     cut-short        the anchor announces an append that a kill cut short, or kept from being confirmed
     continued        no lines, but an anchor: the file was moved away; the chain goes on
     key-changed      the anchor was made with another key: one of `older`, and it was checked, or one that nobody
-                     gave, and nothing can be said about it
+                     gave; then the record holds it, and `verify` calls the evidence broken until it is given that key
     anchor-missing   lines, but no anchor                    \\
     anchor-forged    an anchor that our key did not make      |  none of these happens by itself:
     anchor-differs   an anchor of some other history          |  `verify` calls the evidence broken
@@ -201,6 +201,8 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
     if head is not None and makers and makers[0] != key:
         what = (*what, "key-changed")
         facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
+    elif "key-changed" in what:  # it is written over now: who has the key from before can check it here
+        facts |= {"anchor": raw_head.decode("ascii").rstrip()}
     if torn:
         what = ("torn-tail", *what)
         facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}

@@ -26,7 +26,8 @@ def lines(paths: Sequence[Path]) -> Iterator[bytes]:
     for path in paths:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
-                yield line
+                if line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
+                    yield line  # what has no end is no record, whatever it says
 
 
 def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:

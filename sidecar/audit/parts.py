@@ -46,7 +46,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 def files_of(path: Path) -> tuple[Path, ...]:
     """The parts of a log and its file, oldest first, as far as they are there. Raises OSError."""
-    return (*parts_of(path), *((path,) if path.exists() else ()))
+    return (*parts_of(path), *((path,) if path.is_file() else ()))
 
 
 def given(path: Path) -> tuple[Path, ...]:
@@ -61,7 +61,7 @@ def given(path: Path) -> tuple[Path, ...]:
         raise FileNotFoundError(2, f"{len(current)} logs in one folder: name the file", str(path))
     if current:
         return files_of(current[0])
-    files = [path / name for name in names if name.endswith(SUFFIX)]
+    files = [each for name in names if name.endswith(SUFFIX) and (each := path / name).is_file()]
     if not files:
         raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
     return in_order(files)
@@ -99,4 +99,5 @@ def all_given(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _is_part(path: Path, other: Path) -> bool:
-    return other.stem.startswith(f"{path.stem}-") and _STAMPED.fullmatch(other.stem, len(path.stem)) is not None
+    named = other.stem.startswith(f"{path.stem}-") and _STAMPED.fullmatch(other.stem, len(path.stem)) is not None
+    return named and other.is_file()  # whoever opens a pipe waits for somebody to write to it

@@ -188,7 +188,9 @@ def _found(raw_head: bytes, line: bytes, key: AuditKey) -> Found:
     what = findings(last, line, raw_head, head, key)
     trusted = head.end if head is not None and head.made_with(key) else BEGINNING
     end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
-    facts = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
+    facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
+    if "key-changed" in what:
+        facts |= {"anchor": raw_head.decode("ascii")}
     return Found(end, 0, what, {"found": list(what), **facts} if what else {})
 
 

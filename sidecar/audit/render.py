@@ -116,5 +116,18 @@ def plain(value: object) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def plain_data(value: Any) -> Any:
+    """Plain values in which every text is `plain`."""
+    match value:
+        case str():
+            return plain(value)
+        case dict():
+            return {plain(name): plain_data(each) for name, each in value.items()}
+        case list():
+            return [plain_data(each) for each in value]
+        case _:
+            return value
+
+
 def _paint(text: str, shade: str, colour: bool) -> str:
     return f"{shade}{text}{_RESET}" if colour and text else text

@@ -32,7 +32,8 @@ class Problem:
 class Report:
     """What a verification found. `ok`: nothing contradicts the evidence; `unproved` says what that leaves open.
 
-    `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way.
+    `unfinished` are decisions without an outcome: calls that a crash cut off, or that are still under way;
+    `signed_up_to` is the last record under a signature that was checked; `instances` are who wrote control records.
     """
 
     records: int = 0
@@ -40,6 +41,8 @@ class Report:
     last_seq: int = 0
     events: Counter[str] = field(default_factory=Counter)
     checkpoints: int = 0
+    signed_up_to: int = 0
+    instances: list[str] = field(default_factory=list)
     end: Ending = "open"
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
@@ -67,6 +70,8 @@ class Report:
             "last_seq": self.last_seq,
             "events": dict(self.events),
             "checkpoints": self.checkpoints,
+            "signed_up_to": self.signed_up_to,
+            "instances": self.instances,
             "end": self.end,
             "problem_count": self.problem_count,
             "problems": [asdict(problem) for problem in self.problems],

@@ -28,6 +28,7 @@ again after it.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -63,6 +64,7 @@ def verify(
     cannot be read.
     """
     report = Report()
+    keys = () if key is None else (key, *older)
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
     published = list(islice(_published(report, checkpoints, public_keys or {}), MAX_CHECKPOINTS))
@@ -73,6 +75,7 @@ def verify(
         after=after,
         wanted={*named, *(checkpoint.seq for _, checkpoint in published)},
         with_evidence=bool(evidence),
+        keys=keys,
         public_keys=public_keys,
         processes=processes,
         progress=progress,
@@ -82,11 +85,11 @@ def verify(
     walk.close_gaps()
     if evidence:
         _check_evidence(report, evidence, walk.named)
-    keys = () if key is None else (key, *older)
     _check_end(walk, anchor, before, _read_anchor(anchor), keys)
     _check_published(walk, paths[-1], published)
     _sum_up(walk, before.head, keys)
     _sum_up_checkpoints(walk, published, public_keys)
+    _sum_up_end(walk, public_keys)
     return report
 
 
@@ -133,6 +136,8 @@ class _Anchor:
 
 def _read_anchor(path: Path) -> _Anchor:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # whoever opens a pipe waits for somebody to write to it
+            return _Anchor(True, None)
         with path.open("rb") as file:
             return _Anchor(True, parse_head(file.read(HEAD_BYTES + 1)))
     except FileNotFoundError:
@@ -212,11 +217,14 @@ def _check_published(walk: Walk, log: Path, published: Sequence[Published]) -> N
 
 
 def _sum_up_checkpoints(walk: Walk, published: Sequence[Published], keys: Keys | None) -> None:
-    report = walk.report
+    report, newest_signed = walk.report, walk.newest_signed
     believed = [one for _, one in published if one.seq in walk.hashes and one.signed_by(keys or {})]
-    if report.ok and walk.signed_count:
-        last = walk.signed_seq - 1
-        report.proved.append(f"{walk.signed_count} checkpoints in the log are signed, the last of record {last}")
+    if report.ok and newest_signed is not None:
+        report.signed_up_to = newest_signed.seq
+        report.proved.append(
+            f"{walk.signed_count} checkpoints in the log are signed: up to record {newest_signed.seq} it is what the "
+            f"sidecar attested at {newest_signed.time[:40]}, whoever could write files, or had the audit key, since"
+        )
     if report.ok and believed:
         newest = max(believed, key=lambda one: one.seq)
         report.proved.append(
@@ -225,23 +233,29 @@ def _sum_up_checkpoints(walk: Walk, published: Sequence[Published], keys: Keys |
         )
         report.unproved.append(f"that nobody put log and anchor back to a copy of after record {newest.seq}")
     else:
-        report.unproved.append("that nobody who once copied log and anchor has put both back as they were")
+        report.unproved.append(
+            "that nobody who once copied log and anchor has put both back as they were, or begun anew without them"
+        )
     if published and not believed:
         why = "the keys for them were not given, or they are of other records"
         report.unproved.append(f"who signed the published checkpoints: {why}")
+    if len(published) == MAX_CHECKPOINTS:
+        report.unproved.append(f"what was published behind the first {MAX_CHECKPOINTS} checkpoints: it was not read")
+    if report.checkpoints and keys is None:
+        report.unproved.append("who signed the log's checkpoints: no key was given for them (--public-key)")
     for kid in sorted(walk.unknown_kids) if keys is not None else ():
         report.unproved.append(f"who signed the log's checkpoints: {kid} is none of the given keys")
-    report.end = _ending(walk)
-    behind = report.last_seq - walk.attested_seq
-    if report.end == "open" and walk.attested_seq:
+
+
+def _sum_up_end(walk: Walk, keys: Keys | None) -> None:
+    """`keys` are those of checkpoints: where they are given, one that none of them signed attests nothing."""
+    report, last_seq = walk.report, walk.report.last_seq
+    attested_seq = walk.attested_seq if keys is None else walk.signed_seq
+    if last_seq and attested_seq == last_seq:
+        report.end = "sealed" if walk.stopped_seq == last_seq - 1 else "attested"
+    if report.end == "open" and attested_seq:
+        behind = last_seq - attested_seq
         report.notes.append(f"the end is open: {behind} records after the last checkpoint; a kill, or under way")
-
-
-def _ending(walk: Walk) -> Ending:
-    last_seq = walk.report.last_seq
-    if not last_seq or walk.attested_seq != last_seq:
-        return "open"
-    return "sealed" if walk.stopped_seq == last_seq - 1 else "attested"
 
 
 # --- the sum ----------------------------------------------------------------------------------------------------------
@@ -249,18 +263,23 @@ def _ending(walk: Walk) -> Ending:
 
 def _sum_up(walk: Walk, head: Head | None, keys: Sequence[AuditKey]) -> None:
     report = walk.report
-    if walk.torn_bytes:
-        report.notes.append(
-            f"{walk.torn_bytes} bytes of an unfinished append at the end; the next start takes them away"
-        )
+    report.instances = list(walk.instances)
     if report.ok and report.records:
         which = f"records {report.first_seq} to {report.last_seq}"
         report.proved.append(f"{which}: none was changed, removed, moved or put in after it was sealed")
         if keys and head is not None:
             report.proved.append(
-                f"the anchor was made with the key {head.key_id}, so that the log ends where the sidecar ended"
+                f"the anchor was made with the key {head.key_id}: the log ends where the sidecar ended it, or whoever "
+                "else has that key"
             )
+            if head.key_id != keys[0].id:
+                report.unproved.append(
+                    f"that it was the sidecar: {head.key_id} is not the first of the given keys, and whoever had it "
+                    "before it was changed can have made that anchor"
+                )
     if not keys:
         report.unproved.append("who made the anchor: without a key, whoever rewrites the whole log can rewrite it too")
     if walk.part:
         report.unproved.append("what was before the first line and after the last: these files are a part")
+        if keys and head is None:
+            report.unproved.append("who wrote it: a part has no anchor, so that the key proves nothing here")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from sidecar.audit import record as shape
-from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, End, Sealed, unseal
-from sidecar.audit.checkpoints import Keys, checkpoint_in
+from sidecar.audit.chain import BEGINNING, GENESIS, MAX_LINE_BYTES, End, Sealed, parse_head, unseal
+from sidecar.audit.checkpoints import Checkpoint, Keys, checkpoint_in
+from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import Named, named_in
 from sidecar.audit.file import HARMLESS
+from sidecar.audit.parts import last_seq_of
 from sidecar.audit.report import Report
 from sidecar.audit.scan import Run, scan
 
 MAX_GAPS: Final = 10_000  # remembered, so as to tell a moved line from a lost one
 MAX_UNFINISHED: Final = 1_000_000
 MAX_KIDS: Final = 100
+MAX_INSTANCES: Final = 1000
+OTHER: Final = "other"  # an event that this version does not know
 BLOCK_BYTES: Final = 4 * 2**20
 
 Progress = Callable[[int], object]
@@ -59,7 +63,7 @@ class Walk:
 
     `hashes` are those of the sequences that were `wanted`, once they came; `named` what outcomes name of results that
     are kept, if that is asked for; the sequences are of the last record that is a stop, a checkpoint, and a checkpoint
-    that one of `public_keys` signed.
+    that one of `public_keys` signed. `instances` are those that wrote control records, in their order.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Walk:
         after: End = BEGINNING,
         wanted: Collection[int] = (),
         with_evidence: bool = False,
+        keys: Sequence[AuditKey] = (),
         public_keys: Keys | None = None,
         processes: int = 1,
         progress: Progress = lambda count: None,
@@ -77,14 +82,16 @@ class Walk:
         self.report = report
         report.last_seq = after.seq
         self.part = part
-        self.torn_bytes = 0
+        self.instances: dict[str, None] = {}
         self.named: dict[str, Named] = {}
         self.hashes: dict[int, str] = {after.seq: after.hash}
         self.unknown_kids: set[str] = set()
         self.signed_count = 0
         self.stopped_seq = self.attested_seq = self.signed_seq = 0
+        self.newest_signed: Checkpoint | None = None
         self._wanted = tuple(sorted(set(wanted)))
         self._with_evidence = with_evidence
+        self._keys = keys
         self._public_keys = public_keys or {}
         self._processes = processes
         self._progress = progress
@@ -98,7 +105,7 @@ class Walk:
 
     def read(self, path: Path) -> None:
         """One file, from its first line on."""
-        self._path, self._line, self.torn_bytes = path, 0, 0
+        self._path, self._line = path, 0
         with path.open("rb") as file:
             for block, run in self._runs(file, path):
                 if (run is None or not self._take_run(run)) and not self._take_lines(BytesIO(_block(path, block))):
@@ -171,8 +178,13 @@ class Walk:
             return True
         if len(raw) > MAX_LINE_BYTES:
             self._add("unreadable", f"more than {MAX_LINE_BYTES} bytes without a newline; the rest was not read")
+        elif last_seq_of(self._path) >= 0:
+            self._add("unreadable", f"{len(raw)} bytes without a newline, in a file that was set aside whole")
         else:
-            self.torn_bytes = len(raw)
+            self.report.notes.append(
+                f"{self._path}: {len(raw)} bytes of an unfinished append at the end, no record; "
+                "the next start takes them away"
+            )
         return False
 
     def _take(self, sealed: Sealed | None) -> None:
@@ -218,7 +230,7 @@ class Walk:
         if self._wanted[at : at + 1] == (sealed.seq,):
             self.hashes[sealed.seq] = sealed.hash
         event = fields.get("event")
-        report.events[str(event)] += 1
+        report.events[event if event in shape.EVENTS else OTHER] += 1
         decision_id = str(fields.get("decision_id")).encode("utf-8", "replace")
         if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
             report.unfinished.add(decision_id)
@@ -236,10 +248,12 @@ class Walk:
         control = fields.get("control")
         if fields.get("event") != "control" or not isinstance(control, Mapping):
             return
+        if len(self.instances) < MAX_INSTANCES:
+            self.instances[str(fields.get("instance"))[: shape.ID_CHARS]] = None
         here = f"{self._path}:{line}"
         match control.get("what"):
             case shape.RECOVERED:
-                self._hear_start(control, line, here)
+                self._hear_start(sealed, control, line)
             case shape.STOP:
                 self.stopped_seq = sealed.seq
             case shape.CHECKPOINT:
@@ -249,8 +263,9 @@ class Walk:
                 if isinstance(seq, int) and isinstance(digest, str):
                     self._removed.append(Removed(seq, digest, here))
 
-    def _hear_start(self, control: Mapping[str, Any], line: int, here: str) -> None:
+    def _hear_start(self, sealed: Sealed, control: Mapping[str, Any], line: int) -> None:
         """What a start of the sidecar found, it said."""
+        here = f"{self._path}:{line}"
         given = control.get("found")
         found = [str(word) for word in given] if isinstance(given, list) else []
         broken = [word for word in found if word not in HARMLESS]
@@ -259,10 +274,21 @@ class Walk:
         self.report.notes += [f"{here}: {_NOTES[word]}" for word in found if word in _NOTES]
         if "key-changed" not in found:
             return
-        if control.get("anchor_checked") is True:
+        if control.get("anchor_checked") is True or self._made_anchor(control.get("anchor"), sealed):
             self.report.notes.append(f"{here}: the key was changed; the anchor of the one before was checked")
         else:
-            self.report.unproved.append(f"that nothing was cut off before {here}: the anchor was made with another key")
+            self._add(
+                "at-start",
+                "a start of the sidecar found an anchor of another key, which it had not: what stands before this line "
+                "may have been written anew; with the key from before (--key) that can be told",
+                line,
+            )
+
+    def _made_anchor(self, text: object, sealed: Sealed) -> bool:
+        """Whether an anchor that a start could not check was made with one of our keys, and ends before its record."""
+        head = parse_head(f"{text}\n".encode())
+        before = End(sealed.seq - 1, sealed.prev_hash)
+        return head is not None and before in (head.end, head.next) and any(head.made_with(key) for key in self._keys)
 
     def _hear_checkpoint(self, sealed: Sealed, control: Mapping[str, Any], line: int) -> None:
         checkpoint = checkpoint_in(control)
@@ -276,7 +302,7 @@ class Walk:
             self._add("forged", f"the key {checkpoint.kid[:64]} did not sign this checkpoint", line)
         elif signed:
             self.signed_count += 1
-            self.signed_seq = sealed.seq
+            self.signed_seq, self.newest_signed = sealed.seq, checkpoint
         elif len(self.unknown_kids) < MAX_KIDS:
             self.unknown_kids.add(checkpoint.kid[:64])
 

@@ -59,7 +59,7 @@ class Filter:
 
     def may_want(self, line: bytes) -> bool:
         """Whether it is worth reading."""
-        return self.decision_id.encode() in line and (not self.run_id.isalnum() or self.run_id.encode() in line)
+        return self.decision_id.encode() in line and (not (self.run_id.isascii() and self.run_id.isalnum()) or self.run_id.encode() in line)
 
 
 @click.command("show")
@@ -154,7 +154,7 @@ def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_js
             message = f"{error.filename}: {error.strerror}; name it with --evidence-file"
             raise click.ClickException(message) from None
     for lost in named:
-        click.echo(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`", err=True)
+        click.echo(plain(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`"), err=True)
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------

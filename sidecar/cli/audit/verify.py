@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-import orjson
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from sidecar.audit.chain import ascii_json
 from sidecar.audit.checkpoints import Keys, read_public_keys
 from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.parts import files_of
-from sidecar.audit.report import Report
+from sidecar.audit.render import plain, plain_data
+from sidecar.audit.report import Ending, Report
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
 from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs
@@ -28,6 +29,12 @@ STANDARD_INPUT = (Path("-"),)
 MANY_BYTES = 64 * 2**20  # less is read before a second process has begun
 MAX_PROCESSES = 8
 ATTEMPTS = 3
+MAX_NAMED = 3  # of who wrote it, for people
+_ENDS: Mapping[Ending, str] = {
+    "sealed": "sealed: a stop, and a checkpoint of it",
+    "attested": "attested: the last record is a checkpoint",
+    "open": "open: the last record is no checkpoint",
+}
 
 
 @click.command("verify")
@@ -69,6 +76,8 @@ def verify(
     Exits 5 when the evidence does not hold, and says what was proved and what was not.
     """
     ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
+    if any(path.exists() and each.samefile(path) for each in checkpoints for path in paths):
+        raise click.UsageError("a log attests nothing of itself: what stands in it is checked with --public-key alone")
 
     def check(files: Sequence[Path]) -> Report:
         size = sum(path.stat().st_size for path in files)
@@ -95,7 +104,7 @@ def verify(
                     "anything against whoever can write both log and key: the key lies in the log's folder"
                 )
             if as_json:
-                click.echo(orjson.dumps(report.as_data()))
+                click.echo(ascii_json(plain_data(report.as_data())))
             else:
                 _print(report, took_s)
             holds = holds and report.ok
@@ -131,7 +140,7 @@ def _checked(chain: Chain, check: Callable[[Sequence[Path]], Report]) -> tuple[t
             report = check(files)
         except OSError as error:
             if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
-                raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+                raise click.ClickException(plain(f"{error.filename}: {error.strerror}")) from None
             continue
         if report.ok or attempt == ATTEMPTS or files == chain():
             return files, report
@@ -149,18 +158,24 @@ def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
 
 
 def _print(report: Report, took_s: float) -> None:
-    for problem in report.problems:
-        click.echo(str(problem))
+    for line in _lines(report, took_s):
+        click.echo(plain(line))  # names and words in it may be a forger's
+
+
+def _lines(report: Report, took_s: float) -> Iterator[str]:
+    yield from map(str, report.problems)
     if report.problem_count > len(report.problems):
-        click.echo(f"and {report.problem_count - len(report.problems)} more")
+        yield f"and {report.problem_count - len(report.problems)} more"
     events = ", ".join(f"{count} {event}" for event, count in sorted(report.events.items()))
-    click.echo(f"{report.records} records in {took_s:.1f} s" + (f" ({events})" if events else ""))
-    for what in report.proved:
-        click.echo(f"proved      {what}")
-    for what in report.unproved:
-        click.echo(f"not proved  {what}")
-    for what in report.notes:
-        click.echo(f"note        {what}")
+    yield f"{report.records} records in {took_s:.1f} s" + (f" ({events})" if events else "")
+    for word, told in (("proved", report.proved), ("not proved", report.unproved), ("note", report.notes)):
+        for what in told:
+            yield f"{word:<10}  {what}"
+    yield f"{'end':<10}  {_ENDS[report.end]}"
+    if report.instances:
+        more = len(report.instances) - MAX_NAMED
+        named = ", ".join(report.instances[:MAX_NAMED]) + (f" and {more} more (--json has them)" if more > 0 else "")
+        yield f"{'note':<10}  written by {named}"
     if report.unfinished:
-        click.echo(f"note        {len(report.unfinished)} decisions have no outcome: cut off by a crash, or under way")
-    click.echo("the evidence holds" if report.ok else f"the evidence does NOT hold: {report.problem_count} problems")
+        yield f"{'note':<10}  {len(report.unfinished)} decisions have no outcome: cut off by a crash, or under way"
+    yield "the evidence holds" if report.ok else f"the evidence does NOT hold: {report.problem_count} problems"

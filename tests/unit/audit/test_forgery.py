@@ -1,0 +1,211 @@
+"""Can whoever writes the files, and has no key, have something untrue called proved?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.audit.chain import BEGINNING, MAX_SEQ, End, head_line, seal, unseal
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.parts import aside
+from sidecar.audit.trail import Attester
+from sidecar.audit.verify import verify
+from sidecar.cli.audit import audit as command
+from sidecar.signing_keys import SigningKey, generate
+from tests.at_once import at_once
+from tests.unit.audit.scenes import KEY, OTHER_KEY, START_S, forward, open_audit, records, write_log
+
+EVIL = AuditKey.from_secret(b"a key that a forger made himself.")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "audit" / "audit.jsonl"
+    write_log(path)
+    return path
+
+
+@pytest.fixture
+def key_path(tmp_path: Path) -> Path:
+    path = tmp_path / "audit.key"
+    path.write_text(KEY.secret.hex())
+    path.chmod(0o600)
+    return path
+
+
+def run(*arguments: object, given: bytes | None = None) -> Result:
+    """The command as on a terminal: nothing is taken out of what it prints."""
+    return CliRunner().invoke(command, [str(each) for each in arguments], input=given, color=True)
+
+
+def head_of(path: Path) -> Path:
+    return Path(f"{path}.head")
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> End:
+    """Every line as somebody wants it, sealed anew: nobody needs a key for that."""
+    end, lines = BEGINNING, []
+    for record in records(path):
+        del record["hash"]
+        change(record)
+        line, digest = seal(record | {"prev_hash": end.hash})
+        lines.append(line)
+        end = End(record["seq"], digest)
+    path.write_bytes(b"".join(lines))
+    return end
+
+
+def a_success(record: dict[str, Any]) -> None:
+    record["status"] = "success"
+
+
+# --- anchors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_written_anew_under_a_foreign_anchor_is_not_taken_over_by_a_start(path: Path) -> None:
+    head_of(path).write_bytes(head_line(EVIL, forge(path, a_success)))
+    at_once(open_audit(path).close())
+    for ring in ([], [KEY], [KEY, OTHER_KEY]):
+        report = verify([path], key=ring[0] if ring else None, older=ring[1:])
+        assert [problem.kind for problem in report.problems] == ["at-start"] and not report.proved
+
+
+def test_a_log_that_was_emptied_under_a_foreign_anchor_is_found(path: Path) -> None:
+    path.write_bytes(b"")
+    head_of(path).write_bytes(head_line(EVIL, BEGINNING))
+    at_once(open_audit(path).close())
+    assert [problem.kind for problem in verify([path], key=KEY).problems] == ["at-start"]
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_key_that_the_start_had_not_proves_afterwards_what_it_anchored(path: Path, forged: bool) -> None:
+    if forged:
+        forge(path, a_success)
+    at_once(open_audit(path, key=OTHER_KEY).close())
+    report = verify([path], key=OTHER_KEY, older=[KEY])
+    assert report.ok is not forged
+    assert not verify([path], key=OTHER_KEY).ok
+
+
+def test_an_anchor_of_a_key_that_was_changed_since_is_told(path: Path) -> None:
+    report = verify([path], key=OTHER_KEY, older=[KEY])
+    assert report.ok and any(KEY.id in what for what in report.unproved)
+    assert not any(KEY.id in what for what in verify([path], key=KEY, older=[OTHER_KEY]).unproved)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_an_anchor_that_is_no_file_is_none_and_keeps_nobody_waiting(path: Path, make: Callable[[Path], None]) -> None:
+    head_of(path).unlink()
+    make(head_of(path))
+    assert [problem.kind for problem in verify([path], key=KEY).problems] == ["forged"]
+
+
+def test_a_pipe_in_the_place_of_a_part_keeps_nobody_waiting(path: Path, key_path: Path) -> None:
+    os.mkfifo(aside(path, START_S, 3))
+    assert run("verify", path.parent, "--key", key_path).exit_code == 0
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_key() -> SigningKey:
+    return generate("EdDSA")
+
+
+def test_what_signatures_prove_is_said_to_the_record_and_not_without_their_key(tmp_path: Path) -> None:
+    path, key = tmp_path / "audit.jsonl", checkpoint_key()
+    log = open_audit(path, attester=Attester(key, 1000, 1e9))
+    forward(log)
+    at_once(log.seal())
+    forward(log)
+    at_once(log.close())
+    public = {key.kid: key.private.public_key()}
+    report = verify([path], key=KEY, public_keys=public)
+    assert (report.signed_up_to, report.end, report.instances) == (2, "open", ["one"])
+    assert any("up to record 2 it is what the sidecar attested" in what for what in report.proved)
+    unchecked = verify([path], key=KEY)
+    assert unchecked.signed_up_to == 0 and any("--public-key" in what for what in unchecked.unproved)
+
+
+def test_an_end_that_another_key_attests_is_open(tmp_path: Path) -> None:
+    path, ours = tmp_path / "audit.jsonl", checkpoint_key()
+    log = open_audit(path, attester=Attester(checkpoint_key(), 1000, 1e9))
+    at_once(log.control("stop", "sidecar"))
+    at_once(log.seal())
+    at_once(log.close())
+    assert verify([path], key=KEY).end == "sealed"
+    assert verify([path], key=KEY, public_keys={ours.kid: ours.private.public_key()}).end == "open"
+
+
+def test_a_log_is_no_witness_of_itself(path: Path) -> None:
+    result = run("verify", path, "--checkpoints", path)
+    assert result.exit_code == 2 and "attests nothing of itself" in result.output
+
+
+# --- lines that are none ----------------------------------------------------------------------------------------------
+
+
+def test_a_record_without_an_end_is_not_shown_and_not_passed_over_in_a_part(path: Path, key_path: Path) -> None:
+    part = path.rename(aside(path, START_S, 10))
+    at_once(open_audit(path).close())
+    false = seal(records(part)[0] | {"run_id": "forged"})[0].rstrip(b"\n")
+    with path.open("ab") as file:
+        file.write(false)
+    assert "no record; the next start takes them away" in run("verify", path.parent, "--key", key_path).output
+    with part.open("ab") as file:
+        file.write(false)
+    assert "forged" not in run("show", path.parent, "--json").output
+    result = run("verify", path.parent, "--key", key_path)
+    assert result.exit_code == 5 and f"{part}:11: unreadable" in result.output
+
+
+@pytest.mark.parametrize("seq", [0, -1, MAX_SEQ, 2**64 - 1, True, 1.0, "1", None])
+def test_a_sequence_that_no_log_reaches_is_no_record(seq: Any) -> None:
+    line = seal({"v": 1, "event": "outcome", "seq": seq, "instance": "one", "prev_hash": "0" * 64})[0]
+    assert unseal(line.rstrip(b"\n")) is None
+    assert run("verify", "-", given=line).exit_code == 2
+
+
+# --- words that speak to a terminal -----------------------------------------------------------------------------------
+
+SPEAKING = "\x1b[2J\x1b[Hthe evidence holds\u202e\x9b2J"
+
+
+def speaking_event(record: dict[str, Any]) -> None:
+    record["event"] = SPEAKING
+
+
+def speaking_checkpoint(record: dict[str, Any]) -> None:
+    said = {"seq": record["seq"] - 1, "hash": "0" * 64, "time": SPEAKING, "kid": SPEAKING, "signature": SPEAKING}
+    record["control"] = {"what": "checkpoint", **said}
+    record["event"], record["instance"] = "control", SPEAKING
+
+
+def speaking_start(record: dict[str, Any]) -> None:
+    record["event"], record["control"] = "control", {"what": "recovered", "found": [SPEAKING]}
+
+
+@pytest.mark.parametrize("speak", [speaking_event, speaking_checkpoint, speaking_start])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_no_record_speaks_to_the_terminal_of_who_verifies(path: Path, speak: Any, more: tuple[str, ...]) -> None:
+    forge(path, speak)
+    result = run("verify", path, *more)
+    assert result.exit_code == 5
+    assert all(line.isprintable() for line in result.output.splitlines())
+
+
+def test_no_name_of_a_file_or_of_a_lost_result_does(path: Path) -> None:
+    named = path.with_name(os.fsdecode(b"\xff\x1b[2J.jsonl"))
+    forge(path, lambda record: record.update(evidence=[{"id": SPEAKING, "sha256": "0"}]))
+    path.rename(named)
+    told = run("verify", named, "--json")
+    assert told.exit_code == 5 and "\\xff" not in told.output
+    assert orjson.loads(told.output)["problems"]
+    for output in (run("verify", named).output, run("show", named, "--evidence").output):
+        assert output and all(line.isprintable() for line in output.splitlines())
