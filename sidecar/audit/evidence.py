@@ -86,6 +86,8 @@ class EvidenceFile:
     def append(self, line: bytes) -> int:
         """Write one line whole, or not at all. Raises OSError. Returns how many bytes of a torn line of an earlier run
         were taken away: its writer was killed in the middle of it, and no outcome names it."""
+        if self._file >= 0 and not self._is_ours():
+            self._let_go()
         torn_bytes = self._open() if self._file < 0 else 0
         data = line + b"\n"
         try:
@@ -149,6 +151,11 @@ class EvidenceFile:
             self._let_go()
             raise
         return size - self._size
+
+    def _is_ours(self) -> bool:
+        """Whether it is as we left it. What was deleted or cut is missing, and `verify` says so; what comes is kept."""
+        status = os.fstat(self._file)
+        return status.st_nlink > 0 and status.st_size == self._size
 
     def _take_back(self) -> None:
         """Back to the last whole line; where even that fails, the next `append` opens anew and finds it torn."""

@@ -97,7 +97,9 @@ class AuditFile:
                     _lock(path, head_descriptor)  # the file itself may be about to be set aside
                     found = _inspect(path, descriptor, head_descriptor, key, older)
                     os.ftruncate(descriptor, found.size)
-                    if found.end == BEGINNING:
+                    if os.fstat(head_descriptor).st_size > HEAD_BYTES:
+                        os.ftruncate(head_descriptor, HEAD_BYTES)
+                    if found.end == BEGINNING and not found.what:  # else it is written together with the record of it
                         os.pwrite(head_descriptor, head_line(key, BEGINNING), 0)
                     return cls(path, key, os.dup(descriptor), os.dup(head_descriptor), found, to_disk=to_disk)
         except OSError as error:
@@ -106,6 +108,7 @@ class AuditFile:
     def append(self, records: Sequence[dict[str, Any]]) -> int:
         """As `Sink.append`. Raises OSError; the file is then as it was."""
         self.settle()
+        self._see_that_it_is_ours()
         lines, end = sealed(records, self.end)
         count = end.seq - self.end.seq
         self._unsettled = True
@@ -149,7 +152,8 @@ class AuditFile:
         if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
             raise OSError(errno.EEXIST, "the part is there, or the file is another")
         fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
-        with _opened(fresh, os.O_APPEND | os.O_TRUNC) as descriptor:
+        fresh.unlink(missing_ok=True)  # of a start that was killed here; or a link, which is not followed
+        with _opened(fresh, os.O_APPEND | os.O_EXCL) as descriptor:
             _lock(fresh, descriptor)
             self.path.rename(part)
             try:
@@ -167,6 +171,17 @@ class AuditFile:
         for descriptor in {self._file, self._head} - {-1}:
             os.close(descriptor)
         self._file = self._head = -1
+
+    def _see_that_it_is_ours(self) -> None:
+        """A file that somebody deleted, cut or wrote to takes no record: it would be lost, or stand in the wrong place.
+        A start finds out what is left, and says so."""
+        for descriptor, name in ((self._file, self.path.name), (self._head, f"{self.path.name}{HEAD_SUFFIX}")):
+            status = os.fstat(descriptor)
+            if status.st_nlink == 0:
+                raise OSError(errno.ESTALE, f"{name} was deleted; start the sidecar anew")
+            if descriptor == self._file and status.st_size != self._size:
+                message = f"{name} has {status.st_size} bytes and not {self._size}; start the sidecar anew"
+                raise OSError(errno.ESTALE, message)
 
     def _take_back(self) -> None:
         """Back to the last whole append. `_unsettled` stays set when even that fails, and the next append tries

@@ -9,15 +9,12 @@ A line is given with its newline, and only when it is whole. What a start takes 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.parts import last_seq_of, parts_of
-
-_SEQ: Final = re.compile(rb'"seq":(\d{1,19})[,}]')
 
 
 def lines(paths: Sequence[Path]) -> Iterator[bytes]:
@@ -32,12 +29,14 @@ def lines(paths: Sequence[Path]) -> Iterator[bytes]:
 
 def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:
     """Every whole line of the files, the last of which is written still, and then every new one. `wait` is called
-    where there is nothing new. Never ends."""
+    where there is nothing new. Never ends.
+
+    What was shown is told by names and open files, never by what a line says of itself: one line that claims a high
+    sequence would else hide all that come."""
     *older, path = paths
-    last_seq = 0
-    for line in lines(older):
-        last_seq = _seq_of(line, last_seq)
-        yield line
+    newest = max(map(last_seq_of, older or parts_of(path)), default=-1)
+    shown = {part for part in parts_of(path) if last_seq_of(part) <= newest}
+    yield from lines(older)
     while True:
         try:
             file = path.open("rb")
@@ -45,17 +44,14 @@ def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]
             wait()
             continue
         with file:
-            for line in _while_it_is(path, file, wait):
-                seq = _seq_of(line, last_seq + 1)
-                if seq > last_seq:
-                    last_seq = seq
-                    yield line
-        for part in [each for each in parts_of(path) if last_seq_of(each) > last_seq]:
-            for line in lines([part]):
-                seq = _seq_of(line, last_seq + 1)
-                if seq > last_seq:
-                    last_seq = seq
-                    yield line
+            for part in parts_of(path):
+                if _is_still(part, file):
+                    break
+                if part not in shown:
+                    shown.add(part)
+                    yield from lines([part])
+            yield from _while_it_is(path, file, wait)
+            shown |= {part for part in parts_of(path) if _is_still(part, file)}
 
 
 def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iterator[bytes]:
@@ -69,6 +65,7 @@ def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iter
         elif is_over:
             return
         else:
+            whole_at = min(whole_at, os.fstat(file.fileno()).st_size)  # what was taken back, or cut
             file.seek(whole_at)
             is_over = not _is_still(path, file)  # then what came before it was set aside is read, and no more
             if not is_over:
@@ -80,8 +77,3 @@ def _is_still(path: Path, file: BinaryIO) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
-
-
-def _seq_of(line: bytes, otherwise: int) -> int:
-    match = _SEQ.search(line)
-    return otherwise if match is None else int(match[1])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sidecar.audit import record as shape
@@ -23,7 +24,7 @@ from sidecar.audit.chain import BEGINNING, End
 from sidecar.audit.checkpoints import Checkpoint, attest
 from sidecar.audit.evidence import EvidenceFile
 from sidecar.audit.file import AuditFile
-from sidecar.audit.parts import aside, first_line, last_end, parts_of
+from sidecar.audit.parts import aside, first_line, last_end, last_seq_of, parts_of
 from sidecar.audit.stamps import Clock, timestamps
 from sidecar.audit.writer import Sink
 from sidecar.errors import SettingsError
@@ -177,10 +178,12 @@ class Trail:
     def _begun_s(self) -> float:
         if self._begun_at_s is None:
             self._begun_at_s = self._clock.time()
-            with suppress(OSError, ValueError, AttributeError):
+            with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
                 first = None if self._file is None else first_line(self._file.path)
                 self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else None
-        return self._begun_at_s or self._clock.time()
+        now_s = self._clock.time()
+        self._begun_at_s = min(self._begun_at_s or now_s, now_s)  # not in the future: the clock may have gone back
+        return self._begun_at_s
 
     # --- a new file -------------------------------------------------------------------------------------------------
 
@@ -208,17 +211,28 @@ class Trail:
         if keep is None or file is None or self._attester is None:
             return
         removed = -1
-        for part in parts_of(file.path)[:-keep]:
-            first, end = first_line(part), last_end(part)
-            if first is None or end is None:
-                log.error("a part of the audit is no audit, and is not deleted", extra={"file": part.name})
-                continue
-            facts = {"file": part.name, "first_seq": first.seq, "last_seq": end.seq, "last_hash": end.hash}
-            self._say(shape.REMOVED, facts)
+        for part, first_seq, end in reversed(self._parts(file.path)[keep:]):
+            self._say(
+                shape.REMOVED,
+                {"file": part.name, "first_seq": first_seq, "last_seq": end.seq, "last_hash": end.hash},
+            )
             part.unlink()
-            removed = max(removed, end.seq)
+            removed = end.seq
         if self._evidence is not None:  # what was kept before a part ended may be named in the next one
             self._evidence.let_go(removed)
+
+    def _parts(self, path: Path) -> list[tuple[Path, int, End]]:
+        """The parts of this chain, newest first, with their first sequence and their end. What only has the name of
+        one, a copy for instance, is none of those that are kept, and is not deleted."""
+        found, end = [], self.end
+        for part in reversed(parts_of(path)):
+            first = first_line(part)
+            if first is None or last_end(part) != end or last_seq_of(part) != end.seq:
+                log.error("what has the name of a part of the audit is none", extra={"file": part.name})
+                continue
+            found.append((part, first.seq, end))
+            end = End(first.seq - 1, first.prev_hash)
+        return found
 
     def _say(self, what: str, facts: dict[str, Any]) -> None:
         self.sink.append([self._stamp("control", shape.control(what, "sidecar", facts))])

@@ -39,7 +39,7 @@ from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, End, Head, p
 from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.evidence import Named, read_evidence
-from sidecar.audit.report import Ending, Report
+from sidecar.audit.report import Report
 from sidecar.audit.walk import Progress, Walk
 
 MAX_CHECKPOINTS: Final = 1_000_000  # read of what was published; each takes some 500 bytes

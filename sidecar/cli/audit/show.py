@@ -59,7 +59,8 @@ class Filter:
 
     def may_want(self, line: bytes) -> bool:
         """Whether it is worth reading."""
-        return self.decision_id.encode() in line and (not (self.run_id.isascii() and self.run_id.isalnum()) or self.run_id.encode() in line)
+        as_it_is = self.run_id.isascii() and self.run_id.isalnum()  # anything else may be escaped in the line
+        return self.decision_id.encode() in line and (not as_it_is or self.run_id.encode() in line)
 
 
 @click.command("show")

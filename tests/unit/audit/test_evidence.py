@@ -49,6 +49,17 @@ def test_a_start_takes_only_an_unfinished_line_away(tmp_path: Path, before: byte
     assert path.read_bytes() == after + b"{}\n"
 
 
+def test_a_file_that_was_deleted_or_cut_takes_no_further_results_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.jsonl"
+    file = EvidenceFile(path)
+    for number in range(3):
+        file.append(b'{"id":"%d"}' % number)
+        path.unlink() if number else path.write_bytes(b"")
+    file.append(b'{"id":"3"}')
+    file.close()
+    assert path.read_bytes() == b'{"id":"3"}\n'
+
+
 @pytest.mark.parametrize("before", [b"my diary", b"{" + b"x" * (MAX_LINE_BYTES + 10)])
 def test_what_is_no_evidence_is_not_cut(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "evidence.jsonl"

@@ -11,7 +11,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,52 @@ def test_any_failing_call_leaves_a_log_that_verifies(
     at_once(audit.close())
     assert peer.check_chain(path)[0] == 4
     assert verify([path], key=KEY).ok
+
+
+BENEATH: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "deleted": (lambda path: path.unlink(), ["removed"]),
+    "emptied by who copied it": (lambda path: os.truncate(path, 0), ["removed"]),
+    "cut": (lambda path: os.truncate(path, path.stat().st_size - 1), ["at-start", "removed"]),
+    "added to": (lambda path: path.write_bytes(path.read_bytes() + b"hello"), []),
+    "its anchor deleted": (lambda path: head_of(path).unlink(), ["at-start"]),
+}
+
+
+@pytest.mark.parametrize("name", BENEATH)
+def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, name: str) -> None:
+    """What went there would be lost, or stand in the wrong place; a start says what is left."""
+    act, found = BENEATH[name]
+    audit = open_audit(path)
+    forward(audit)
+    act(path)
+    left = path.read_bytes() if path.exists() else b""
+    for _ in range(2):
+        with pytest.raises(Refusal):
+            at_once(audit.control("reload", "signal"))
+    at_once(audit.close())
+    assert (path.read_bytes() if path.exists() else b"") == left
+    at_once(open_audit(path).close())
+    forward(again := open_audit(path))
+    at_once(again.close())
+    assert [problem.kind for problem in verify([path], key=KEY).problems] == found
+
+
+def test_a_file_that_was_moved_takes_records_where_it_is_now(path: Path, tmp_path: Path) -> None:
+    audit = open_audit(path)
+    forward(audit)
+    moved = path.rename(tmp_path / "audit.1.jsonl")
+    forward(audit)
+    at_once(audit.close())
+    assert found_at_start(path) == ("continued",)
+    assert verify([moved, path], key=KEY).ok
+
+
+def test_what_is_behind_an_anchor_is_told_once_and_taken_away(path: Path) -> None:
+    write_log(path)
+    with head_of(path).open("ab") as file:
+        file.write(b"more")
+    assert found_at_start(path) == ("anchor-forged",)
+    assert found_at_start(path) == ()
 
 
 def test_an_interrupt_in_the_middle_of_an_append_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,38 @@ def test_a_file_that_is_between_two_names_is_waited_for(tmp_path: Path) -> None:
     assert followed(path, [renames, lambda: None, lambda: path.write_bytes(b'{"seq":3}\n')]) == [1, 2, 3]
 
 
+def test_no_line_hides_those_that_come_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"seq":1}\n{"seq":9223372036854775807}\n')
+
+    def appends() -> None:
+        path.write_bytes(path.read_bytes() + b'{"seq":2}\n')
+
+    assert followed(path, [appends]) == [1, 2**63 - 1, 2]
+
+
+def test_what_was_taken_back_or_cut_is_gone_and_what_is_written_in_its_place_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"seq":1}\n{"seq":2}\n')
+
+    def becomes(content: bytes) -> Callable[[], object]:
+        return lambda: path.write_bytes(content)
+
+    cut = b'{"seq":1}\n'
+    acts = [becomes(cut), becomes(cut + b'{"seq":2}\n'), becomes(b""), becomes(b'{"seq":3}\n')]
+    assert followed(path, acts) == [1, 2, 2, 3]
+
+
+def test_what_was_set_aside_before_it_could_be_opened_is_seen_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"seq":3}\n')
+    parts = [tmp_path / f"audit-20261128T120000Z-{seq:012d}.jsonl" for seq in (1, 2)]
+    parts[0].write_bytes(b'{"seq":1}\n')
+    found = follow([parts[0], path], list)
+    parts[1].write_bytes(b'{"seq":2}\n')
+    assert [orjson.loads(next(found))["seq"] for _ in range(3)] == [1, 2, 3]
+
+
 def records(count: int) -> Iterator[dict[str, object]]:
     for number in range(count):
         status = "success" if number % 4 else "permission_denied"

@@ -15,10 +15,10 @@ import orjson
 import pytest
 
 from sidecar.audit import Audit
-from sidecar.audit.chain import End, head_line, seal
+from sidecar.audit.chain import GENESIS, End, head_line, seal
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
 from sidecar.audit.herald import Herald
-from sidecar.audit.parts import aside, given, parts_of
+from sidecar.audit.parts import aside, given, last_seq_of, parts_of
 from sidecar.audit.trail import RETRY_S, Attester, Rotation
 from sidecar.audit.verify import verify
 from sidecar.signing_keys import generate
@@ -265,6 +265,54 @@ def test_the_oldest_go_only_after_it_is_on_record_what_they_were(path: Path) -> 
     said = [record["control"] for file in files for record in records(file) if record["control"]]
     (told,) = [one for one in said if one["what"] == "part-removed" and one["last_seq"] == first["seq"] - 1]
     assert told["last_hash"] == first["prev_hash"]
+
+
+def test_what_only_has_the_name_of_a_part_takes_no_part_s_place(path: Path) -> None:
+    three = Rotation(max_bytes=20_000, keep=3)
+    write(path, 30, rotation=three)
+    whole = parts_of(path)
+    copies = [aside(path, 2e9, last_seq_of(whole[-1]) + 1 + number) for number in range(5)]
+    copies[0].write_text("no audit")
+    for copy in copies[1:]:
+        copy.write_bytes(whole[-1].read_bytes())
+    write(path, 20, rotation=three)
+    assert set(copies) < set(parts_of(path))
+    for copy in copies:
+        copy.unlink()
+    assert len(parts_of(path)) == 3 and problems(*given(path.parent)) == []
+
+
+def test_a_clock_that_was_ahead_for_a_while_does_not_keep_a_file_for_ever(path: Path) -> None:
+    clock = FakeClock()
+    clock.now += 365 * 86400
+    daily = {"rotation": Rotation(every_s=86400.0), "clock": clock}
+    write(path, 1, **daily)
+    clock.now -= 365 * 86400
+    audit = open_audit(path, attester=SELDOM, **daily)
+    at_once(audit.look())
+    clock.now += 86400
+    at_once(audit.look())
+    at_once(audit.close())
+    assert len(parts_of(path)) == 1
+
+
+def test_no_first_line_of_anybody_stops_the_looks_at_the_clock(path: Path) -> None:
+    line, digest = seal({"v": 1, "seq": 1, "event": "control", "prev_hash": GENESIS})
+    path.write_bytes(line)
+    Path(f"{path}.head").write_bytes(head_line(KEY, End(1, digest)))
+    audit = open_audit(path, attester=SELDOM, rotation=Rotation(every_s=1.0))
+    at_once(audit.look())
+    at_once(audit.close())
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_what_lies_where_a_new_file_is_made_is_not_written_to(path: Path, tmp_path: Path, link: Any) -> None:
+    another = tmp_path / "another"
+    another.write_text("somebody else's")
+    link(path.with_name(f"{path.name}.new"), another)
+    write(path, 20, rotation=SMALL)
+    assert another.read_text() == "somebody else's" and not path.is_symlink()
+    assert len(parts_of(path)) > 1 and problems(*given(path.parent)) == []
 
 
 def test_without_checkpoints_nothing_is_deleted(path: Path) -> None:
