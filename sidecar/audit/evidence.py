@@ -6,6 +6,9 @@ without what only the protocol reads, members in order, one line of JSON each. T
     evidence.jsonl     {"data":{...},"id":"<uuid>","mcp_invocation_id":"<decision_id>",...}
     audit.jsonl        {"event":"outcome",...,"evidence":[{"id":"<uuid>","sha256":"<of the line's bytes>"}],...}
 
+Each line has a `salt` that the log has not: a SHA-256 of `{"confirmed":true}` would else be guessed in a moment by
+whoever reads the log and may not read the results.
+
 The line is written first, so that nobody has a result that was to be kept and is not. A line that no outcome names is
 of a call that a crash cut off, or that is still under way.
 """
@@ -53,7 +56,7 @@ def evidence_record(
     redacted: bool,
     data: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The seed's Evidence, but for `id` and `timestamp`. Of the arguments there is their keyed digest, and no more."""
+    """The seed's Evidence, but for `id`, `timestamp` and `salt`. Of the arguments there is the keyed digest alone."""
     return {
         "v": VERSION,
         "source_type": "mcp",

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.audit.chain import (
     BEGINNING,
@@ -205,23 +205,14 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
         last = unseal(whole.rpartition(b"\n")[2])
         if last is None:
             raise _foreign(path)
-    head = parse_head(raw_head)
-    makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
-    what = findings(last, whole, raw_head, head, makers[0] if makers else key)
-    if what == ("continued",) and head is not None and _ended_aside(path, head):
-        what = ("cut-short",) if head.end != head.next else ()
-    trusted = head.end if head is not None and makers else BEGINNING
-    end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
-    facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
-    if head is not None and makers and makers[0] != key:
-        what = (*what, "key-changed")
-        facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
-    elif "key-changed" in what:  # it is written over now: who has the key from before can check it here
-        facts |= {"anchor": raw_head.decode("ascii").rstrip()}
+    read = read_anchor(raw_head, last, whole, key, older)
+    what, facts = read.what, read.facts | {"last_seq": last.seq if last else 0}
+    if what[:1] == ("continued",) and read.head is not None and _ended_aside(path, read.head):
+        what = (*(("cut-short",) if read.head.end != read.head.next else ()), *what[1:])
     if torn:
         what = ("torn-tail", *what)
         facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
-    return Found(end, size - len(torn), what, {"found": list(what), **facts} if what else {})
+    return Found(read.end, size - len(torn), what, {"found": list(what), **facts} if what else {})
 
 
 def _ended_aside(path: Path, head: Head) -> bool:
@@ -248,9 +239,33 @@ def sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
     return b"".join(lines), End(seq, digest)
 
 
-def findings(last: Sealed | None, lines: bytes, raw_head: bytes, head: Head | None, key: AuditKey) -> tuple[str, ...]:
-    changed = ("line-changed",) if last is not None and not last.intact else ()
-    return (*changed, *_anchor_findings(last, lines, raw_head, head, key))
+class AnchorRead(NamedTuple):
+    """Where the chain ends, what is not in order about that, and what a record says of it."""
+
+    head: Head | None
+    end: End
+    what: tuple[str, ...]
+    facts: dict[str, Any]
+
+
+def read_anchor(
+    raw: bytes, last: Sealed | None, lines: bytes, key: AuditKey, older: Sequence[AuditKey] = ()
+) -> AnchorRead:
+    """What an anchor says of the lines that it is about, of which `last` is the last."""
+    head = parse_head(raw)
+    makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
+    what = _anchor_findings(last, lines, raw, head, makers[0] if makers else key)
+    facts: dict[str, Any] = {"anchor_seq": head.end.seq if head else None}
+    if makers and makers[0] != key:
+        what = (*what, "key-changed")
+        facts |= {"old_key_id": makers[0].id, "anchor_checked": True}
+    elif "key-changed" in what:  # it is written over now: who has the key from before can check it here
+        facts |= {"anchor": raw.decode("ascii").rstrip()}
+    if last is not None and not last.intact:
+        what = ("line-changed", *what)
+    trusted = head.end if head is not None and makers else BEGINNING
+    end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
+    return AnchorRead(head, end, what, facts)
 
 
 def _anchor_findings(

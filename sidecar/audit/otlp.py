@@ -196,6 +196,6 @@ def _pause_s(retry_after: str, otherwise_s: float) -> float:
         return min(max(float(retry_after[:9]), otherwise_s), MAX_PAUSE_S)
     try:
         at = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise_s
     return min(max(at.timestamp() - time.time(), otherwise_s), MAX_PAUSE_S)

@@ -10,8 +10,10 @@ there is no anchor.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import sys
 from collections.abc import Callable
 
 from sidecar.audit.carriers import Append, Unsure
@@ -34,6 +36,8 @@ class Output:
     def take(cls) -> Output:
         """Standard output, for nobody else from now on. Raises SettingsError."""
         try:
+            if sys.stdout is None:  # closed when we began: by now the number may be that of some other file
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             own = os.dup(STDOUT)
             os.dup2(STDERR, STDOUT)
         except OSError as error:

@@ -148,7 +148,8 @@ class Audit:
         """Keep a result (`evidence.evidence_record` without id and time); what the outcome names it by. None where
         `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
-        line = evidence_line({**about, "id": record_id, "timestamp": self._timestamp(self.clock.time())})
+        known = {"id": record_id, "timestamp": self._timestamp(self.clock.time()), "salt": self.new_id()}
+        line = evidence_line({**about, **known})
         try:
             torn_bytes = await self.writer.run(partial(self._evidence.append, line))
         except OSError as error:

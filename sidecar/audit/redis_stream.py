@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from sidecar.audit.carriers import Append, Patience, Unsure
-from sidecar.audit.chain import BEGINNING, End, head_line, parse_head, unseal
+from sidecar.audit.chain import End, head_line, unseal
 from sidecar.audit.digest import AuditKey
-from sidecar.audit.file import Found, findings
+from sidecar.audit.file import Found, read_anchor
 from sidecar.errors import SettingsError, fault_in
 
 log = logging.getLogger("sidecar.audit")
@@ -79,12 +79,16 @@ class RedisStream:
         stream: str,
         key: AuditKey,
         *,
+        older: Sequence[AuditKey] = (),
         max_length: int | None = None,
         patience: Patience | None = None,
     ) -> None:
+        """`older` are keys that made anchors before."""
         self._connect = connect
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
         self._key = key
+        self._older = older
+        self._anew = False  # the end there is not ours: the next append is put there whatever it is
         self._most = "" if max_length is None else str(max_length)
         self._patience = patience or Patience()
         self._connection: Connection | None = None
@@ -97,13 +101,16 @@ class RedisStream:
         try:
             turn, raw_head, line = self._ask("EVAL", _TAKE, 2, *self._keys, token)
             self._turn = f"{turn} {token}"
-            found = _found(bytes(raw_head), bytes(line), self._key)
+            found = _found(bytes(raw_head), bytes(line), self._key, self._older)
             begins = found.end if end is None else end
             if begins != found.end:
                 log.warning(
                     "the copy of the evidence lacks lines", extra={"last": found.end.seq, "next": begins.seq + 1}
                 )
-            self._append(Append((), begins, begins), anyway=True)  # under our key, and it can be written
+            if found.what and end is None:
+                self._anew = True  # the anchor is made anew together with the record of what was found
+            else:
+                self._append(Append((), begins, begins), anyway=True)  # under our key, and it can be written
         except (OSError, RedisError, TypeError, ValueError) as error:
             raise SettingsError([_unusable(f"cannot be written: {_why(error)}")]) from None
         return found
@@ -122,7 +129,7 @@ class RedisStream:
 
     def carry(self, append: Append) -> None:
         """As `Carrier.carry`."""
-        unsure = anyway = False
+        unsure, anyway = False, self._anew
         pauses = self._patience.pauses()
         while True:
             try:
@@ -137,6 +144,7 @@ class RedisStream:
                     raise _failed(_why(error), unsure=unsure) from None
                 continue
             if reply == DONE:
+                self._anew = False
                 return
             if reply == TAKEN:
                 raise _failed("another sidecar writes this stream now", unsure=unsure)
@@ -180,18 +188,13 @@ class RedisStream:
             connection.disconnect()
 
 
-def _found(raw_head: bytes, line: bytes, key: AuditKey) -> Found:
+def _found(raw_head: bytes, line: bytes, key: AuditKey, older: Sequence[AuditKey]) -> Found:
     last = unseal(line) if line else None
-    head = parse_head(raw_head + b"\n") if raw_head else None
     if line and last is None:
         raise ValueError("its last entry is no audit record")
-    what = findings(last, line, raw_head, head, key)
-    trusted = head.end if head is not None and head.made_with(key) else BEGINNING
-    end = End(max(last.seq, trusted.seq), last.hash) if last else trusted
-    facts: dict[str, Any] = {"last_seq": last.seq if last else 0, "anchor_seq": head.end.seq if head else None}
-    if "key-changed" in what:
-        facts |= {"anchor": raw_head.decode("ascii")}
-    return Found(end, 0, what, {"found": list(what), **facts} if what else {})
+    read = read_anchor(raw_head + b"\n" if raw_head else b"", last, line, key, older)
+    facts = read.facts | {"last_seq": last.seq if last else 0}
+    return Found(read.end, 0, read.what, {"found": list(read.what), **facts} if read.what else {})
 
 
 def _failed(why: str, *, unsure: bool) -> OSError:

@@ -54,7 +54,7 @@ def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[
     """Take the place where the evidence goes. `older` are keys before this one. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
-        carrier, found = _carrier(settings, chosen.sink, key, instance, None)
+        carrier, found = _carrier(settings, chosen.sink, key, instance, None, older)
         return Opened(Chained(carrier, found.end), found, place_of(settings))
     file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
     if chosen.also is None:
@@ -93,7 +93,14 @@ def reading_stream(settings: Settings) -> RedisStream:
     return RedisStream(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), nobody)
 
 
-def _carrier(settings: Settings, name: str, key: AuditKey, instance: str, copies: End | None) -> tuple[Carrier, Found]:
+def _carrier(
+    settings: Settings,
+    name: str,
+    key: AuditKey,
+    instance: str,
+    copies: End | None,
+    older: Sequence[AuditKey] = (),
+) -> tuple[Carrier, Found]:
     chosen = settings.audit
     if name == "redis":
         if settings.audit_store.place.kind not in ("redis", "unix"):
@@ -101,7 +108,7 @@ def _carrier(settings: Settings, name: str, key: AuditKey, instance: str, copies
             raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
         most = chosen.redis.max_length if chosen.redis is not None else None
         connect = partial(_connection, settings.audit_store)
-        stream = RedisStream(connect, stream_of(chosen.redis), key, max_length=most)
+        stream = RedisStream(connect, stream_of(chosen.redis), key, older=older, max_length=most)
         return stream, stream.take(copies)
     if name == "otlp":
         assert chosen.otlp is not None

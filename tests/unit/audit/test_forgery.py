@@ -111,6 +111,12 @@ def test_a_pipe_in_the_place_of_a_part_keeps_nobody_waiting(path: Path, key_path
     assert run("verify", path.parent, "--key", key_path).exit_code == 0
 
 
+def test_a_folder_of_which_only_the_anchor_is_left_is_said_so(path: Path) -> None:
+    path.unlink()
+    result = run("verify", path.parent)
+    assert result.exit_code == 2 and "only the anchor is left" in result.output
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 

@@ -115,9 +115,22 @@ def test_a_receiver_says_when_to_come_again(receiver: Receiver) -> None:
     assert waited == [1.0]
 
 
+FAR = "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"
+
+
 @pytest.mark.parametrize(
     ("said", "pause_s"),
-    [("", 0.5), ("0", 0.5), ("7", 7), ("999999", 60), ("soon", 0.5), ("-3", 0.5), ("²", 0.5), ("9" * 400, 60)],
+    [
+        ("", 0.5),
+        ("0", 0.5),
+        ("7", 7),
+        ("999999", 60),
+        ("soon", 0.5),
+        ("-3", 0.5),
+        ("²", 0.5),
+        ("9" * 400, 60),
+        (FAR, 0.5),
+    ],
 )
 def test_nobody_makes_us_wait_for_ever_or_not_at_all(said: str, pause_s: float) -> None:
     assert _pause_s(said, 0.5) == pause_s

@@ -122,6 +122,7 @@ class InRedis:
     valkey: Valkey
     goes_on: bool = True
     key: Any = KEY
+    older: Any = ()
     max_length: int | None = None
 
     def stream(self) -> RedisStream:
@@ -129,7 +130,7 @@ class InRedis:
             timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
             return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts)
 
-        return RedisStream(connect, STREAM, self.key, max_length=self.max_length)
+        return RedisStream(connect, STREAM, self.key, older=self.older, max_length=self.max_length)
 
     def open(self) -> tuple[Sink, Found]:
         stream = self.stream()
@@ -308,6 +309,13 @@ def test_a_reader_who_left_is_a_refusal_at_once() -> None:
     sink.close()
 
 
+def test_an_output_that_was_closed_from_the_beginning_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file that is opened has its number, and would be written over with evidence."""
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SettingsError, match="standard output cannot be written"):
+        Output.take()
+
+
 def test_a_line_whose_first_byte_is_out_is_carried_to_its_end() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, True)
@@ -440,6 +448,29 @@ async def test_what_a_start_finds_in_a_stream_is_on_record(emptied: Valkey, done
     assert (told["found"] if told else []) == list(found)
     with emptied.client() as client:
         assert parse_head(client.hget(head, "head").encode() + b"\n").made_with(place.key)
+
+
+async def test_a_key_in_the_ring_checks_the_stream_s_anchor(emptied: Valkey) -> None:
+    async with auditing(InRedis(emptied)) as audit:
+        await forward_over_a_loop(audit)
+    changed = InRedis(emptied, key=OTHER_KEY, older=[KEY])
+    async with auditing(changed) as audit:
+        assert audit.found == ("key-changed",)
+    told = orjson.loads(changed.lines()[-1])["control"]
+    assert (told["old_key_id"], told["anchor_checked"]) == (KEY.id, True)
+
+
+async def test_what_a_start_finds_is_found_again_until_it_is_on_record(emptied: Valkey) -> None:
+    place = InRedis(emptied)
+    async with auditing(place) as audit:
+        await forward_over_a_loop(audit)
+    with emptied.client() as client:
+        client.hset(f"{{{STREAM}}}:head", "head", "no anchor")
+    for _ in range(2):  # starts that were killed before they could say so
+        assert place.stream().take().what == ("anchor-forged",)
+    async with auditing(place) as audit:
+        assert audit.found == ("anchor-forged",)
+    assert place.stream().take().what == ()
 
 
 async def test_a_stream_keeps_about_as_many_lines_as_it_may(emptied: Valkey) -> None:
