@@ -60,10 +60,10 @@ def given(path: Path) -> tuple[Path, ...]:
     if len(current) > 1:
         raise FileNotFoundError(2, f"{len(current)} logs in one folder: name the file", str(path))
     if current:
-        files = files_of(current[0])
-        if not files:
+        of_the_log = files_of(current[0])
+        if not of_the_log:
             raise FileNotFoundError(2, "of the log in it only the anchor is left", str(path))
-        return files
+        return of_the_log
     files = [each for name in names if name.endswith(SUFFIX) and (each := path / name).is_file()]
     if not files:
         raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
