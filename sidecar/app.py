@@ -380,6 +380,7 @@ class App:
             "store": {
                 "kind": self.limiter.store.kind,
                 "up": self.limiter.store.up,
+                "trouble": self.limiter.store.trouble or None,
                 "on_failure": self.settings.store.on_failure,
                 "degraded": self.limiter.store.degraded,
             },

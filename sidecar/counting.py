@@ -28,6 +28,7 @@ class StoreWatch:
     witness: Callable[..., Awaitable[None]]
     most: int | None
     _degraded: bool = False
+    _up: bool = True
 
     def answered(self, duration_s: float) -> None:
         """As `Observer.answered`."""
@@ -42,6 +43,12 @@ class StoreWatch:
     async def look(self, store: Store) -> None:
         """Whether it is there, and who counts."""
         self.metrics.store_up(store.up)
+        if store.up is not self._up:
+            self._up = store.up
+            if store.up:
+                log.warning("the store is back")
+            else:
+                log.error("the store is out", extra={"error": store.trouble})
         if store.degraded is self._degraded:
             return
         self._degraded = store.degraded

@@ -8,12 +8,16 @@ local key, me, said, keep, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
+-- Whoever else may write here must not make our answer so long that the limits, which share our connection, wait for it.
+local LONGEST = 512
+if redis.call('HLEN', key) > 2 * most then redis.call('DEL', key) end
+
 local found, count = {}, 0
 local all = redis.call('HGETALL', key)
 for i = 1, #all, 2 do
   local at, what = string.match(all[i + 1], '^(%d+) (.*)$')
   at = tonumber(at)
-  if not at or at + keep < now or at > now + keep then
+  if not at or at + keep < now or at > now + keep or #all[i] + #what > LONGEST then
     redis.call('HDEL', key, all[i])
   elseif all[i] ~= me then
     count = count + 1

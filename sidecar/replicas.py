@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
@@ -71,7 +71,7 @@ class Replicas:
             return
         if told is None:  # a store that nobody shares
             return
-        now = _understood(told)
+        now = _understood(told if isinstance(told, list) else [])
         same = sum(one.revision == mine.revision for one in now.values())
         self.skew = Skew(same, len(now) - same)
         news = [name for name, one in now.items() if one != mine and self._heard.get(name) != one]
@@ -85,11 +85,13 @@ def _understood(told: list[Any]) -> dict[str, Serving]:
     """What the others say, as far as it is understood: a member that is unknown says nothing that we must know, and
     who cannot be understood is not counted."""
     found = {}
-    for name, said in zip(told[::2], told[1::2], strict=True):
+    for name, said in zip(told[::2], told[1::2], strict=False):
         try:
             plain = orjson.loads(said)
             if plain["v"] == VERSION:
-                found[bytes(name).decode("ascii", "replace")] = Serving(str(plain["revision"]), int(plain["version"]))
-        except (ValueError, KeyError, TypeError):
+                found[cast(bytes, name).decode("ascii", "replace")] = Serving(
+                    str(plain["revision"]), int(plain["version"])
+                )
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
     return found

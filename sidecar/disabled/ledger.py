@@ -6,6 +6,7 @@ be understood stops the start: who was disabled must not come back because of it
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 import orjson
 
 from sidecar.disabled.entries import NOBODY, Disabled, is_object
-from sidecar.disabled.flips import Flip, flip_from
+from sidecar.disabled.flips import MAX_NUMBER, Flip, flip_from
 from sidecar.errors import SettingsError, fault_in
 
 LEDGER_FILE = "disabled.json"
@@ -51,8 +52,9 @@ class Ledger:
         return ledger
 
     def next_number(self) -> int:
-        """One more than the highest that is known."""
-        return max((flip.number for flip in self.flips.values()), default=0) + 1
+        """One more than the highest that is known. None is higher than the highest that can be read again: whoever
+        may write to the store can bring one, and there the safer of two with one number wins."""
+        return min(max((flip.number for flip in self.flips.values()), default=0) + 1, MAX_NUMBER)
 
     def take(self, flips: Iterable[Flip]) -> list[Flip]:
         """Take those that are newer than what is known, and return them."""
@@ -79,6 +81,8 @@ class Ledger:
         flips = self.flips | {flip.principal: flip for flip in more}
         document = {"version": 1, "flips": [flip.plain() for flip in flips.values()]}
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
+        if len(content) >= MAX_BYTES:  # a store can bring more: what no start could read does not replace what it can
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         aside = self.path.with_name(f".{self.path.name}.tmp")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:

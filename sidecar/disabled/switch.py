@@ -56,6 +56,8 @@ class Words(NamedTuple):
 WORDS = Words("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
 TOOL_WORDS = Words("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
 
+_FORGED = "somebody else wrote it into the store; stop all replicas, and remove it there and from disabled.json"
+
 
 class _Listed(NamedTuple):
     """One entry of the store."""
@@ -135,6 +137,8 @@ class KillSwitch:
             if known is None or not known.disabled:
                 return False
             flip = Flip(principal, False, self._ledger.next_number(), "", None, by, self._clock())
+            if not flip.newer_than(known):
+                raise SwitchError(f"nothing can be newer than the entry that disables {principal}: {_FORGED}")
             failed = await self._recorded(flip)
             if not failed and (failed := await self._saved(flip)):
                 await self._recorded(flip, failed=True)

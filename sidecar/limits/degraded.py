@@ -44,6 +44,10 @@ class Degraded:
         return self._shared.up
 
     @property
+    def trouble(self) -> str:
+        return self._shared.trouble
+
+    @property
     def degraded(self) -> bool:
         return not self._shared.up
 

@@ -88,6 +88,10 @@ class FastLane:
         return self.inner.up
 
     @property
+    def trouble(self) -> str:
+        return self.inner.trouble
+
+    @property
     def degraded(self) -> bool:
         return self.inner.degraded
 

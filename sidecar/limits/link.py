@@ -11,6 +11,7 @@ emptied store are noticed by an idle instance too.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 
@@ -25,6 +26,8 @@ BEAT_S = 0.5
 PAUSES_S = (0.0, 0.1, 0.25, 0.5)
 LONGEST_PAUSE_S = 1.0
 
+log = logging.getLogger("sidecar.store")
+
 Step = Callable[[Wire], Awaitable[None]]
 
 
@@ -34,7 +37,7 @@ class LeaveError(Exception):
 
 class Link:
     """The connection. `greet` is done before anybody may use a new one, and `beat` again and again while it is in use;
-    what they raise ends it. `ready` is called when it may be used."""
+    what they raise ends it. `ready` is called when it may be used. `trouble` is why there is none, for operators."""
 
     def __init__(
         self, finder: Finder, deadline_s: float, *, greet: Step, beat: Step, ready: Callable[[], None]
@@ -47,7 +50,7 @@ class Link:
         self._mending: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
-        self._trouble = ""
+        self.trouble = ""
         self._closed = False
         self.wire: Wire | None = None
 
@@ -57,7 +60,7 @@ class Link:
             self._mend_soon()
             await self._first_attempt()
         if self.wire is None:
-            raise StoreUnavailable(self._trouble)
+            raise StoreUnavailable(self.trouble)
         return self.wire
 
     def heard(self, error: ResponseError, wire: Wire) -> None:
@@ -82,12 +85,12 @@ class Link:
             self._failed("no connection in time")
 
     def _failed(self, why: str) -> None:
-        self._trouble = why
+        self.trouble = why
         self._tried.set()
 
     def _lost(self, wire: Wire) -> None:
         if wire is self.wire:
-            self.wire = None
+            self.wire, self.trouble = None, wire.why
             self._tried.clear()
             self._mend_soon()
 
@@ -102,6 +105,10 @@ class Link:
                 wire = await self._connected()
             except (*Trouble, WireLost, LeaveError, StoreUnavailable) as error:
                 self._failed(f"{type(error).__name__}: {error}")
+                continue
+            except Exception as error:  # a bug of ours must not end the mending
+                log.exception("the store cannot be reached")
+                self._failed(type(error).__name__)
                 continue
             if wire.ended:
                 continue
@@ -140,3 +147,6 @@ class Link:
                 wire.condemn(str(error))
             except (*Trouble, WireLost) as error:
                 wire.condemn(type(error).__name__)  # if it has not ended by itself
+            except Exception as error:  # a bug of ours must not end the beating
+                log.exception("the store cannot be asked who it is")
+                wire.condemn(type(error).__name__)

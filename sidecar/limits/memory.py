@@ -34,6 +34,7 @@ class MemoryStore:
 
     kind = "memory"
     up = True
+    trouble = ""
     degraded = False
 
     def __init__(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -44,6 +44,16 @@ Trouble = (RedisError, OSError, SettingsError, TimeoutError)
 
 class NobodyCountsError(RedisError):
     """Those who were asked name nobody who counts."""
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Where a server's words are read: what cannot be read names nobody. redis-py's parser raises more than its own
+    errors of an error reply, a push or a map that is none, and a host's name need not be one."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise NobodyCountsError(f"an answer that makes no sense ({type(error).__name__})") from None
 
 
 class Opener(Protocol):
@@ -176,12 +186,14 @@ class Sentinels:
     async def _named_by(self, sentinel: Address) -> Address:
         if self._asked is None:
             asked = self._to_sentinel(sentinel)
-            await asked.connect()
+            with understood():
+                await asked.connect()
             self._asked = asked
         named = await _answer(self._asked, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         if not isinstance(named, list) or len(named) != 2:
             raise NobodyCountsError(f"no such service: {self._service}")
-        return _address(named[0], named[1], sentinel[0])
+        with understood():
+            return _address(named[0], named[1], sentinel[0])
 
     async def _hang_up(self) -> None:
         asked, self._asked = self._asked, None
@@ -258,8 +270,9 @@ def _address(host: Any, port: Any, asked_host: str) -> Address:
 
 async def _opened(connection: Connection, within_s: float) -> Connection:
     try:
-        async with asyncio.timeout(within_s):
-            await connection.connect()
+        with understood():
+            async with asyncio.timeout(within_s):
+                await connection.connect()
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
@@ -267,17 +280,19 @@ async def _opened(connection: Connection, within_s: float) -> Connection:
 
 
 async def _answer(connection: Connection, *command: str) -> Any:
-    await connection.send_packed_command([pack(command)], check_health=False)
-    return await connection.read_response(disable_decoding=True)
+    with understood():
+        await connection.send_packed_command([pack(command)], check_health=False)
+        return await connection.read_response(disable_decoding=True)
 
 
 async def ask_once(connection: Connection, *commands: Sequence[bytes | str | int]) -> Any:
     """The answer to the last of some commands, on a connection that is then dropped."""
     try:
         await connection.send_packed_command([pack(tuple(command)) for command in commands], check_health=False)
-        for _ in commands[1:]:
-            await connection.read_response(disable_decoding=True)
-        return await connection.read_response(disable_decoding=True)
+        with understood():
+            for _ in commands[1:]:
+                await connection.read_response(disable_decoding=True)
+            return await connection.read_response(disable_decoding=True)
     finally:
         with suppress(OSError):
             await connection.disconnect(nowait=True)

@@ -87,16 +87,24 @@ class Recall:
     def released(self, charges: Charges, decision_id: str) -> None:
         """The call is over. `charges` are its slots, and what it did not spend."""
         self._held.pop(decision_id, None)
-        unspent = {charge.key: charge.amount for charge in charges if charge.kind != "concurrency"}
+        unspent = tuple([charge for charge in charges if charge.kind != "concurrency"])
         if unspent and (charged := self._charged.get(decision_id)):
-            charged.charges = tuple(_less(charge, unspent.get(charge.key, 0)) for charge in charged.charges)
-            self._use_less(charges)
+            charged.charges = _without(charged.charges, unspent)
+            self._use_less(unspent)
 
     def given_back(self, charges: Charges, decision_id: str) -> None:
-        """The call was never made."""
+        """The call was never made; or some calls of a block were not (`lane.py`). What of that was made is charged
+        again as it was, should its charge be lost, until the store has heard what came back."""
         self._held.pop(decision_id, None)
-        if self._charged.pop(decision_id, None) is not None:
+        if charged := self._charged.get(decision_id):
             self._use_less(charges)
+            if not any(one.amount for one in _without(charged.charges, charges)):
+                del self._charged[decision_id]
+
+    def heard_back(self, charges: Charges, decision_id: str) -> None:
+        """The store has heard it."""
+        if charged := self._charged.get(decision_id):
+            charged.charges = _without(charged.charges, charges)
 
     def _use_less(self, charges: Charges) -> None:
         for charge in charges:
@@ -157,6 +165,11 @@ class Recall:
                 charged.popitem(last=False)
         if len(charged) >= self._max_charged:
             charged.popitem(last=False)
+
+
+def _without(charges: Charges, back: Charges) -> Charges:
+    amounts = {charge.key: charge.amount for charge in back}
+    return tuple([_less(charge, amounts.get(charge.key, 0)) for charge in charges])
 
 
 def _less(charge: Charge, amount: int) -> Charge:

@@ -16,6 +16,7 @@ know; it is first told what this instance saw (`recall.py`):
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ from sidecar.settings.store import StoreSettings
 DEADLINE_S = 0.08
 """CONTRACT 9 promises an answer within 100 ms of an outage."""
 MAX_OWED = 10_000
+COMPLAIN_EVERY_S = 10.0
 LOOK = "look"
 """Stands where a decision id would, and is none."""
 EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
@@ -66,6 +68,8 @@ PAGE = 100
 """Counters that one script restores: less than a millisecond of the server's time."""
 WHATEVER = 4 * 10**15
 """The limit of what is charged whatever the limit, because it was admitted already: more than any, exact in Lua."""
+
+log = logging.getLogger("sidecar.store")
 
 _PASSING = (AskError, ClusterError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 _PASSING_CODES = ("EPOCH", "MISCONF", "BUSY", "NOREPLICAS")
@@ -150,6 +154,7 @@ class RedisStore:
         self._epoch = ""
         self._number = 0
         self._held_until_s = 0.0
+        self._complained_s = -COMPLAIN_EVERY_S
         self._owed: deque[Settlement] = deque()
 
     @classmethod
@@ -160,6 +165,10 @@ class RedisStore:
     @property
     def up(self) -> bool:
         return self._link.wire is not None
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.up else self._link.trouble
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         began_s = self._now_s()
@@ -283,6 +292,9 @@ class RedisStore:
         """It was answered, and not done. Who does not count (any more) is left."""
         if isinstance(error, ReadOnlyError | MovedError) or _code(error) == "EPOCH":
             self._link.heard(error, wire)
+        elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a right that is missing, memory, a foreign key
+            self._complained_s = self._now_s()
+            log.error("the store refuses what it is asked", extra={"error": _printable(error)})
 
     def _guarded(
         self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
@@ -347,6 +359,8 @@ class RedisStore:
         charge be lost, it is charged again as it was, and then released."""
         if settlement.verb == "release":
             self._recall.released(settlement.charges, settlement.decision_id)
+        elif settlement.verb == "give_back":
+            self._recall.heard_back(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
         owed = list(self._owed)
@@ -435,7 +449,10 @@ class RedisStore:
             arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
             for seen in page:
                 arguments += (seen.kind, seen.at_us, seen.used, seen.full_us)
-            raised += int(await wire.ask("EVALSHA", self._scripts.restore.sha, *arguments))
+            reply = await wire.ask("EVALSHA", self._scripts.restore.sha, *arguments)
+            if type(reply) is not int:
+                raise LeaveError("a foreign reply")
+            raised += reply
         return raised
 
     def _now_s(self) -> float:
@@ -444,6 +461,10 @@ class RedisStore:
 
 class _ForeignReplyError(LeaveError):
     """A reply that cannot be the one to our question."""
+
+
+def _printable(error: ResponseError) -> str:
+    return "".join(character for character in f"{type(error).__name__}: {error}" if character.isprintable())[:300]
 
 
 def _code(error: ResponseError) -> str:

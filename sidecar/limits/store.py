@@ -85,6 +85,10 @@ class Store(Protocol):
         """Whether the last that was heard of it was good."""
 
     @property
+    def trouble(self) -> str:
+        """Why it is out, for operators; "" while it is up."""
+
+    @property
     def degraded(self) -> bool:
         """Whether this instance counts by itself, because the store is out."""
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from hiredis import pack_command
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 
 STALL_S = 0.02
 """A timer this late means that our own loop stood still; the reply may already lie in the socket."""
@@ -66,6 +66,11 @@ class Wire:
     def ended(self) -> bool:
         return self._serving.done()
 
+    @property
+    def why(self) -> str:
+        """What ended it."""
+        return self._why
+
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
         """Send a command; the future is its reply, raises redis-py's ResponseError, or WireLost."""
         reply: asyncio.Future[Any] = self._loop.create_future()
@@ -96,7 +101,7 @@ class Wire:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write())
                 tasks.create_task(self._read())
-        except* (RedisError, OSError) as errors:
+        except* Exception as errors:  # also whatever the parser raises of a reply that nobody can read
             self._why = type(errors.exceptions[0]).__name__
         finally:
             await self._connection.disconnect(nowait=True)

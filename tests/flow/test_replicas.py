@@ -92,6 +92,42 @@ async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
         assert made["a"][0].skew is None and len(made["a"][1]) == 1
 
 
+async def test_a_store_full_of_voices_is_not_listened_to_at_length(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "MOST", 10)
+    async with voices(valkey, a="1") as made:
+        with valkey.client() as client:
+            at = client.time()[0] * 1000
+            client.hset(
+                KEY, mapping={f"{number}": f'{at} {{"v": 1, "revision": "9", "version": 0}}' for number in range(21)}
+            )
+            await made["a"][0].sync()
+            assert client.hkeys(KEY) == ["a"]
+        assert made["a"][0].skew == Skew(0, 0)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"OK",
+        7,
+        [b"odd"],
+        [7, b"{}"],
+        [b"b", None],
+        [b"b", b'{"v": 1, "revision": "9", "version": 1e999}'],
+        {b"b": b"1"},
+    ],
+)
+async def test_an_answer_that_is_none_ends_nothing(told: Any) -> None:
+    async def run(*_: object) -> Any:
+        return told
+
+    voice = Replicas("a", run, lambda: Serving("1", 0), lambda: None)
+    await voice.sync()
+    assert voice.skew == Skew(0, 0)
+
+
 @pytest.mark.parametrize(
     ("said", "skew"),
     [
@@ -99,6 +135,7 @@ async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
         ({"v": 2, "what": "else"}, Skew(0, 0)),
         ({"v": 1, "revision": "9"}, Skew(0, 0)),
         ([], Skew(0, 0)),
+        ({"v": 1, "revision": "9" * 1000, "version": 3}, Skew(0, 0)),
         ("\xff", Skew(0, 0)),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.disabled import Disabled, Entry, Ledger, load_disabled
+from sidecar.disabled import LEDGER_FILE, Disabled, Entry, KillSwitch, Ledger, SwitchError, ledger, load_disabled
 from sidecar.disabled.entries import is_name, is_pattern
 from sidecar.disabled.flips import FORGOTTEN_AFTER_S, MAX_NUMBER, Flip, decode, encode, flip_from
 from sidecar.errors import PolicyError, Reason, Refusal, SettingsError
@@ -283,6 +283,39 @@ def test_a_damaged_ledger_is_told_and_never_taken_for_an_empty_one(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(SettingsError, match=r"D101.*is damaged(.|\n)*hint: restore it"):
         Ledger.open(path)
+
+
+async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_start_with(tmp_path: Path) -> None:
+    """Whoever may write to the store can enable; an operator's word outranks it, here and after a restart."""
+    forged = Flip("nhi:a", False, MAX_NUMBER, "", None, "mallory", 1.0)
+    known = Ledger(tmp_path / LEDGER_FILE)
+    known.take([forged])
+
+    async def alone(*_: object) -> None:
+        """There is no store."""
+
+    async def witness(*_: object, **__: object) -> None:
+        """Nobody reads it."""
+
+    switch = KillSwitch(known, share=alone, witness=witness, clock=lambda: 2.0)
+    await switch.disable("nhi:a", reason="", until=None, by="operator")
+    again = Ledger.open(tmp_path / LEDGER_FILE)
+    assert again.disabled.find("nhi:a", 2.0) and decode(encode(again.flips["nhi:a"])) == again.flips["nhi:a"]
+    with pytest.raises(SwitchError, match="somebody else wrote it"):
+        await switch.enable("nhi:a", by="operator")
+    await switch.disable("nhi:b", reason="", until=None, by="operator")
+    assert Ledger.open(tmp_path / LEDGER_FILE).disabled.find("nhi:b", 2.0)
+
+
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_BYTES", 1000)
+    known = Ledger(tmp_path / LEDGER_FILE)
+    known.take([Flip("nhi:a", True, 1, "", None, "x", NOW_S)])
+    known.save()
+    known.take([Flip("nhi:b", True, 2, "", None, "x" * 900, NOW_S)])
+    with pytest.raises(OSError, match="too large"):
+        known.save()
+    assert Ledger.open(tmp_path / LEDGER_FILE).disabled.find("nhi:a", NOW_S)
 
 
 def test_a_save_that_fails_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

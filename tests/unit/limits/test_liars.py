@@ -1,0 +1,166 @@
+"""Is a server that lies believed in nothing, and left in peace as soon as it tells the truth?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sidecar.limits.link import Link
+from sidecar.limits.nodes import Finder, Sentinels, Trouble, finder_of
+from sidecar.limits.plan import Charge
+from sidecar.limits.redis import RedisStore
+from sidecar.limits.store import StoreUnavailable
+from sidecar.limits.wire import Wire
+from sidecar.settings.store import StoreSettings
+from tests.unit.limits.stages import charge
+from tests.valkey import Valkey
+
+HOUR = charge("hour", 10)
+HELLO = b"%1\r\n+server\r\n+redis\r\n"
+GREETED = (HELLO, *[b"+sha\r\n"] * 4, b"*2\r\n$1\r\nx\r\n:-1\r\n")
+"""What it says to HELLO, to four scripts, and of its epoch."""
+
+LIES = {
+    "a thousand pushes": b">2\r\n+a\r\n+b\r\n" * 1000,
+    "moved without a node": b"-MOVED x\r\n",
+    "moved to no port": b"-MOVED 1 a:b\r\n",
+    "an error that is empty": b"-\r\n",
+    "an error that is no text": b"-ERR \xff\r\n",
+    "a map of lists": b"%1\r\n*1\r\n+a\r\n+b\r\n",
+    "a set of lists": b"~1\r\n*1\r\n+a\r\n",
+    "a number that is none": b",nan\r\n",
+    "a number too large": b":99999999999999999999\r\n",
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "more than memory has": b"$99999999999\r\nx",
+    "deeper than anything": b"*1\r\n" * 2000,
+    "half a reply": b"*6\r\n$4\r\ncall",
+    "of another call": b"*6\r\n$5\r\nother\r\n:1\r\n:1\r\n:9\r\n:0\r\n:0\r\n",
+}
+
+
+@asynccontextmanager
+async def lying(lie: bytes, *truths: bytes) -> AsyncIterator[str]:
+    """A server that says these truths to its first questions, and then lies; its address."""
+
+    serving = set[asyncio.StreamWriter]()
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(writer)
+        left = [*truths]
+        try:
+            while asked := await reader.read(1 << 16):
+                for _ in re.findall(rb"(?m)^\*\d+\r$", asked) or (b"",):
+                    writer.write(left.pop(0) if left else lie)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            serving.discard(writer)
+            ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        while serving:
+            for writer in serving:
+                writer.transport.abort()
+            ended.clear()
+            await ended.wait()
+
+
+async def refuses(store: RedisStore, limit: Charge = HOUR) -> None:
+    with pytest.raises(StoreUnavailable):
+        await store.reserve((limit,), "call")
+
+
+@pytest.mark.parametrize("truths", [(), GREETED], ids=["from the first word", "once it is trusted"])
+async def test_no_lie_admits_a_call_or_ends_the_mending(truths: tuple[bytes, ...]) -> None:
+    await asyncio.gather(*(_hears(lie, truths) for lie in LIES))
+    gc.collect()  # warnings are errors: what a task of ours died of is told here
+
+
+async def _hears(lie: str, truths: tuple[bytes, ...]) -> None:
+    async with lying(LIES[lie], *truths) as address:
+        store = RedisStore(finder_of(StoreSettings(url=f"redis://{address}")), deadline_s=0.1, hold_s=0.0)
+        try:
+            await refuses(store)
+            mending = store._link._mending
+            assert mending is not None and (store.up or not mending.done()), lie
+        finally:
+            await store.close()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"*2\r\n_\r\n_\r\n",
+        b"*2\r\n:1\r\n:2\r\n",
+        b"*2\r\n$1\r\na\r\n:99999\r\n",
+        b"-MOVED x\r\n",
+        b">2\r\n+a\r\n+b\r\n" * 1000,
+    ],
+)
+async def test_a_sentinel_that_lies_is_one_that_names_nobody(lie: bytes) -> None:
+    async with lying(lie, HELLO) as address:
+        finder = finder_of(StoreSettings(url=f"redis+sentinel://{address}/service"))
+        assert isinstance(finder, Sentinels)
+        with pytest.raises(Trouble):
+            await finder.find()
+        assert await finder.still(), "who answers is stayed with"
+        await finder.close()
+
+
+async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
+    fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sidecar.limits.link.BEAT_S", 0.01)
+    finder: Finder = finder_of(StoreSettings(url=fresh_valkey.url))
+    bugs = ["greet", "beat"]
+
+    async def greet(_: Wire) -> None:
+        if "greet" in bugs:
+            bugs.remove("greet")
+            raise KeyError
+
+    async def beat(_: Wire) -> None:
+        if "beat" in bugs:
+            bugs.remove("beat")
+            raise KeyError
+
+    link = Link(finder, 0.5, greet=greet, beat=beat, ready=lambda: None)
+    with pytest.raises(StoreUnavailable, match="KeyError"):
+        await link.ready()
+    first = None
+    async with asyncio.timeout(5):
+        while bugs or link.wire is None or link.wire is first:
+            first = first or link.wire
+            await asyncio.sleep(0.01)
+    await link.close()
+    assert link.wire is not None
+    await link.wire.close()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+
+
+async def test_operators_are_told_what_a_store_refuses_and_not_at_each_call(
+    fresh_valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore.at(fresh_valkey.url, deadline_s=1.0)
+    with fresh_valkey.client() as client:
+        client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
+    try:
+        for _ in range(3):
+            await refuses(store)
+        assert store.up and not store.trouble
+        assert [getattr(record, "error", "")[:25] for record in caplog.records] == ["ResponseError: WRONGTYPE "]
+    finally:
+        await store.close()
