@@ -3,7 +3,7 @@
     budgets.py     budgets.yaml → entries; amounts.py: what is written as money, in whole numbers
     plan.py        an allowed call → its charges: which counters it moves
     __init__.py    reserve: charge all of them or none, hold the slots while the call runs, give back what was not used
-    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua)
+    store.py       what a store of counters does: memory.py or redis.py (admit.lua, settle.lua, whole.lua)
     places.py      settings → their store
     nodes.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
     link.py        one connection to that one, mended; wire.py: many calls on it at once

@@ -14,13 +14,6 @@ local owner, record_ms, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
--- Redis is not trusted: what is not a whole number of ours refuses the call, before anything was written.
-local function whole(value, default)
-  if not value then return default end
-  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
-  return tonumber(value)
-end
-
 local ask = {}
 
 -- hash: m the latest bucket, n the count over the window ending there, <bucket> its count

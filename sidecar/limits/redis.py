@@ -86,6 +86,11 @@ class Script:
     def of(cls, text: str) -> Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
+    @classmethod
+    def counting(cls, text: str) -> Script:
+        """One that reads counters, and believes none that is not a whole number."""
+        return cls.of(f"{shipped('whole.lua')}\n{text}")
+
 
 def shipped(name: str) -> str:
     """A script that lies beside this file."""
@@ -96,9 +101,9 @@ def shipped(name: str) -> str:
 class Scripts:
     """What the store is asked to do."""
 
-    admit: Script = field(default_factory=lambda: Script.of(guarded(shipped("admit.lua"))))
-    settle: Script = field(default_factory=lambda: Script.of(shipped("settle.lua")))
-    restore: Script = field(default_factory=lambda: Script.of(shipped("restore.lua")))
+    admit: Script = field(default_factory=lambda: Script.counting(guarded(shipped("admit.lua"))))
+    settle: Script = field(default_factory=lambda: Script.counting(shipped("settle.lua")))
+    restore: Script = field(default_factory=lambda: Script.counting(shipped("restore.lua")))
     epoch: Script = field(default_factory=lambda: Script.of(shipped("epoch.lua")))
 
     @property

@@ -12,12 +12,6 @@ local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
-local function whole(value, default)
-  if not value then return default end
-  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
-  return tonumber(value)
-end
-
 local raise = {}
 
 function raise.hour(key, seen, used)

@@ -11,12 +11,6 @@ local verb, owner, record_ms, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
-local function whole(value, default)
-  if not value then return default end
-  if #value > 16 or not string.find(value, '^%d+$') then error('garbage in a counter') end
-  return tonumber(value)
-end
-
 local give_back = {}
 
 function give_back.hour(key, charged, amount)

@@ -70,9 +70,9 @@ def on_test_clock(name: str) -> str:
 
 
 ON_TEST_CLOCK = Scripts(
-    admit=Script.of(guarded(on_test_clock("admit.lua"))),
-    settle=Script.of(on_test_clock("settle.lua")),
-    restore=Script.of(on_test_clock("restore.lua")),
+    admit=Script.counting(guarded(on_test_clock("admit.lua"))),
+    settle=Script.counting(on_test_clock("settle.lua")),
+    restore=Script.counting(on_test_clock("restore.lua")),
 )
 
 
