@@ -6,7 +6,7 @@ Whether it is there, how long it takes, that it forgot and was told again, and t
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from sidecar.errors import Refusal
@@ -15,6 +15,10 @@ from sidecar.limits.store import Forgot
 from sidecar.metrics import Metrics
 
 DEGRADED = "the store is out: each limit admits at most {} calls here per window, and budgets of money admit none"
+UNTOLD = (
+    "the store could not be told how some calls ended: slots lapse with their lease, what was not spent stays charged "
+    "until its period ends, and what was admitted without the store (charge) is not counted there"
+)
 OUT = "the store is out: calls with limits are refused"
 
 log = logging.getLogger("sidecar.counting")
@@ -39,6 +43,10 @@ class StoreWatch:
         self.metrics.store_forgot(how)
         log.warning("the store had forgotten, and was told again", extra={"how": how, "count": count})
         await self._record("store", how=how, told_again=count)
+
+    def untold(self, counts: Mapping[str, int]) -> None:
+        """As `Observer.untold`."""
+        log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: Store) -> None:
         """Whether it is there, and who counts."""

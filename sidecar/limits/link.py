@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import chain, repeat
 
 from redis.exceptions import MovedError, ResponseError
@@ -76,6 +77,14 @@ class Link:
             if task:
                 task.cancel()
                 await asyncio.wait([task])
+
+    async def last(self) -> Wire | None:
+        """Once closed: the connection, for last words; if there is none, one that a single attempt can make."""
+        if self.wire is None:
+            with suppress(*Trouble, WireLost, LeaveError, StoreUnavailable):
+                wire = await self._connected()
+                self.wire = None if wire.ended else wire
+        return self.wire
 
     async def _first_attempt(self) -> None:
         try:

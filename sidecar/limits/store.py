@@ -5,7 +5,7 @@ In this process, or in Redis or Valkey; the two answer alike, and one contract t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from sidecar.limits.counters import Standing
@@ -57,6 +57,10 @@ class Observer(Protocol):
         """It came back with less than it had been told, and was told again: so many counters that were too low (of one
         that was `emptied` or exchanged), or so many charges (of one that was `rolled_back`)."""
 
+    def untold(self, counts: Mapping[str, int]) -> None:
+        """At the end it could not be told so many of these: `give_back`, `release`, `charge` (what was admitted while
+        it was out)."""
+
 
 class Unseen:
     """Nobody is told."""
@@ -65,6 +69,9 @@ class Unseen:
         """Nobody is told."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
+        """Nobody is told."""
+
+    def untold(self, counts: Mapping[str, int]) -> None:
         """Nobody is told."""
 
 

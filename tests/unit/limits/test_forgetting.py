@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -57,6 +57,9 @@ class Told:
 
     async def forgot(self, how: Forgot, count: int) -> None:
         self.losses.append((how, count))
+
+    def untold(self, counts: Mapping[str, int]) -> None:
+        """Nobody ends here during an outage."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +18,8 @@ from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, Plan, StoreUnavailable, open_store
 from sidecar.limits.nodes import PREFIX, finder_of
 from sidecar.limits.plan import Charge
-from sidecar.limits.redis import EPOCH, TIDE, RedisStore, _ForeignReplyError, _verdict
+from sidecar.limits.redis import AT_ONCE, EPOCH, TIDE, RedisStore, _ForeignReplyError, _verdict
+from sidecar.limits.store import Unseen
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -227,6 +228,82 @@ async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_val
                 await asyncio.sleep(0.01)
         await ours.ping()
         assert [await used(theirs, limit) for limit in ALL] == [0, 0, 0, 0]
+
+
+class Listening(Unseen):
+    """Remembers what the store could not be told."""
+
+    def __init__(self) -> None:
+        self.missed: dict[str, int] = {}
+
+    def untold(self, counts: Mapping[str, int]) -> None:
+        self.missed = dict(counts)
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["it is back", "it stays away"])
+async def test_who_ends_during_an_outage_tries_once_more_to_say_how_calls_ended_and_tells_what_nobody_heard(
+    fresh_valkey: Valkey, back: bool
+) -> None:
+    eater, listening = ReplyEater(fresh_valkey.path, fresh_valkey.path.with_name("eater")), Listening()
+    async with eater.listening() as url, opened(fresh_valkey.url) as theirs:
+        ours = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
+        for call in ("refused later", "over"):
+            await ours.reserve((HOUR, SLOTS), call)
+        eater.eating = True
+        with pytest.raises(StoreUnavailable):
+            await ours.reserve((HOUR, SLOTS), "lost")
+        ours.give_back((HOUR, SLOTS), "refused later")
+        ours.release((SLOTS,), "over")
+        ours.extend((SLOTS,), "over")
+        ours.charge_later((HOUR,), "over.here", 3600.0)
+        with suppress(StoreUnavailable):
+            await ours.ping()
+        assert not ours.up
+        eater.eating = not back
+        began_s = asyncio.get_running_loop().time()
+        await ours.close()
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+        if back:
+            assert not listening.missed
+            assert [await used(theirs, limit) for limit in (HOUR, SLOTS)] == [2, 0]
+        else:
+            assert listening.missed == {"give_back": 2, "release": 1, "charge": 1}
+
+
+async def test_what_was_said_last_of_all_is_heard_even_if_its_script_was_forgotten(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url) as theirs:
+        async with opened(fresh_valkey.url) as ours:
+            await ours.reserve((SLOTS,), "call")
+            with fresh_valkey.client() as client:
+                client.script_flush()
+            ours.release((SLOTS,), "call")
+        assert await used(theirs, SLOTS) == 0
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["at the end", "when it is back"])
+async def test_debts_of_many_calls_are_said_some_at_a_time_so_that_none_is_late(
+    fresh_valkey: Valkey, ends: bool
+) -> None:
+    eater, listening = ReplyEater(fresh_valkey.path, fresh_valkey.path.with_name("eater")), Listening()
+    async with eater.listening() as url:
+        ours = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=0.05, observer=listening)
+        await ours.ping()
+        eater.eating = True
+        with pytest.raises(StoreUnavailable):
+            await ours.reserve((HOUR,), "lost")
+        for number in range(2 * AT_ONCE):
+            ours.give_back((HOUR,), str(number))
+        eater.eating = False
+        if ends:
+            await ours.close()
+        async with asyncio.timeout(5):
+            while ours._owed:
+                await asyncio.sleep(0.01)
+        if not ends:
+            await ours.close()
+    with fresh_valkey.client() as client:
+        assert len(client.keys(f"{PREFIX}call:*")) == 2 * AT_ONCE + 1
+    assert not listening.missed
 
 
 def test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers() -> None:
