@@ -109,7 +109,10 @@ def read_public_keys(path: Path) -> Keys:
         entries = listed if isinstance(listed, list) else []
         jwks = [entry for entry in entries if isinstance(entry, dict) and entry.get("use") in (None, USE)]
     else:
-        jwks = [dict(read_public_jwk(path))]
+        try:
+            jwks = [dict(read_public_jwk(path))]
+        except ValueError:
+            raise ValueError("this is neither a key in PEM nor a key set (JWKS)") from None
     found = {thumbprint(key): key for jwk in jwks if (key := _key_from(jwk)) is not None}
     if not found:
         raise ValueError("no Ed25519 key for checkpoints")

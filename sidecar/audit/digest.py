@@ -30,6 +30,7 @@ BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
 FACT_HASH_CHARS = 32  # threats O4: not fewer than 128 bits
 _MAX_KEY_FILE_BYTES = 4096
+_AS = "one looks like what the sidecar made in <data>/keys/audit.key; to make one: openssl rand -hex 32"
 
 
 Mac = Callable[[bytes], str]  # what is still missing of a message, framed, to the 64 hex digits of its HMAC
@@ -108,9 +109,9 @@ def load_key(path: Path) -> AuditKey:
     try:
         secret = bytes.fromhex(raw.decode("ascii").strip())
     except ValueError:
-        raise _unusable(path, "is not one line of hexadecimal digits", hint="openssl rand -hex 32") from None
+        raise _unusable(path, "is not one line of hexadecimal digits", hint=_AS) from None
     if len(secret) < KEY_BYTES:
-        raise _unusable(path, f"holds {len(secret)} bytes; {KEY_BYTES} are needed", hint="openssl rand -hex 32")
+        raise _unusable(path, f"holds {len(secret)} bytes; {KEY_BYTES} are needed", hint=_AS)
     return AuditKey.from_secret(secret)
 
 

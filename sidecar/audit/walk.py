@@ -182,8 +182,7 @@ class Walk:
             self._add("unreadable", f"{len(raw)} bytes without a newline, in a file that was set aside whole")
         else:
             self.report.notes.append(
-                f"{self._path}: {len(raw)} bytes of an unfinished append at the end, no record; "
-                "the next start takes them away"
+                f"{self._path}: {len(raw)} bytes of an unfinished append at the end, no record; a start takes them away"
             )
         return False
 

@@ -16,6 +16,7 @@ from sidecar.audit.following import lines
 from sidecar.audit.render import plain
 from sidecar.cli.audit.files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs
 from sidecar.errors import Refusal
+from sidecar.protocols.jsonrpc import parse_json
 
 
 @click.command("prove")
@@ -75,15 +76,19 @@ def prove(
         click.echo(plain(f"{word}  {what}"))
         click.echo(plain(f"  on record  {told['args_hash']}"))
         click.echo(plain(f"  computed   {digest}  (key {key.id}, namespace {namespace or 'none'})"))
+        click.echo("  not proved that the record is as it was written: `sidecar audit verify` does that")
     sys.exit(0 if fits else NO)
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    raw = text.encode() if text not in ("", "-") else sys.stdin.buffer.read(MAX_LINE_BYTES + 1)
+    here = text not in ("", "-")
+    raw = text.encode("utf-8", "surrogateescape") if here else sys.stdin.buffer.read(MAX_LINE_BYTES + 1)
+    if len(raw) > MAX_LINE_BYTES:
+        raise click.BadParameter(f"these are more than {MAX_LINE_BYTES} bytes", param_hint="--args")
     try:
-        value = orjson.loads(raw) if len(raw) <= MAX_LINE_BYTES else None
-    except orjson.JSONDecodeError as error:
-        raise click.BadParameter(f"this is no JSON: {error}", param_hint="--args") from None
+        value = parse_json(raw)  # as strictly as a call is read: what has two readings proves neither
+    except Refusal as refusal:
+        raise click.BadParameter(f"this is no JSON: {refusal.detail}", param_hint="--args") from None
     if not isinstance(value, dict):
         raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint="--args")
     return value

@@ -123,6 +123,8 @@ def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]
             raise click.UsageError("there is no audit record in standard input")
         for path in found:
             yield partial(logs, (path,))
+    elif Path("-") in paths:
+        raise click.UsageError("standard input is verified alone, without files")
     elif len(paths) == 1 and paths[0].is_file() and not part:
         yield partial(files_of, paths[0])
     else:

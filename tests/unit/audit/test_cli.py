@@ -303,6 +303,11 @@ def test_prove_says_whether_a_hash_stands_for_arguments(path: Path, key_path: Pa
     )
     assert told["proved"] and told["args_hash"] == told["computed"] == records(path)[1]["args_hash"]
 
+    for ambiguous in ('{"limit": 1, "limit": 10, "repo": "acme/site"}', '{"limit": 18446744073709551617}'):
+        assert run(*given, "--args", ambiguous).exit_code == 2
+    for same in ('{"limit": 10.0, "repo": "acme/site"}', '{"limit": 1e1, "repo": "\\u0061cme/site"}'):
+        assert run(*given, "--args", same).exit_code == 0, "RFC 8785 has one way to write a value"
+
     (other := tmp_path / "keys" / "other.key").write_text("ab" * 32)
     other.chmod(0o600)
     foreign = run("prove", path, "--decision", decision_id, "--key", other, "--args", "{}")

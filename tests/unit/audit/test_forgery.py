@@ -149,6 +149,21 @@ def test_an_end_that_another_key_attests_is_open(tmp_path: Path) -> None:
     assert verify([path], key=KEY, public_keys={ours.kid: ours.private.public_key()}).end == "open"
 
 
+@pytest.mark.parametrize(
+    ("option", "content", "told"),
+    [
+        ("--public-key", "ab" * 32, "neither a key in PEM nor a key set"),
+        ("--public-key", '{"keys": []}', "no Ed25519 key for checkpoints"),
+        ("--key", "-----BEGIN PRIVATE KEY-----", "one looks like what the sidecar made"),
+    ],
+)
+def test_a_key_of_another_kind_is_named(path: Path, tmp_path: Path, option: str, content: str, told: str) -> None:
+    (key := tmp_path / "key").write_text(content)
+    key.chmod(0o600)
+    result = run("verify", path, option, key)
+    assert result.exit_code == 3 and str(key) in result.stderr and told in result.stderr.replace("\n", " ")
+
+
 def test_a_log_is_no_witness_of_itself(path: Path) -> None:
     result = run("verify", path, "--checkpoints", path)
     assert result.exit_code == 2 and "attests nothing of itself" in result.output
@@ -163,7 +178,7 @@ def test_a_record_without_an_end_is_not_shown_and_not_passed_over_in_a_part(path
     false = seal(records(part)[0] | {"run_id": "forged"})[0].rstrip(b"\n")
     with path.open("ab") as file:
         file.write(false)
-    assert "no record; the next start takes them away" in run("verify", path.parent, "--key", key_path).output
+    assert "no record; a start takes them away" in run("verify", path.parent, "--key", key_path).output
     with part.open("ab") as file:
         file.write(false)
     assert "forged" not in run("show", path.parent, "--json").output
