@@ -171,16 +171,25 @@ class RedisStream:
         return bytes(reply)
 
     def _ask(self, *command: Any) -> Any:
-        if self._connection is None:
-            connection = self._connect()
-            try:
-                connection.connect()
-            except BaseException:
-                connection.disconnect()
-                raise
-            self._connection = connection
-        self._connection.send_command(*command)
-        return self._connection.read_response(disable_decoding=True)
+        """What is answered. Raises OSError, RedisError."""
+        try:
+            if self._connection is None:
+                self._connection = self._connected()
+            self._connection.send_command(*command)
+            return self._connection.read_response(disable_decoding=True)
+        except (OSError, RedisError):
+            raise
+        except Exception as error:  # whatever redis-py's parser makes of what is no reply
+            raise ConnectionError(f"a foreign reply ({type(error).__name__})") from None
+
+    def _connected(self) -> Connection:
+        connection = self._connect()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -228,10 +228,22 @@ class Writer:
                 if job.record is None:
                     break
                 records.append(job.record)
-            written = _tried(partial(self.sink.append, records))
+            written = _tried(partial(_appended, self.sink, records))
             failed = isinstance(written, Exception)
             ends += [(job, written if failed else None) for job in rest[: len(records) if failed else written]]
         return ends
+
+
+def _appended(sink: Sink, records: Sequence[dict[str, Any]]) -> int:
+    """As `Sink.append`. A fault of ours, or an answer that nobody foresaw, is one more way for it not to be there: who
+    waits is refused, and it is counted and told as such."""
+    try:
+        return sink.append(records)
+    except OSError:
+        raise
+    except Exception as error:
+        log.exception("a sink failed as none should")
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _tried(work: Callable[[], Any]) -> Any:

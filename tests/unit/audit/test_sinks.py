@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,10 +20,11 @@ from typing import Any, Protocol
 
 import orjson
 import pytest
+from redis.connection import Connection as TcpConnection
 from redis.connection import UnixDomainSocketConnection
 
 from sidecar.audit import Audit
-from sidecar.audit.carriers import Chained
+from sidecar.audit.carriers import Chained, Patience
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, parse_head, unseal
 from sidecar.audit.copies import Copied
 from sidecar.audit.file import AuditFile, Found
@@ -471,6 +473,28 @@ async def test_what_a_start_finds_is_found_again_until_it_is_on_record(emptied: 
     async with auditing(place) as audit:
         assert audit.found == ("anchor-forged",)
     assert place.stream().take().what == ()
+
+
+@pytest.mark.parametrize("lie", [b"+OK\r\n", b":abc\r\n", b"%1\r\n", b"$-7\r\nxx\r\n", b"$" + b"9" * 5000 + b"\r\n"])
+def test_what_is_no_reply_is_no_record(lie: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def lies() -> None:
+            peer, _ = server.accept()
+            with peer:
+                while peer.recv(4096):
+                    peer.sendall(lie)
+
+        liar = threading.Thread(target=lies, daemon=True)
+        liar.start()
+        patience = Patience()
+        patience.end()
+        port = server.getsockname()[1]
+        stream = RedisStream(lambda: TcpConnection(port=port, socket_timeout=0.2), STREAM, KEY, patience=patience)
+        with pytest.raises(OSError):
+            Chained(stream, BEGINNING).append([{"v": 1, "event": "control", "seq": None, "prev_hash": None}])
+        stream.close()
+        liar.join(5)
 
 
 async def test_a_stream_keeps_about_as_many_lines_as_it_may(emptied: Valkey) -> None:

@@ -112,6 +112,21 @@ async def test_what_a_full_disk_refuses_is_told_to_everybody_who_waits_and_to_no
         assert disk.written == [4]
 
 
+async def test_a_sink_that_fails_as_none_should_refuses_as_a_full_disk_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, told = Disk(), list[OSError | None]()
+    async with writing(disk) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "append", lambda records: int("no number"))
+            with pytest.raises(OSError, match="ValueError"):
+                await writer.append({"n": 1}, told.append)
+            assert not writer.up and isinstance(told[0], OSError)
+        await writer.append({"n": 2}, told.append)
+        assert writer.up and told[1:] == [None] and disk.written == [2]
+    assert "a sink failed as none should" in caplog.messages
+
+
 async def test_operators_are_told_once_why_and_once_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk()
     async with writing(disk) as writer:
