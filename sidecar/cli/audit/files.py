@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.parts import all_given
+from sidecar.audit.render import plain
 from sidecar.errors import ConfigError
 
 EVIDENCE_BROKEN, CONFIG_INVALID, NO = 5, 3, 1  # CONTRACT 3
@@ -22,7 +25,23 @@ def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
     try:
         return all_given(paths)
     except OSError as error:
-        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+        raise click.UsageError(unreadable(error)) from None
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """What cannot be read, or is deleted meanwhile, is said so. A reader who left is for click."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise click.ClickException(unreadable(error)) from None
+
+
+def unreadable(error: OSError) -> str:
+    """Which file, and why."""
+    return plain(f"{error.filename or 'a file of the log'}: {error.strerror or error}")
 
 
 def keys(paths: Iterable[Path]) -> list[AuditKey]:

@@ -14,7 +14,7 @@ from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.audit.following import lines
 from sidecar.audit.render import plain
-from sidecar.cli.audit.files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs
+from sidecar.cli.audit.files import EVIDENCE_BROKEN, FILE, LOG, NO, keys, logs, reading
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import parse_json
 
@@ -43,7 +43,8 @@ def prove(
     unaltered, `audit verify` proves.
     """
     given = _arguments(arguments)
-    record = _record(logs(paths), decision_id)
+    with reading():
+        record = _record(logs(paths), decision_id)
     key = _key(keys(key_paths), record)
     namespace = claimed["namespace"]
     if namespace is None:

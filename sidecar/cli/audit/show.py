@@ -21,7 +21,7 @@ from sidecar.audit.following import follow, lines
 from sidecar.audit.record import EVENTS
 from sidecar.audit.render import plain, render_kept, render_record, wants_colour
 from sidecar.audit.statistics import Statistics
-from sidecar.cli.audit.files import FILE, LOG, logs
+from sidecar.cli.audit.files import FILE, LOG, logs, reading, unreadable
 from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, Reason
 
@@ -102,16 +102,17 @@ def show(
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
     files = logs(paths)
     colour = wants_colour(sys.stdout, os.environ)
-    if kept:
-        results = [evidence_file] if evidence_file else _evidence_beside(files[0])
-        _show_kept(files, wanted, results, as_json, colour)
-        return
-    records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
-    if stats:
-        _show_statistics(records, as_json)
-        return
-    for record in records:
-        click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
+    with reading():
+        if kept:
+            results = [evidence_file] if evidence_file else _evidence_beside(files[0])
+            _show_kept(files, wanted, results, as_json, colour)
+            return
+        records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
+        if stats:
+            _show_statistics(records, as_json)
+            return
+        for record in records:
+            click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
 
 
 def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -152,8 +153,7 @@ def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_js
             )
     except OSError as error:
         if named:
-            message = f"{error.filename}: {error.strerror}; name it with --evidence-file"
-            raise click.ClickException(message) from None
+            raise click.ClickException(f"{unreadable(error)}; name it with --evidence-file") from None
     for lost in named:
         click.echo(plain(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`"), err=True)
 

@@ -21,7 +21,7 @@ from sidecar.audit.render import plain, plain_data
 from sidecar.audit.report import Ending, Report
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs
+from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs, reading, unreadable
 from sidecar.cli.progress import percent_of
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
@@ -118,7 +118,8 @@ Chain = Callable[[], tuple[Path, ...]]
 
 def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]:
     if paths == STANDARD_INPUT:
-        found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
+        with reading():
+            found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
         if not found:
             raise click.UsageError("there is no audit record in standard input")
         for path in found:
@@ -142,7 +143,7 @@ def _checked(chain: Chain, check: Callable[[Sequence[Path]], Report]) -> tuple[t
             report = check(files)
         except OSError as error:
             if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
-                raise click.ClickException(plain(f"{error.filename}: {error.strerror}")) from None
+                raise click.ClickException(unreadable(error)) from None
             continue
         if report.ok or attempt == ATTEMPTS or files == chain():
             return files, report

@@ -193,6 +193,21 @@ def test_a_sequence_that_no_log_reaches_is_no_record(seq: Any) -> None:
     assert run("verify", "-", given=line).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "command", [("verify",), ("show",), ("show", "--stats"), ("prove", "--decision", "x", "--args", "{}")]
+)
+def test_a_file_that_cannot_be_read_is_said_so(key_path: Path, command: tuple[str, ...]) -> None:
+    key = ("--key", key_path) if command[0] in ("verify", "prove") else ()
+    result = run(*command, "/proc/self/mem", *key)  # its first byte is an EIO
+    assert result.exit_code == 1 and "Input/output error" in result.output
+
+
+def test_more_chains_than_anybody_has_are_said_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.audit.gather.MAX_CHAINS", 0)
+    result = run("verify", "-", given=path.read_bytes())
+    assert result.exit_code == 1 and "more than 0 chains" in result.output
+
+
 # --- words that speak to a terminal -----------------------------------------------------------------------------------
 
 SPEAKING = "\x1b[2J\x1b[Hthe evidence holds\u202e\x9b2J"
