@@ -222,16 +222,16 @@ class Trail:
             self._evidence.let_go(removed)
 
     def _parts(self, path: Path) -> list[tuple[Path, int, End]]:
-        """The parts of this chain, newest first, with their first sequence and their end. What only has the name of
-        one, a copy for instance, is none of those that are kept, and is not deleted."""
-        found, end = [], self.end
+        """The parts of this log, newest first, with their first sequence and their end. What has only the name of one,
+        or says what another says already, is none of those that are kept, and is not deleted."""
+        found, before_seq = [], self.end.seq + 1
         for part in reversed(parts_of(path)):
-            first = first_line(part)
-            if first is None or last_end(part) != end or last_seq_of(part) != end.seq:
+            first, end = first_line(part), last_end(part)
+            if first is None or end is None or not first.seq <= end.seq == last_seq_of(part) < before_seq:
                 log.error("what has the name of a part of the audit is none", extra={"file": part.name})
                 continue
             found.append((part, first.seq, end))
-            end = End(first.seq - 1, first.prev_hash)
+            before_seq = first.seq
         return found
 
     def _say(self, what: str, facts: dict[str, Any]) -> None:
