@@ -1,14 +1,24 @@
-"""How many descriptors may this process have, and for how many callers is that enough?"""
+"""How many descriptors may this process have, for how many callers is that enough, and whose are the first three?"""
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import suppress
 from typing import Final
 
+STDERR: Final = 2
 MOST: Final = 65_536
 OWN: Final = 128  # files, the store, idle connections to upstreams, whoever asks for health
 PER_CALL: Final = 2  # the caller's connection, and one to the upstream
+
+
+def hold_standard() -> None:
+    """Whoever starts us with standard input, output or error closed gives their numbers to the next files, sockets and
+    loops, and what is printed goes there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def take_all() -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -65,6 +66,8 @@ def to_descriptor(descriptor: int) -> Place:
 
     async def place(checkpoint: Checkpoint) -> None:
         nonlocal writing
+        if sys.stdout is None:  # closed from the beginning: what has its number now is not it
+            raise OSError("standard output is closed")
         if writing is not None and not writing.done():
             raise OSError("nobody reads it")
         line = checkpoint.published + b"\n"  # below PIPE_BUF: whole, or not at all

@@ -36,7 +36,7 @@ class Output:
     def take(cls) -> Output:
         """Standard output, for nobody else from now on. Raises SettingsError."""
         try:
-            if sys.stdout is None:  # closed when we began: by now the number may be that of some other file
+            if sys.stdout is None:  # closed from the beginning: what has its number now is not it
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             own = os.dup(STDOUT)
             os.dup2(STDERR, STDOUT)

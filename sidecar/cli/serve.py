@@ -18,7 +18,7 @@ import click
 import orjson
 
 from sidecar.cli.control import ask_control, control_socket
-from sidecar.descriptors import take_all
+from sidecar.descriptors import hold_standard, take_all
 from sidecar.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _config = click.option(
 @_config
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
+    hold_standard()
     _log_to_stderr()
     before, now = take_all()
     if now != before:
