@@ -192,7 +192,18 @@ def test_what_is_written_as_we_write_it_is_read_as_strictly(value: object) -> No
     raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     short = jsonrpc._same_again(raw)
     if short is not None:
-        assert _alike(short, jsonrpc._DECODER.decode(raw.decode()))
+        assert _alike(short, jsonrpc._CHECKING.decode(raw.decode()))
+
+
+@given(
+    st.lists(
+        st.from_regex(r"-?(0|[1-9][0-9]{0,30}|[1-9][0-9]{310})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+    )
+)
+def test_numbers_that_are_not_asked_one_by_one_are_read_as_if_they_were(numbers: list[str]) -> None:
+    raw = f"[{', '.join(numbers)}]".encode()
+    if jsonrpc._is_plain(raw):
+        assert _alike(jsonrpc._DECODER.decode(raw.decode()), jsonrpc._CHECKING.decode(raw.decode()))
 
 
 @pytest.mark.parametrize(
