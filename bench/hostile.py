@@ -3,7 +3,8 @@
     python -m bench.hostile [--seconds 10]
 
 A sidecar runs in this process, as it is configured without a word about bounds; a watch looks at its loop. Callers who
-mean it, and those who do not, are processes of their own: 5,000 connections that never finish their first line, 1,000
+mean it, and those who do not, are processes of their own, and so is the server of each, because what a bomb does to a
+server is not ours to measure: 5,000 connections that never finish their first line, 1,000
 callers who ask for a megabyte and do not read, bodies that are bombs, and all of that at once. The table goes to
 `bench/hostile.json`.
 """
@@ -32,11 +33,11 @@ import click
 import uvloop
 from aiohttp import web
 
-from bench.mixed import SERVER, STATELESS, Behind, Callers, write_folder
+from bench.mixed import STATELESS, Behind, Callers, write_folder
 from bench.process import free_port
 from bench.stalls import Watch
 from sidecar.app import App
-from sidecar.cli.serve import settle_garbage
+from sidecar.cli.serve import settle_interpreter
 
 OUT = Path(__file__).parent / "hostile.json"
 HALF_OPEN, SLOW, BOMBERS, LARGE_BYTES = 5_000, 1_000, 4, 2**20
@@ -45,8 +46,9 @@ FROM = "127.0.0.66"  # where they come from
 AGAIN_S = 5.0  # after which who was hung up on comes again: a thousand each second
 ARRIVE_S, SETTLE_S = 20.0, 2.0  # slow readers come one after the other: what is measured is that they are there
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ANOTHER = "another"  # the server that they call
 _HEAD = (
-    f"POST /mcp/{SERVER} HTTP/1.1\r\nHost: 127.0.0.1:{{port}}\r\nContent-Type: application/json\r\n"
+    f"POST /mcp/{ANOTHER} HTTP/1.1\r\nHost: 127.0.0.1:{{port}}\r\nContent-Type: application/json\r\n"
     f"Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: {STATELESS}\r\n"
     "Mcp-Method: tools/call\r\nMcp-Name: {tool}\r\nContent-Length: {length}\r\n{more}\r\n"
 )
@@ -260,7 +262,7 @@ def main(seconds: float, out: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="hostile") as folder:
-        outside = [Outside(stack, does) for does in (_serve_behind, _call_on, _be_in_the_way)]
+        outside = [Outside(stack, does) for does in (_serve_behind, _serve_behind, _call_on, _be_in_the_way)]
         told = uvloop.run(_measure(Path(folder), outside, seconds))
     out.write_text(json.dumps(told, indent=1) + "\n")
     columns = dict.fromkeys(("calls", "failed"), 0) | dict.fromkeys(("p50_ms", "p99_ms", "p99_ratio"), 1)
@@ -272,12 +274,14 @@ def main(seconds: float, out: Path) -> None:
 
 
 async def _measure(folder: Path, outside: Sequence[Outside], seconds: float) -> dict[str, Any]:
-    behind, callers, nuisance = outside
+    behind, another, callers, nuisance = outside
     ports = {name: free_port() for name in ("port", "other", "admin", "upstream")}
     write_folder(folder / "s", store="memory://", **ports)
+    _add_server(folder / "s", port := free_port())
     await behind.told(ports["upstream"])
+    await another.told(port)
     app, watch = await App.start(folder / "s" / "sidecar.yaml", {}), Watch()
-    settle_garbage()
+    settle_interpreter()
     watching = asyncio.create_task(watch.run())
     told: dict[str, Any] = {}
     try:
@@ -289,6 +293,13 @@ async def _measure(folder: Path, outside: Sequence[Outside], seconds: float) -> 
         watching.cancel()
         await app.stop()
     return told
+
+
+def _add_server(folder: Path, port: int) -> None:
+    settings, rules = folder / "sidecar.yaml", folder / "policies" / "agent_to_tool.csv"
+    server = f'{ANOTHER}: {{mcp: {{url: "http://127.0.0.1:{port}/mcp", transport: http}}, probe: {{enabled: false}}}}'
+    settings.write_text(settings.read_text().replace("upstreams: {", f"upstreams: {{{server}, "))
+    rules.write_text(rules.read_text() + f"p, nhi:other, tool:{ANOTHER}/*, use, -, -, -, allow\n")
 
 
 async def _phase(

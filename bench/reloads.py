@@ -34,7 +34,7 @@ from bench.process import free_port, running, wait_for_port
 from bench.streams import LAST_CHUNK, Caller
 from bench.subjects import upstream
 from sidecar.app import App
-from sidecar.cli.serve import settle_garbage
+from sidecar.cli.serve import settle_interpreter
 from sidecar.workbench.bench import ladder
 
 OUT = Path(__file__).parent / "reloads.json"
@@ -168,7 +168,7 @@ async def _reload_under_load(
 ) -> dict[str, Any]:
     next(versions["a"])
     app = await App.start(config, environment())
-    settle_garbage()
+    settle_interpreter()
     of_revision = {app.live.current.engine.revision: "a"}
     lag, idle = Lag(), Lag()
     took_s: list[float] = []

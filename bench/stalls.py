@@ -31,7 +31,7 @@ import click
 import uvloop
 
 from sidecar.app import App
-from sidecar.cli.serve import settle_garbage
+from sidecar.cli.serve import settle_interpreter
 from sidecar.settings.shipped import shipped
 
 OUT = Path(__file__).parent / "stalls.json"
@@ -284,7 +284,7 @@ def main(out: Path, only: str) -> None:
 async def _measure(folder: Path, outside: Outside, only: str) -> dict[str, Any]:
     _write(folder, f"http://127.0.0.1:{outside.port}/mcp")
     app, watch = await App.start(folder / "sidecar.yaml", {}), Watch()
-    settle_garbage()
+    settle_interpreter()
     watching = asyncio.create_task(watch.run())
     outside.tell(f"http://127.0.0.1:{app.listeners[1].port}/mcp/odd")
     done = _text("done")

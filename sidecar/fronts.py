@@ -74,7 +74,7 @@ class Fronts:
         arrival.check_no_query(turn.raw_path)
         if route.kind == arrival.TOOLS:
             return self.plain.listing(route.server)
-        return self.plain.calling(route.server, route.rest, await _body(turn))
+        return self.plain.calling(route.server, route.rest, await turn.body())
 
     def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
         return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
@@ -82,15 +82,9 @@ class Fronts:
 
 async def read(turn: Turn) -> Message:
     """The message that the request's body is. Raises Refusal: malformed, too large, of another media type."""
-    message = jsonrpc.parse_message(await _body(turn))
+    message = jsonrpc.parse_message(await turn.body())
     turn.address(message, arrival.head_of(turn.headers))
     return message
-
-
-async def _body(turn: Turn) -> bytes:
-    raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
-    turn.record.bytes_in = len(raw)
-    return raw
 
 
 def _understood(turn: Turn, intent: Wanted) -> Wanted:

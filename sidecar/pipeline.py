@@ -45,6 +45,7 @@ from sidecar.intents import Ask, Intent, Leave, Reply, Tell
 from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
 from sidecar.metrics import Metrics
+from sidecar.pacing import Pace
 from sidecar.paired import Paired
 from sidecar.pressure import Pressure
 from sidecar.protocols import eras, mcp_tasks, sse
@@ -89,6 +90,7 @@ class Pipeline:
     pressure: Pressure
     refusals: Refusals
     clock: Callable[[], float]
+    pace: Pace = field(default_factory=Pace)
     draining: bool = False
     inside: int = 0
     over: bool = False
@@ -197,6 +199,7 @@ class Pipeline:
             self.switch.switched_off.refuse_use(intent.call, self.clock())
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
         intent = self._resumed(caller, intent)
+        await turn.breathe()
         await self._check_arguments(turn, service, intent)
         async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
             if turn.front == arrival.EVERY:
@@ -246,6 +249,7 @@ class Pipeline:
     ) -> AsyncIterator[tuple[Lease, float | None]]:
         """Reserved and on record, evidence first, then the upstream. What was not forwarded is given back; what is
         answered `here` takes no slot at the upstream."""
+        await turn.breathe()
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
         if here and plan.slots:
             plan = replace(plan, charges=tuple(charge for charge in plan.charges if charge not in plan.slots))
@@ -259,6 +263,7 @@ class Pipeline:
             await turn.record.decided()
             turn.record.mark("audit")
             try:
+                await turn.breathe()
                 yield lease, plan.timeout_s
             except Refusal as refusal:
                 if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or _unreached(refusal):
@@ -411,7 +416,7 @@ class Pipeline:
             run_id=arrival.correlation_of(headers, "x-run-id"),
             thread_id=arrival.correlation_of(headers, "x-thread-id"),
         )
-        turn = Turn(request, self.live.take(), headers, record, record.protocol)
+        turn = Turn(request, self.live.take(), headers, record, self.pace, record.protocol)
         if turn.now.shadows(self.clock()):
             turn.shadow, record.enforcement = True, "shadow"
         return turn

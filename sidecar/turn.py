@@ -15,13 +15,14 @@ from typing import Any, Literal, Protocol
 from aiohttp import web
 
 from sidecar.answers import Manner, Shape, Told
-from sidecar.arrival import AGENTS, MCP, TASK_API, Headers, trace_headers
+from sidecar.arrival import AGENTS, MCP, TASK_API, Headers, read_body, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import NOTHING_PRESENTED, Presented
 from sidecar.limits import Lease, Plan
 from sidecar.outlets import Outlet, open_stream
+from sidecar.pacing import Pace
 from sidecar.paired import Paired
 from sidecar.protocols import eras, jsonrpc
 from sidecar.protocols.eras import Head
@@ -62,14 +63,16 @@ class Turn:
     heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
     callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
     it is. `unanswered`: it was closed without a word. `dialect` is how refusals are told where not as MCP tells them.
-    `lease` is what the call holds of its limits.
+    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels.
     """
 
     request: web.BaseRequest
     now: Snapshot
     headers: Headers
     record: Recording
+    pace: Pace
     protocol: str = "mcp"
+    large: bool = False
     front: str | None = None
     folder: str = MCP
     server: str = ""
@@ -111,6 +114,19 @@ class Turn:
         """The kind of credential that came, believed or not."""
         kind = self.presented.kinds[0]
         return kind if kind != ANONYMOUS else "none"
+
+    async def body(self, *, a2a: bool = False) -> bytes:
+        """The whole body, when it is its turn. Raises Refusal, as `arrival.read_body` and `Pace.wait` do."""
+        raw = await read_body(self.request, self.headers, self.now.bounds, a2a=a2a)
+        self.record.bytes_in = len(raw)
+        caller = self.record.caller
+        self.large = await self.pace.wait(caller.last.name if caller else self.record.peer, raw)
+        return raw
+
+    async def breathe(self) -> None:
+        """Between two steps that take long with a large body: the others' calls go on."""
+        if self.large:
+            await asyncio.sleep(0)
 
     def enter(self, server: str, folder: str) -> None:
         """The address is an upstream's: from here on refusals are told in its protocol."""

@@ -77,7 +77,7 @@ class AgentFront:
         if turn.verb != "POST":
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         dialect.version = version_of(turn.headers, _query(turn))
-        envelope = jsonrpc.parse_json(await _body(turn))
+        envelope = jsonrpc.parse_json(await turn.body(a2a=True))
         dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.id_in(envelope)
         message = jsonrpc.message_from(envelope)
         return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
@@ -272,7 +272,7 @@ class AgentFront:
         record = await self.pushes.knocked(route.server, "".join(token), "".join(authorization))
         turn.goes_to(record.server)
         turn.record.caller = record.caller
-        await self.pushes.pushed(record, await _body(turn))
+        await self.pushes.pushed(record, await turn.body(a2a=True))
         await turn.record.outcome(http_status=204, bytes_out=0)
         return Whole(204)
 
@@ -360,13 +360,7 @@ async def _json(turn: Turn, operation: Operation) -> Any:
     """The body of HTTP+JSON. What has all that it needs in its address may leave it out."""
     if not turn.request.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
-    return jsonrpc.parse_json(await _body(turn))
-
-
-async def _body(turn: Turn) -> bytes:
-    raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds, a2a=True)
-    turn.record.bytes_in = len(raw)
-    return raw
+    return jsonrpc.parse_json(await turn.body(a2a=True))
 
 
 def _understood(turn: Turn, intent: Operate) -> Operate:

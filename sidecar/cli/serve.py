@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sidecar.app import App
 
 NO, INVALID = 1, 3
+SWITCH_S = 0.0005
 
 log = logging.getLogger("sidecar.serve")
 
@@ -114,7 +115,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     app = await _started(path, environ, stop)
     if app is None:
         return
-    settle_garbage()
+    settle_interpreter()
     reloading = loop.create_task(_reload_at(hangup, app))
     _announce(app)  # last: whoever reads it may signal at once
     await stop.wait()
@@ -139,12 +140,17 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
     return await starting
 
 
-def settle_garbage() -> None:
+def settle_interpreter() -> None:
     """What a start made lives as long as the process: the collector need not walk it again. And calls leave little
-    behind, so it may look less often; a pass over all then finds a few thousand objects, not half a million."""
+    behind, so it may look less often; a pass over all then finds a few thousand objects, not half a million.
+
+    Beside the loop threads hash what is large. One that is at it gives way to the loop when asked; by default after 5
+    ms, each time that the loop comes round.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    sys.setswitchinterval(SWITCH_S)
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:

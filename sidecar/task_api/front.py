@@ -110,9 +110,7 @@ class TaskFront:
             return wanted_in(turn.now, turn.raw_path.partition("?")[2])
         turn.asks("message/send")
         arrival.check_no_query(turn.raw_path)
-        raw = await arrival.read_body(turn.request, turn.headers, turn.now.bounds)
-        turn.record.bytes_in = len(raw)
-        order, task_id = order_in(turn.now, caller, raw), self.new_id()
+        order, task_id = order_in(turn.now, caller, await turn.body()), self.new_id()
         turn.record.request_id = task_id
         return Create(sends(task_id, order.target, order.task_type, order.input), order, task_id)
 
