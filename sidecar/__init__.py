@@ -22,6 +22,7 @@ A call's way, and where each question is answered:
     replicas   whether the others serve the same policy
     sources/   policies that lie elsewhere: signed bundles, git refs
     turn       what is known of one request while it is on its way
+    pacing     when a large body has its turn
     oversight  whether who was let in may still have what they have; places: how many streams each may have
     drift      whether a server's tools are still those that were approved
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found

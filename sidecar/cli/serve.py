@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sidecar.app import App
 
 NO, INVALID = 1, 3
-SWITCH_S = 0.0005
+SWITCH_S = 0.001
 
 log = logging.getLogger("sidecar.serve")
 
