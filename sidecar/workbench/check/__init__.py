@@ -43,6 +43,7 @@ LINTS: Sequence[Lint] = (
     matching.actions_never_asked,
     matching.roles_nobody_has,
     matching.on_no_upstream,
+    matching.limits_nothing,
     conditions.roles_asked,
     conditions.always_the_same,
     conditions.arguments_nowhere,
@@ -107,6 +108,7 @@ def check(
         written=written,
         now_s=time.time() if now_s is None else now_s,
         budgets=budgets,
+        budgets_file=str(place.policies / BUDGETS_FILE),
         names=place.names,
         granting=granting,
         soon_days=soon_days,
@@ -137,6 +139,8 @@ def _fault(finding: Finding, written: Written) -> Fault:
         place = written.rule(finding.rule, finding.column, finding.part)
     elif finding.name:
         place = written.link(finding.name)
+    elif finding.file and finding.part:
+        place = written.mention(finding.file, finding.part)
     if place is None:
         file = finding.file or str(written.files[0] if written.files else "")
         return Fault(file, 0, 0, finding.code, finding.message, hint, severity="warning")

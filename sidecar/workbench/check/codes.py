@@ -211,6 +211,11 @@ SUSPICIOUS: Mapping[str, Meaning] = {
         "Correct the server's name, or add it to upstreams.",
         "warning",
     ),
+    "P608": Meaning(
+        "An entry of budgets.yaml that counts nothing",
+        "Correct the server's or role's name: as it stands, its limit bounds nobody.",
+        "warning",
+    ),
     "P611": Meaning(
         "An allow rule that a deny rule covers",
         "Everything that it allows is denied: take one of the two away, or narrow the deny.",

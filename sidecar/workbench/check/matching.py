@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 
+from sidecar.limits.plan import Entry
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS, USED
 from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
@@ -104,6 +105,27 @@ def on_no_upstream(policy: Policy) -> Iterator[Finding]:
         if not policy.on_known_server(element):
             server = element.partition(":")[2].partition("/")[0]
             yield Finding("P607", f"no upstream {shown(server)}", meant(server, names), name=element)
+
+
+def limits_nothing(policy: Policy) -> Iterator[Finding]:
+    """P608: an entry of budgets.yaml that counts nobody's calls: a slip there leaves everybody without that limit."""
+    written = [entry.object if entry.unit else entry.pattern for entry in policy.budgets.entries if _on_objects(entry)]
+    for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
+        if not policy.on_known_server(pattern):
+            server = pattern.partition(":")[2].partition("/")[0]
+            names = policy.names or frozenset()
+            hint = meant(server, names) or f"there are {_some(names)}"
+            message = f"no upstream fits {shown(pattern)}: nothing is counted there"
+            yield Finding("P608", message, hint, file=policy.budgets_file, part=pattern)
+    roles = [entry.pattern for entry in policy.budgets.entries if entry.pattern.startswith("role:")]
+    for role in dict.fromkeys(roles):
+        if "*" not in role and not policy.members.get(role) and not policy.may_be_granted(role):
+            message = f"nobody has {shown(role)}: nothing is counted for it"
+            yield Finding("P608", message, near(role, policy.members), file=policy.budgets_file, part=role)
+
+
+def _on_objects(entry: Entry) -> bool:
+    return entry.source == "tools" or bool(entry.unit)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -55,7 +55,8 @@ class Granting(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What a lint saw. Where: in a rule (a column of it, a part of that), where a role or set is filled, or a file."""
+    """What a lint saw. Where: in a rule (a column of it, a part of that), where a role or set is filled, or a file (and
+    where a part of it stands there first)."""
 
     code: str
     message: str
@@ -75,6 +76,7 @@ class Policy:
     written: Written
     now_s: float
     budgets: Budgets = field(default_factory=Budgets)
+    budgets_file: str = ""
     names: frozenset[str] | None = None
     granting: Sequence[Granting] | None = None
     soon_days: float = 14

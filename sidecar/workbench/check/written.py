@@ -56,6 +56,13 @@ class Written:
             self._texts[file] = text.replace("\r\n", "\n").split("\n") if text is not None else []
         return self._texts[file]
 
+    def mention(self, file: str, part: str) -> Place | None:
+        """Where it stands first in a file."""
+        for number, text in enumerate(self.lines(file), 1):
+            if (at := text.find(part)) >= 0 and not text.lstrip().startswith("#"):
+                return Place(self.line(file, number), at + 1, len(part))
+        return None
+
     def line(self, file: str, number: int) -> Line:
         lines = self.lines(file)
         return Line(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
