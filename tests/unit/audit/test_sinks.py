@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import socket
 import threading
 import time
@@ -22,10 +23,11 @@ import orjson
 import pytest
 from redis.connection import Connection as TcpConnection
 from redis.connection import UnixDomainSocketConnection
+from redis.exceptions import RedisError
 
 from sidecar.audit import Audit
-from sidecar.audit.carriers import Chained, Patience
-from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, parse_head, unseal
+from sidecar.audit.carriers import Append, Chained, Patience
+from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, End, parse_head, unseal
 from sidecar.audit.copies import Copied
 from sidecar.audit.file import AuditFile, Found
 from sidecar.audit.gather import gather
@@ -126,11 +128,12 @@ class InRedis:
     key: Any = KEY
     older: Any = ()
     max_length: int | None = None
+    login: Any = None
 
     def stream(self) -> RedisStream:
         def connect() -> UnixDomainSocketConnection:
             timeouts = {"socket_timeout": 0.3, "socket_connect_timeout": 0.3}
-            return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts)
+            return UnixDomainSocketConnection(path=str(self.valkey.path), **timeouts, **(self.login or {}))
 
         return RedisStream(connect, STREAM, self.key, older=self.older, max_length=self.max_length)
 
@@ -535,3 +538,36 @@ async def test_a_copy_has_the_very_lines_and_nobody_waits_for_it(tmp_path: Path,
             assert both.copied.lost > 0
     assert len(whole(to_file.lines())) == 440 and verify([to_file.path], key=KEY).ok
     assert len(there.lines()) == 440 - both.copied.lost == both.copied.copied
+
+
+EVIDENCE = re.search(
+    r"^ACL SETUSER evidence on >PASSWORD (.*)$", Path("docs/audit.md").read_text("utf-8"), re.MULTILINE
+)
+
+
+def test_the_rights_that_are_told_are_enough_for_the_stream_and_none_of_them_is_too_much(valkey: Valkey) -> None:
+    """Written whole, kept short, and read back, by a user who may do this; and with one right less, not."""
+    assert EVIDENCE
+    rights = EVIDENCE[1].replace("STREAM", STREAM).split()
+
+    def works(*given: str) -> bool:
+        with valkey.client() as client:
+            client.delete(STREAM, f"{{{STREAM}}}:head")
+            client.execute_command("ACL", "SETUSER", "evidence", "reset", "on", ">hush", *given)
+        stream = InRedis(valkey, login={"username": "evidence", "password": "hush"}, max_length=10).stream()
+        try:
+            end = stream.take().end
+            stream.carry(Append((b"{}\n",), end, End(1, end.hash)))
+            return bool(list(stream.lines())) and bool(stream.head())
+        except (SettingsError, OSError, RedisError):
+            return False
+        finally:
+            stream.close()
+
+    try:
+        assert works(*rights)
+        for less in (right for right in rights if right[0] in "+~" and right != "+auth"):  # AUTH is always allowed
+            assert not works(*(right for right in rights if right != less)), less
+    finally:
+        with valkey.client() as client:
+            client.execute_command("ACL", "DELUSER", "evidence")

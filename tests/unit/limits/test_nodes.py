@@ -19,7 +19,7 @@ from sidecar.limits import StoreUnavailable
 from sidecar.limits.nodes import PREFIX, SLOT, Cluster, NobodyCountsError, Sentinels, finder_of
 from sidecar.limits.plan import Charge
 from sidecar.limits.redis import RedisStore
-from sidecar.settings.store import StoreSettings, StoreTls
+from sidecar.settings.store import SentinelLogin, StoreSettings, StoreTls
 from tests.unit.identity.authority import authority
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -121,6 +121,31 @@ async def test_many_may_ask_sentinels_at_once(servers: Watched) -> None:
     connections = await asyncio.gather(*(finder.find() for _ in range(8)))
     assert all(await asyncio.gather(*(finder.still() for _ in range(8))))
     await asyncio.gather(*(connection.disconnect(nowait=True) for connection in connections), finder.close())
+
+
+async def test_a_user_of_the_sentinels_may_ask_who_is_primary_and_nothing_else(
+    servers: Watched, tmp_path: Path
+) -> None:
+    told = re.search(r"At the Sentinels: `(.*)`, and no key", TOLD)
+    assert told
+    rights = told[1].split()
+    (tmp_path / "password").write_text("hush\n")
+    login = SentinelLogin(username="asks", password_path=tmp_path / "password")
+    finder = finder_of(StoreSettings(url=servers.url, sentinel=login))
+    try:
+        for given, enough in ((rights, True), (rights[:-1], False)):
+            for node in servers.sentinels:
+                node.ask("ACL", "SETUSER", "asks", "reset", "on", ">hush", *given)
+            if enough:
+                connection = await finder.find()
+                await connection.disconnect()
+            else:
+                with pytest.raises(redis.exceptions.RedisError):
+                    await finder.find()
+            await finder.close()
+    finally:
+        for node in servers.sentinels:
+            node.ask("ACL", "DELUSER", "asks")
 
 
 async def test_a_service_that_no_sentinel_knows_is_nobody(servers: Watched) -> None:

@@ -345,14 +345,34 @@ SOURCES = Path(sidecar.__file__).parent
 TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE)
 
 
+PARTS = {
+    "limits and budgets": ("limits/*.lua",),
+    "disabled principals and tools, always": ("disabled/*.lua",),
+    "news between replicas, always": ("replicas.lua",),
+    "`sessions.store: redis`": ("upstreams/*.lua",),
+    "`tasks.store: redis`": ("tasks/*.lua", "task_api/*.lua", "callbacks/*.lua"),
+    "proofs of DPoP that are believed once": ("identity/proofs.py",),
+    "checkpoints, `to: [store]`": ("audit/herald.py",),
+}
+
+
+def called(*patterns: str) -> set[str]:
+    """What the scripts in these files call."""
+    texts = [path.read_text("utf-8") for pattern in patterns for path in SOURCES.glob(pattern)]
+    return {name.lower() for text in texts for name in re.findall(r"redis\.call\('([A-Z]+)'", text)}
+
+
 def test_the_rights_that_are_told_are_those_of_every_script_in_the_store_and_no_more() -> None:
     assert TOLD
-    told = set(re.findall(r"\+(\S+)", TOLD[1]))
-    scripts = [path for path in (*SOURCES.rglob("*.lua"), *SOURCES.rglob("proofs.py")) if path.parent.name != "audit"]
-    called = {
-        name.lower() for path in scripts for name in re.findall(r"redis\.call\('([A-Z]+)'", path.read_text("utf-8"))
+    rows = dict(re.findall(r"^\| (.*) \| `(\+.*)` \|$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE))
+    assert {part: set(re.findall(r"\+(\S+)", told)) for part, told in rows.items()} == {
+        part: called(*patterns) for part, patterns in PARTS.items()
     }
-    assert told == called | {"auth", "hello", "select", "ping", "eval", "evalsha", "script|load"}
+    assert {path.relative_to(SOURCES).parts[0] for path in SOURCES.rglob("*.lua")} <= {
+        pattern.partition("/")[0] for patterns in PARTS.values() for pattern in patterns
+    }
+    connects = {"auth", "hello", "select", "ping", "eval", "evalsha", "script|load"}
+    assert set(re.findall(r"\+(\S+)", TOLD[1])) == connects.union(*(called(*patterns) for patterns in PARTS.values()))
 
 
 async def test_a_user_who_may_do_nothing_else_is_enough_and_a_wrong_password_is_an_outage(fresh_valkey: Valkey) -> None:
