@@ -21,7 +21,12 @@ function ask.hour(key, amount, most)
   local bucket = math.floor(now / MINUTE)
   local got = redis.call('HMGET', key, 'm', 'n', bucket)
   local last, total, count, left = whole(got[1], bucket), whole(got[2], 0), whole(got[3], 0), {}
-  if last > bucket then
+  if last - bucket > WINDOW then -- no window reaches so far: the clock was ahead, and would stand still for as long
+    redis.call('DEL', key)
+    redis.call('HSET', key, 'm', bucket, 'n', total, bucket, total)
+    redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000)
+    last, count = bucket, total
+  elseif last > bucket then
     bucket = last
     count = whole(redis.call('HGET', key, bucket), 0)
   end
@@ -66,6 +71,11 @@ function ask.day(key, amount, most)
   local today = math.floor(now / DAY)
   local day, count = whole(got[1], today), whole(got[2], 0)
   if day < today then day, count = today, 0 end
+  if day - today > 1 then -- as for hours
+    day = today
+    redis.call('HSET', key, 'd', day)
+    redis.call('PEXPIRE', key, math.ceil(((today + 1) * DAY - now) / 1000) + 3600000)
+  end
   local reset = (day + 1) * DAY
   local wait = count + amount > most and reset - now or 0
   return math.max(0, most - count), wait, reset, function()
@@ -87,11 +97,18 @@ end
 function ask.month(key, amount, most)
   local got = redis.call('HMGET', key, 'b', 'e', 'n')
   local from, reset, count = whole(got[1], 0), whole(got[2], 0), whole(got[3], 0)
-  if now >= reset then
+  local ahead = reset - now > 62 * DAY -- as for hours
+  if now >= reset or ahead then
     local month = 1970 * 12 + math.floor(now / DAY / 30.436875)
     while begins(month) > now do month = month - 1 end
     while begins(month + 1) <= now do month = month + 1 end
-    from, reset, count = begins(month), begins(month + 1), 0
+    from, reset = begins(month), begins(month + 1)
+    if ahead then
+      redis.call('HSET', key, 'b', from, 'e', reset)
+      redis.call('PEXPIRE', key, math.ceil((reset - now) / 1000) + 3600000)
+    else
+      count = 0
+    end
   end
   local wait = count + amount > most and reset - now or 0
   return math.max(0, most - count), wait, reset, function()
@@ -123,7 +140,13 @@ end
 -- sorted set: owner → end of its lease
 function ask.concurrency(key, amount, most)
   local held = redis.call('ZCOUNT', key, string.format('(%.0f', now), '+inf')
-  local wait = held >= most and SLOT_WAIT or 0
+  local wait = 0
+  if held >= most then
+    wait = SLOT_WAIT
+    -- No lease is so long: the clock was ahead, and whoever died then would keep its slot for as long.
+    local ahead = redis.call('ZRANGEBYSCORE', key, string.format('(%.0f', now + 2 * lease), '+inf')
+    for _, owner in ipairs(ahead) do redis.call('ZADD', key, now + lease, owner) end
+  end
   return math.max(0, most - held), wait, 0, function()
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
     redis.call('ZADD', key, now + lease, owner)

@@ -9,7 +9,9 @@ the two against each other. What each counter answers: `has_room` and `ask` read
     Rate      rate          GCRA: one number, the time at which the burst is whole again
     Slots     concurrency   leases that end by themselves
 
-A clock that steps back loses no count: a counter goes on in the latest bucket, day or month that it has seen.
+A clock that steps back loses no count: a counter goes on in the latest bucket, day or month that it has seen. One that
+was ahead by more than the next of them is believed no more: what was counted counts from now on, or its limit would
+stand still until the time comes that was never meant.
 """
 
 from __future__ import annotations
@@ -46,23 +48,28 @@ Told = tuple[int, int, int]
 class Sliding:
     """At most `most` in any 60 buckets of `bucket_us`, counted over the current bucket and the 60 before it."""
 
-    __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_total")
+    __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_far_us", "_total")
 
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
+        self._far_us = (WINDOW_BUCKETS + 1) * bucket_us
         self._buckets: deque[list[int]] = deque()  # [its end in µs, count], oldest first
         self._ends_us = 0  # the current bucket's end
         self._total = 0
 
     def _turn(self, now_us: int) -> None:
-        """A new bucket begins; the oldest may leave the window."""
-        self._ends_us = ends_us = (now_us // self._bucket_us + 1) * self._bucket_us
-        buckets, first_us = self._buckets, ends_us - WINDOW_BUCKETS * self._bucket_us
+        """A new bucket begins; the oldest may leave the window. Or the clock was far ahead."""
+        was_us, self._ends_us = self._ends_us, (now_us // self._bucket_us + 1) * self._bucket_us
+        ends_us, buckets = self._ends_us, self._buckets
+        if was_us > ends_us and buckets:
+            buckets.clear()
+            buckets.append([ends_us, self._total])
+        first_us = ends_us - WINDOW_BUCKETS * self._bucket_us
         while buckets and buckets[0][0] < first_us:
             self._total -= buckets.popleft()[1]
 
     def has_room(self, charge: Charge, now_us: int) -> bool:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return self._total + charge.amount <= charge.most
 
@@ -84,7 +91,7 @@ class Sliding:
         return ends_us + WINDOW_BUCKETS * self._bucket_us
 
     def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         ends_us, buckets = self._ends_us, self._buckets
         if buckets and buckets[-1][0] == ends_us:
@@ -103,26 +110,30 @@ class Sliding:
                 return
 
     def idle(self, now_us: int) -> bool:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return not self._total
 
 
 class Calendar:
-    """At most `most` in one period of the calendar: `end_of` is the end of the one around a moment, in µs."""
+    """At most `most` in one period of the calendar: `end_of` is the end of the one around a moment, in µs; two of them
+    last no longer than `far_us`."""
 
-    __slots__ = ("_count", "_end_of", "_ends_us")
+    __slots__ = ("_count", "_end_of", "_ends_us", "_far_us")
 
-    def __init__(self, end_of: Callable[[int], int]) -> None:
+    def __init__(self, end_of: Callable[[int], int], far_us: int) -> None:
         self._end_of = end_of
+        self._far_us = far_us
         self._ends_us = 0
         self._count = 0
 
     def _turn(self, now_us: int) -> None:
-        self._ends_us, self._count = self._end_of(now_us), 0
+        if self._ends_us <= now_us:
+            self._count = 0
+        self._ends_us = self._end_of(now_us)
 
     def has_room(self, charge: Charge, now_us: int) -> bool:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return self._count + charge.amount <= charge.most
 
@@ -131,7 +142,7 @@ class Calendar:
         return Standing(max(0, charge.most - self._count), wait_us, self._ends_us)
 
     def charge(self, charge: Charge, now_us: int, owner: str) -> Told:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         self._count = count = self._count + charge.amount
         return charge.most - count, 0, self._ends_us
@@ -141,9 +152,19 @@ class Calendar:
             self._count = max(0, self._count - charge.amount)
 
     def idle(self, now_us: int) -> bool:
-        if now_us >= self._ends_us:
+        if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
         return not self._count
+
+
+def by_day() -> Calendar:
+    """A counter of days, UTC."""
+    return Calendar(day_end_us, 2 * DAY_US)
+
+
+def by_month() -> Calendar:
+    """A counter of months, UTC."""
+    return Calendar(month_end_us, 62 * DAY_US)
 
 
 def day_end_us(moment_us: int) -> int:
@@ -220,6 +241,8 @@ class Slots:
         self._none_ends_before_us = 0
 
     def _reap(self, now_us: int) -> None:
+        if self._none_ends_before_us - now_us > 2 * self._lease_us:  # no lease is so long: the clock was ahead
+            self._ends_us = dict.fromkeys(self._ends_us, now_us + self._lease_us)
         self._none_ends_before_us = now_us + self._lease_us
         ended = []
         for owner, end_us in self._ends_us.items():
@@ -231,7 +254,7 @@ class Slots:
             del self._ends_us[owner]
 
     def has_room(self, charge: Charge, now_us: int) -> bool:
-        if now_us >= self._none_ends_before_us:
+        if not 0 < self._none_ends_before_us - now_us <= 2 * self._lease_us:
             self._reap(now_us)
         return len(self._ends_us) < charge.most
 

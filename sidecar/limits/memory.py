@@ -12,14 +12,13 @@ from itertools import islice
 
 from sidecar.limits.counters import (
     SECOND_US,
-    Calendar,
     Counter,
     Rate,
     Sliding,
     Slots,
     Standing,
-    day_end_us,
-    month_end_us,
+    by_day,
+    by_month,
 )
 from sidecar.limits.plan import Charge, Kind
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
@@ -131,9 +130,9 @@ class MemoryStore:
             case "hour":
                 return Sliding()
             case "day":
-                return Calendar(day_end_us)
+                return by_day()
             case "month":
-                return Calendar(month_end_us)
+                return by_month()
             case "rate":
                 return Rate()
             case "concurrency":

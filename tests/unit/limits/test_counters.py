@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.limits.counters import Calendar, Counter, Rate, Sliding, Slots, day_end_us, month_end_us
+from sidecar.limits.counters import Counter, Rate, Sliding, Slots, by_day, by_month
 from sidecar.limits.plan import Charge
 from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, START_US, charge
 
@@ -61,14 +61,14 @@ def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_acro
 
 @given(PAUSES_US, st.integers(1, 4))
 def test_no_calendar_day_has_more_than_its_quota(pauses_us: list[int], most: int) -> None:
-    moments = admitted_at(Calendar(day_end_us), charge("day", most), pauses_us)
+    moments = admitted_at(by_day(), charge("day", most), pauses_us)
     days = [moment // DAY_US for moment in moments]
     assert all(days.count(day) <= most for day in days)
 
 
 @given(st.lists(st.integers(0, 20 * DAY_US), max_size=40), st.integers(1, 4))
 def test_no_calendar_month_has_more_than_its_quota(pauses_us: list[int], most: int) -> None:
-    moments = admitted_at(Calendar(month_end_us), charge("month", most), pauses_us)
+    moments = admitted_at(by_month(), charge("month", most), pauses_us)
     months = [time.strftime("%Y-%m", time.gmtime(moment // 1_000_000)) for moment in moments]
     assert all(months.count(month) <= most for month in months)
 
@@ -131,8 +131,8 @@ def test_a_lease_taken_after_the_clock_stepped_back_ends_no_later_for_it() -> No
 def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None:
     counters: list[tuple[Charge, Callable[[], Counter]]] = [
         (charge("hour", 2), Sliding),
-        (charge("day", 2), lambda: Calendar(day_end_us)),
-        (charge("month", 2), lambda: Calendar(month_end_us)),
+        (charge("day", 2), by_day),
+        (charge("month", 2), by_month),
         (charge("rate", 2, interval_us=1_000_000), Rate),
         (charge("concurrency", 2), lambda: Slots(60_000_000)),
     ]

@@ -300,6 +300,25 @@ async def test_a_clock_that_steps_back_lifts_no_limit_and_blocks_nobody_for_ever
     assert await remaining(stage, limit) == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "again_after_us"),
+    [("hour", 61 * MINUTE_US), ("day", DAY_US), ("month", 3 * DAY_US), ("concurrency", 60_000_000)],
+)
+async def test_a_clock_that_was_a_year_ahead_stops_a_limit_for_no_longer_than_the_limit_does(
+    stage: Stage, kind: Kind, again_after_us: int
+) -> None:
+    """It begins on the 28th of November, at midnight."""
+    limit = charge(kind, 2)
+    stage.to(START_US + 400 * DAY_US)
+    for call in ("one", "two"):
+        assert (await stage.store.reserve((limit,), call)).admitted
+    for at_us in (START_US, START_US + again_after_us - 1):
+        stage.to(at_us)
+        assert not (await stage.store.reserve((limit,), f"within-{at_us}")).admitted, "what was counted counts"
+    stage.to(START_US + again_after_us)
+    assert [(await stage.store.reserve((limit,), f"then-{n}")).admitted for n in range(3)] == [True, True, False]
+
+
 async def test_a_rate_goes_on_at_its_pace_after_a_clock_that_stepped_back(stage: Stage) -> None:
     await fill(stage, RATE, times=3)
     stage.wait(-HOUR_US)
