@@ -48,12 +48,19 @@ def show(principal: str, tool: str, limit: str, path: Path, as_json: bool) -> No
         return
     rows = [_HEAD, *map(_row, answer["limits"])]
     if len(rows) == 1:
-        click.echo("no limit is used")
+        click.echo(_nothing(principal, limit))
         return
     for line in _aligned(rows):
         click.echo(line)
     if answer["more"]:
         click.echo("and more: ask for a principal, a tool or a limit")
+
+
+def _nothing(principal: str, limit: str) -> str:
+    of_that_name = f" of the name {limit}" if limit else ""
+    if principal:  # used or not
+        return f"no limit{of_that_name} counts {principal}"
+    return f"no limit{of_that_name} is used: of principals, this sidecar knows whom it charged since it started"
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

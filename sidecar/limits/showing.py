@@ -84,6 +84,8 @@ class Showing:
         names = [wanted.principal] if wanted.principal else [*self.known]
         found = {one.charge.key: one for one in _counted(wanted, self.budgets, rules, names, roles_of)}
         asked = list(islice(found.values(), MAX_SHOWN))
+        if not asked:
+            await self.store.ping()  # that nothing is used cannot be said of a store that is out
         standings: list[Standing] = []
         for start in range(0, len(asked), READ_AT_ONCE):
             standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))

@@ -125,7 +125,10 @@ async def test_the_command_prints_lines_for_people_and_json_for_programs(tmp_pat
         ]  # fmt: skip
         told = json.loads((await command(running, "--tool", "files/read", "--json")).output)
         assert ("tools:tool:files/*:day", None) in names(told)
-        assert (await command(running, "--limit", "nothing")).output == "no limit is used\n"
+        assert "no limit of the name nothing is used:" in (await command(running, "--limit", "nothing")).output
+        assert (await command(running, "--principal", "user:x", "--limit", "other")).output == (
+            "no limit of the name other counts user:x\n"
+        )
         assert (await command(running, "--principal", "alice")).exit_code == 2
 
 
@@ -140,11 +143,13 @@ async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Pa
 async def test_a_store_that_is_out_is_said_to_be_out(tmp_path: Path) -> None:
     async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
 
-        async def out(charges: object) -> None:
+        async def out(*_: object) -> None:
             raise StoreUnavailable("out")
 
         running.app.limiter.store.look = out  # type: ignore[assignment,method-assign]
         assert await shown(running) == 503
+        running.app.limiter.store.ping = out  # type: ignore[method-assign]
+        assert await shown(running, "?limit=nothing") == 503, "that nothing is used is not known"
 
 
 async def test_what_is_known_and_what_is_shown_have_bounds() -> None:
