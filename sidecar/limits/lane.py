@@ -177,6 +177,8 @@ class FastLane:
             if len(self._ways) > MAX_WAYS:
                 _, oldest = self._ways.popitem(last=False)
                 self._end(oldest)
+        else:
+            self._ways.move_to_end(id(charges))  # many plans that are rare push no other out
         return way
 
     def _count(self, way: _Way) -> None:
@@ -200,6 +202,9 @@ class FastLane:
         way.left = min(verdict.numbers[::3])
         if verdict.admitted:
             way.block = _Block(way.charges, block_id, verdict, began_s, size, size, touched_s=began_s)
+            if self._ways.get(id(way.charges)) is not way:  # pushed out meanwhile: nobody would look after it
+                way.pace = 0.0
+                self._end(way)
             self._look_later()
         else:
             way.left = 0  # there is room for fewer, if for any: each asks for itself

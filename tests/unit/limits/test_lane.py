@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.limits import Charge, open_store
+from sidecar.limits import lane as lane_module
 from sidecar.limits.lane import SHARE, FastLane
 from sidecar.limits.memory import MemoryStore
 from sidecar.limits.store import Charges, Store, StoreUnavailable, Verdict
@@ -31,12 +32,16 @@ class Counted:
         self.inner = inner
         self.asked: list[int] = []
         self.given_back: list[int] = []
+        self.late: Callable[[], Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         self.asked.append(charges[0].amount)
+        if self.late is not None and charges[0].amount > 1:
+            late, self.late = self.late, None
+            await late()
         verdict: Verdict = await self.inner.reserve(charges, decision_id)
         return verdict
 
@@ -133,6 +138,30 @@ async def test_a_call_that_was_not_forwarded_gives_its_charge_back_once() -> Non
         clocks.now_s += 1
         await asyncio.sleep(IDLE_S * 3)
         assert await used(store) == 150 + 54
+
+
+async def test_many_plans_that_are_rare_push_no_hot_one_out_nor_is_a_block_of_one_that_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_module, "MAX_WAYS", 3)
+    rare = [(Charge("row:r", "hour", f"hour:{number}", 1000),) for number in range(10)]
+    async with in_a_hurry() as (lane, store, clocks):
+        before, calls = len(store.asked), 0
+        for number, plan in enumerate(rare):
+            calls += len(await hurried(lane, clocks, calls=10))
+            await lane.reserve(plan, f"rare-{number}")
+        assert calls == 100 and len(store.asked) - before < 20
+
+        async def late(*_: object) -> None:
+            for other in rare:
+                lane._way(other)
+
+        store.late = late
+        let_in = len(await hurried(lane, clocks, calls=33))  # the block of before is used up, another is asked for
+        assert store.late is None
+        clocks.now_s += 20
+        await asyncio.sleep(IDLE_S * 3)
+        assert await used(store) == 150 + calls + let_in
 
 
 async def test_the_same_call_is_charged_once() -> None:
