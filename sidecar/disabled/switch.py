@@ -163,7 +163,7 @@ class KillSwitch:
             for _ in range(ROUNDS):
                 sent = dict(self._untold)
                 told = await self._share(MERGE, KEY, self._arguments())
-                if told is None or not await self._heard(told, sent):
+                if not _is_told(told) or not await self._heard(told, sent):
                     return
 
     def _arguments(self) -> list[str]:
@@ -236,6 +236,11 @@ def _check_object(name: str, reason: str = "") -> None:
         raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", invalid=True)
     if not is_reason(reason):
         raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
+
+
+def _is_told(told: Any) -> bool:
+    """Whether a store said anything that can be heard; what else it says must not end the hearing."""
+    return isinstance(told, list) and bool(told) and all(isinstance(word, bytes) for word in told)
 
 
 def _listed(told: list[bytes], before: Mapping[str, _Listed]) -> dict[str, _Listed]:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import orjson
 from cryptography.exceptions import InvalidTag
@@ -60,9 +60,11 @@ class Record(NamedTuple):
         return (nonce + AESGCM(_digest(_SEALED, session_id)).encrypt(nonce, plain, _ABOUT)).hex()
 
 
-def opened(session_id: str, sealed: bytes) -> Record | None:
+def opened(session_id: str, sealed: object) -> Record | None:
     """The record; None for what nobody sealed who had this id, or a newer release wrote in another way. A member that
     is unknown says nothing that we must know."""
+    if not isinstance(sealed, bytes):
+        return None
     try:
         raw = bytes.fromhex(sealed.decode("ascii"))
         said = orjson.loads(
@@ -126,7 +128,7 @@ class Roaming:
             return ()
         if self.sessions.get(session_id) is not None:  # also if another request of it was quicker
             return ()
-        record = opened(session_id, cast(bytes, sealed))
+        record = opened(session_id, sealed)
         if record is None or (record.owner, record.server) != (caller.binding, server):
             return ()  # as if there were none
         return self._take(session_id, caller, record)

@@ -261,6 +261,7 @@ def test_a_record_opens_for_its_own_session_alone() -> None:
     sealed = RECORD.sealed("a" * 43).encode()
     assert opened("a" * 43, sealed) == RECORD
     assert opened("b" * 43, sealed) is None
+    assert [opened("a" * 43, foreign) for foreign in (7, True, [sealed], b"\xff", b"")] == [None] * 5
     assert key_of("a" * 43) != key_of("b" * 43)
 
 

@@ -285,6 +285,20 @@ def test_a_damaged_ledger_is_told_and_never_taken_for_an_empty_one(
         Ledger.open(path)
 
 
+@pytest.mark.parametrize("told", [b"OK", 7, [], [7], [b"token", 1, 2], [b"token", [b"x"]], [b"token", b"odd"], {}])
+async def test_an_answer_that_is_none_ends_no_hearing(told: Any, tmp_path: Path) -> None:
+    async def liar(*_: object) -> Any:
+        return told
+
+    async def witness(*_: object, **__: object) -> None:
+        """Nobody reads it."""
+
+    known = Ledger(tmp_path / LEDGER_FILE)
+    switch = KillSwitch(known, share=liar, witness=witness, clock=lambda: 2.0)
+    await switch.disable("nhi:a", reason="", until=None, by="operator")
+    assert [*known.flips] == ["nhi:a"] and switch.disabled.find("nhi:a", 2.0)
+
+
 async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_start_with(tmp_path: Path) -> None:
     """Whoever may write to the store can enable; an operator's word outranks it, here and after a restart."""
     forged = Flip("nhi:a", False, MAX_NUMBER, "", None, "mallory", 1.0)
