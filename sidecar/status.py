@@ -1,0 +1,155 @@
+"""How does the sidecar stand, as its operators read it?
+
+Only what is known already: whoever asks often costs nothing but the asking.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar import __version__
+from sidecar.callbacks import Callbacks
+from sidecar.counting import StoreWatch
+from sidecar.disabled import Entry, object_of
+from sidecar.drift import DriftWatch
+from sidecar.enforcement import SHADOW, Enforcement
+from sidecar.pipeline import Pipeline
+from sidecar.reloading import Reloader
+from sidecar.replicas import Replicas
+from sidecar.settings import Settings
+from sidecar.settings.moments import rfc3339
+from sidecar.snapshot import Service
+from sidecar.sources import Follower
+from sidecar.upstreams.agents import Agent
+
+SHADOWED = "what policy or a limit would refuse is recorded and let pass"
+
+
+@dataclass(slots=True)
+class Status:
+    """What runs here, in plain values. No secret, no principal."""
+
+    settings: Settings
+    pipeline: Pipeline
+    counting: StoreWatch
+    callbacks: Callbacks
+    reloader: Reloader
+    follower: Follower
+    replicas: Replicas
+    drift: DriftWatch
+    enforcement: Enforcement
+    started_at: float = field(default_factory=time.time)
+
+    def readiness(self) -> tuple[bool, Mapping[str, Any]]:
+        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out."""
+        if self.pipeline.draining:
+            return False, {"status": "draining"}
+        trouble = list(self._troubles())
+        return True, {"status": "degraded", "reasons": trouble} if trouble else {"status": "ready"}
+
+    def _troubles(self) -> Iterator[str]:
+        yield from self.reloader.trouble
+        yield from self.follower.trouble
+        if told := self.counting.trouble(self.pipeline.limiter.store):
+            yield told
+        if not self.pipeline.tasks.store.up:
+            yield "the task store is out: nobody's tasks can be asked for"
+        if not self.pipeline.exchanges.roaming.up:
+            yield "the store of sessions is out: they are answered 503"
+        if not self.callbacks.outbox.store.up:
+            yield "the store of callbacks is out: none is taken"
+        if not self.pipeline.task_front.runner.means.store.up:
+            yield "the store of the task API is out: no task can be created or shown"
+        if self.pipeline.pressure.refused_share:
+            yield "the loop cannot keep up: a share of new calls is refused"
+        if not self.pipeline.audit.writer.up:
+            yield "the evidence cannot be written: what needs it is refused"
+        if not self.pipeline.switch.saved:
+            yield "disabled principals cannot be saved: a restart would not know all of them"
+        for state in self.pipeline.live.current.identity.key_states:
+            if not state.usable:
+                yield f"no usable keys of {state.issuer}"
+
+    def whole(self) -> Mapping[str, Any]:
+        """Version, policy, upstreams, store, sessions."""
+        now = self.pipeline.live.current
+        store = self.pipeline.limiter.store
+        ready, why = self.readiness()
+        return {
+            "version": __version__,
+            "ready": ready,
+            **why,
+            "banners": list(self.banners()),
+            "started_at": rfc3339(self.started_at),
+            "policy": self._policy(),
+            "disabled_principals": len(self.disabled_principals()),
+            "upstreams": self.upstreams(),
+            "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
+            "store": {
+                "kind": store.kind,
+                "up": store.up,
+                "trouble": store.trouble or None,
+                "on_failure": self.settings.store.on_failure,
+                "degraded": store.degraded,
+            },
+            "sessions": len(self.pipeline.exchanges.sessions),
+        }
+
+    def _policy(self) -> Mapping[str, Any]:
+        now = self.pipeline.live.current
+        return {
+            "revision": now.engine.revision,
+            "loaded_at": rfc3339(self.reloader.loaded_at),
+            "rules": dict(now.engine.rule_counts),
+            "warnings": [str(fault) for fault in now.engine.warnings],
+            "mode": self.enforcement.mode,
+            "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
+            "source": self.follower.status(now.settings),
+            "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
+        }
+
+    def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
+        """How each upstream stands, by name."""
+        now = self.pipeline.live.current
+        servers = {name: self._server(name, service) for name, service in now.services.items()}
+        return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
+
+    def _server(self, name: str, service: Service) -> Mapping[str, Any]:
+        off = {entry.principal for entry in self.switched_off()}
+        own = f"tool:{name}/"
+        return {
+            **service.account.plain(),
+            "enabled": object_of(name) not in off,
+            "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
+            **service.catalogue.summary(),
+            **self.drift.summary(service),
+        }
+
+    def _agent(self, name: str, agent: Agent) -> Mapping[str, Any]:
+        stopped = {entry.principal for entry in self.disabled_principals()}
+        return {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
+
+    def banners(self) -> tuple[str, ...]:
+        """What an operator must not overlook, in sentences."""
+        until = self.pipeline.live.current.shadow_until
+        shadow = (
+            (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.enforcement.mode == SHADOW and until else ()
+        )
+        count = len(self.disabled_principals())
+        disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
+        store = self.pipeline.limiter.store
+        alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
+        return (*shadow, *alone, *disabled, *self.reloader.trouble, *self.follower.trouble)
+
+    def disabled_principals(self) -> Sequence[Entry]:
+        """Everybody who is disabled now, by hand and by policies/disabled.yaml."""
+        now_s = self.pipeline.clock()
+        by_hand, by_file = self.pipeline.switch.disabled, self.pipeline.live.current.disabled
+        return (*by_hand.in_force(now_s), *by_file.in_force(now_s))
+
+    def switched_off(self) -> Sequence[Entry]:
+        """Every tool and server that is switched off now."""
+        return self.pipeline.switch.switched_off.in_force(self.pipeline.clock())
