@@ -26,7 +26,7 @@ from typing import Any
 import click
 
 from bench.call import Post
-from bench.folder import CALLER, ISSUER, TOKEN_LIFETIME_S
+from bench.folder import CALLER, HEAD, ISSUER, TOKEN_LIFETIME_S
 from bench.load import Load, burst, load_from_path
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200, wait_for_port
 from bench.report import MANY, Turn, profile_from
@@ -55,13 +55,6 @@ _SENT = {
     },
 }
 _SETTINGS = """\
-version: 1
-data: data
-server: {{listen: "127.0.0.1:{data_port}"}}
-admin: {{listen: "127.0.0.1:{admin_port}"}}
-identity:
-  issuers:
-    - {{issuer: "{issuer}", jwks_path: jwks.json, algorithms: [ES256], kinds: [user, nhi], audiences: ["{audience}"]}}
 audit: {{sink: file, durability: strict}}
 tasks: {{store: {tasks}}}
 upstreams:
@@ -149,7 +142,7 @@ def _sidecar(folder: Path, url: str, tasks: str, under: Sequence[str] = ()) -> I
     token = key.sign(claims_for(ISSUER, CALLER, (audience,), now=time.time(), ttl_s=TOKEN_LIFETIME_S))
     settings = {"data_port": data, "admin_port": admin, "issuer": ISSUER, "audience": audience}
     files = {
-        "sidecar.yaml": _SETTINGS.format(**settings, agent=AGENT, url=url, tasks=tasks),
+        "sidecar.yaml": (HEAD + _SETTINGS).format(**settings, agent=AGENT, url=url, tasks=tasks),
         "jwks.json": key.jwks(),
         "policies/nhi_to_nhi.csv": _ROWS,
         "policies/budgets.yaml": _BUDGETS,

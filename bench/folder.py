@@ -23,7 +23,7 @@ CALLER = "nhi:bench"
 ROWS = 100
 TOKEN_LIFETIME_S = 3600
 
-_SETTINGS = """\
+HEAD = """\
 version: 1
 data: data
 server: {{listen: "127.0.0.1:{data_port}"}}
@@ -35,6 +35,9 @@ identity:
       algorithms: [ES256]
       kinds: [user, nhi]
       audiences: ["{audience}"]
+"""
+"""How the settings of every sidecar that is measured begin."""
+_SETTINGS = """\
 store: {{url: "{store_url}"}}
 audit: {{sink: file, durability: {durability}}}
 upstreams:
@@ -89,7 +92,7 @@ def write_folder(
     url = f"http://127.0.0.1:{data_port}/mcp/{SERVER}"
     key = generate("ES256")
     claims = claims_for(ISSUER, CALLER, (url,), now=time.time(), ttl_s=TOKEN_LIFETIME_S)
-    config = _SETTINGS.format(
+    config = (HEAD + _SETTINGS).format(
         data_port=data_port,
         admin_port=admin_port,
         issuer=ISSUER,

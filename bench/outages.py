@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from bench.counter import HOUR_KEY
+from bench.process import ready
 from bench.valkeys import Node, Proxy, clustered, follows, is_primary, one, wait_for, watched
 from sidecar.limits.nodes import PREFIX, SLOT
 
 OUT = Path(__file__).parent / "outages.json"
-REPOSITORY = Path(__file__).parents[1]
 PROCESSES = 3
 CALM_S = 1.5
 TROUBLE_S = 2.0
@@ -101,28 +101,15 @@ async def frozen(folder: Path) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
-async def black_holed(folder: Path) -> AsyncIterator[Scene]:
+async def held_up(folder: Path, *, mute: bool = False, delay_s: float = 0.0) -> AsyncIterator[Scene]:
+    """The way to it swallows all, or takes its time."""
     with one(folder) as node:
         async with Proxy(node.port).listening() as proxy:
 
             async def trouble() -> float:
-                proxy.mute = True
+                proxy.mute, proxy.delay_s = mute, delay_s
                 await asyncio.sleep(TROUBLE_S)
-                proxy.mute = False
-                return time.monotonic()
-
-            yield Scene(f"redis://{proxy.address}", trouble, lambda: node)
-
-
-@asynccontextmanager
-async def delayed(folder: Path) -> AsyncIterator[Scene]:
-    with one(folder) as node:
-        async with Proxy(node.port).listening() as proxy:
-
-            async def trouble() -> float:
-                proxy.delay_s = 0.2
-                await asyncio.sleep(TROUBLE_S)
-                proxy.delay_s = 0.0
+                proxy.mute, proxy.delay_s = False, 0.0
                 return time.monotonic()
 
             yield Scene(f"redis://{proxy.address}", trouble, lambda: node)
@@ -192,11 +179,11 @@ async def rolled_back(folder: Path) -> AsyncIterator[Scene]:
             yield Scene(f"redis://{proxy.address}", trouble, lambda: replica)
 
 
-CASES = {
+CASES: dict[str, Callable[[Path], AbstractAsyncContextManager[Scene]]] = {
     "killed": killed,
     "frozen": frozen,
-    "black-holed": black_holed,
-    "delayed by 200 ms": delayed,
+    "black-holed": partial(held_up, mute=True),
+    "delayed by 200 ms": partial(held_up, delay_s=0.2),
     "FLUSHALL": flushed,
     "SCRIPT FLUSH": scripts_flushed,
     "failed over (Sentinel)": failed_over,
@@ -208,7 +195,10 @@ CASES = {
 async def run(case: str, per_s: float, limit: int) -> Told:
     """One line: calm, trouble, and calm again until the limit is spent."""
     with tempfile.TemporaryDirectory(prefix="outages") as name:
-        async with CASES[case](Path(name)) as scene, _processes(scene.url, per_s / PROCESSES, limit) as processes:
+        async with (
+            CASES[case](Path(name)) as scene,
+            ready(PROCESSES, "bench.counter", scene.url, str(per_s / PROCESSES), str(limit)) as processes,
+        ):
             await asyncio.sleep(CALM_S)
             broken_s = time.monotonic()
             back_s = await scene.trouble()
@@ -249,26 +239,6 @@ def _normal_after_s(attempts: list[tuple[float, float, str]], back_s: float) -> 
         if reason == OUT_OF_STORE and normal_s - QUIET_S < at < normal_s + QUIET_S:
             normal_s = max(normal_s, at)
     return normal_s - back_s
-
-
-@asynccontextmanager
-async def _processes(url: str, per_s: float, limit: int) -> AsyncIterator[list[Process]]:
-    command = (sys.executable, "-m", "bench.counter", url, str(per_s), str(limit))
-    children = [
-        await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=REPOSITORY, limit=2**24)
-        for _ in range(PROCESSES)
-    ]
-    try:
-        for child in children:
-            assert child.stdout
-            if await child.stdout.readline() != b"ready\n":
-                raise click.ClickException("a process did not begin")
-        yield children
-    finally:
-        for child in children:
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
 
 
 async def _said(child: Process) -> Said:

@@ -9,14 +9,19 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from asyncio import create_subprocess_exec, timeout
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+REPOSITORY = Path(__file__).parents[1]
+LONGEST_LINE_BYTES = 16 * 2**20
 READY_WITHIN_S = 20.0
 ENDS_WITHIN_S = 10.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -47,6 +52,29 @@ class Running:
 
     def _proc(self, name: str) -> str:
         return Path(f"/proc/{self.child.pid}/{name}").read_text("ascii")
+
+
+@asynccontextmanager
+async def ready(count: int, module: str, *words: str) -> AsyncIterator[list[Process]]:
+    """Python processes of one module that have said `ready`, and wait for a line."""
+    command = (sys.executable, "-m", module, *words)
+    started = [
+        await create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=REPOSITORY, limit=LONGEST_LINE_BYTES)
+        for _ in range(count)
+    ]
+    try:
+        for process in started:
+            assert process.stdout
+            async with timeout(READY_WITHIN_S):
+                said = await process.stdout.readline()
+            if said != b"ready\n":
+                raise BenchFailed(f"{module} did not begin: it said {said[:200]!r}")
+        yield started
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 @contextmanager

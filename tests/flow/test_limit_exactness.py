@@ -5,46 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from asyncio.subprocess import Process
+from collections.abc import Iterator
 
 import pytest
 
 from bench import crowd
 from bench.costs import MOST, spend
+from bench.process import ready
 from sidecar.limits.nodes import PREFIX
 from sidecar.limits.redis import RedisStore
 from tests.flow.limit_worker import DAY, HOUR, LEASE_S, LIMIT, SLOTS
 from tests.valkey import Valkey, running_valkey
 
-REPOSITORY = Path(__file__).parents[2]
+WORKER = "tests.flow.limit_worker"
 
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[Valkey]:
     with running_valkey() as server:
         yield server
-
-
-@asynccontextmanager
-async def workers(verb: str, url: str, count: int) -> AsyncIterator[list[Process]]:
-    """Processes that are ready and wait for a line."""
-    command = (sys.executable, "-m", "tests.flow.limit_worker", verb, url)
-    started = [
-        await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=REPOSITORY) for _ in range(count)
-    ]
-    try:
-        for worker in started:
-            assert await said(worker) == "ready"
-        yield started
-    finally:
-        for worker in started:
-            if worker.returncode is None:
-                worker.kill()
-            await worker.wait()
 
 
 async def said(worker: Process) -> str:
@@ -60,7 +40,7 @@ def go(worker: Process) -> None:
 
 async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> None:
     """BL-063."""
-    async with workers("spend", valkey.url, 4) as started:
+    async with ready(4, WORKER, "spend", valkey.url) as started:
         for worker in started:
             go(worker)
         through = [int(await said(worker)) for worker in started]
@@ -96,7 +76,7 @@ async def test_after_kill_9_every_slot_returns_within_twice_its_lease(valkey: Va
         verdict = await store.reserve((SLOTS,), f"probe-{os.urandom(8).hex()}")
         return verdict.standings[0].remaining + verdict.admitted
 
-    async with workers("hold", valkey.url, 1) as (worker,):
+    async with ready(1, WORKER, "hold", valkey.url) as (worker,):
         go(worker)
         assert await said(worker) == "holding"
         await asyncio.sleep(1.5 * LEASE_S)

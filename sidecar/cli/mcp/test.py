@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 import orjson
 
+from sidecar.cli.mcp.reaching import reached
 from sidecar.errors import ConfigError
-from sidecar.processes import Processes
 from sidecar.settings import Settings, load_settings
-from sidecar.upstreams import signer_from, upstream_from
 from sidecar.upstreams.report import UNHEALTHY, HealthReport, report_on
 
 NO, USAGE, INVALID = 1, 2, 3
@@ -46,20 +45,8 @@ def test(server: str, path: Path, as_json: bool) -> None:
 
 
 async def _report(settings: Settings, server: str) -> HealthReport:
-    definition = settings.upstreams[server]
-    processes = Processes(os.environ)
-    upstream = upstream_from(
-        server,
-        definition,
-        max_response_bytes=settings.server.max_response_bytes,
-        processes=processes,
-        signer=signer_from(settings, settings.base_url, make=False),
-    )
-    try:
+    async with reached(settings, server) as upstream:
         return await report_on(upstream, now_s=time.time())
-    finally:
-        await upstream.close()
-        await processes.close()
 
 
 def _print(report: HealthReport) -> None:

@@ -25,12 +25,12 @@ from typing import Any, Final
 import click
 import orjson
 
+from sidecar.cli.mcp.reaching import reached
 from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
-from sidecar.processes import Processes
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.moments import rfc3339
-from sidecar.upstreams import Tool, signer_from, upstream_from
+from sidecar.upstreams import Tool
 from sidecar.upstreams.listing import Enquiry
 from sidecar.upstreams.pins import MEMBERS, Pin, differing, pin_of, pinned_part
 from sidecar.upstreams.pins_file import PINS_FILE, file_with, load_pins, readable
@@ -143,25 +143,15 @@ def _looked_up(path: Path, server: str, *, pinning: bool) -> Book:
 
 async def _entries(settings: Settings, server: str) -> list[object]:
     """What the server lists now. Raises Refusal."""
-    definition = settings.upstreams[server]
-    processes = Processes(os.environ)
-    upstream = upstream_from(
-        server,
-        definition,
-        max_response_bytes=settings.server.max_response_bytes,
-        processes=processes,
-        signer=signer_from(settings, settings.base_url, make=False),
-    )
-    enquiry = Enquiry(upstream)
-    try:
-        async with asyncio.timeout(upstream.timeout_s):
-            return (await enquiry.list_tools()).entries
-    except TimeoutError:
-        raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time") from None
-    finally:
-        await enquiry.close()
-        await upstream.close()
-        await processes.close()
+    async with reached(settings, server) as upstream:
+        enquiry = Enquiry(upstream)
+        try:
+            async with asyncio.timeout(upstream.timeout_s):
+                return (await enquiry.list_tools()).entries
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time") from None
+        finally:
+            await enquiry.close()
 
 
 def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[Row]:

@@ -6,8 +6,8 @@ account hears what came of everything. An agent's own no is an answer, as any ot
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
 from sidecar.egress import Deadline, EgressError
 from sidecar.errors import Reason, Refusal, Unsent
@@ -42,36 +42,32 @@ class WatchedAgent:
             self.shares.give_back(owner)
 
     async def _ask(self, outgoing: Outgoing) -> Result | AgentError:
-        visit = self._visit(outgoing)
-        try:
+        with self._visit(outgoing) as visit:
             answer = await self.inner.ask(outgoing)
-        except Refusal as refusal:
-            _tell(visit, refusal)
-            raise
-        except BaseException:
-            visit.given_up()
-            raise
         visit.answered()
         return answer
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`. A stream that has begun is an answer."""
-        visit = self._visit(outgoing)
-        try:
+        with self._visit(outgoing) as visit:
             heard = await self.inner.listen(outgoing)
+        if isinstance(heard, AgentError):
+            visit.answered()
+            return heard
+        return WatchedStream(heard, visit)
+
+    @contextmanager
+    def _visit(self, outgoing: Outgoing) -> Iterator[Visit]:
+        """Open for as long as nothing goes wrong in the block."""
+        visit = Visit(self.account, outgoing.deadline_s, self._timeout_s, counts=outgoing.caller is not None)
+        try:
+            yield visit
         except Refusal as refusal:
             _tell(visit, refusal)
             raise
         except BaseException:
             visit.given_up()
             raise
-        if isinstance(heard, AgentError):
-            visit.answered()
-            return heard
-        return WatchedStream(heard, visit)
-
-    def _visit(self, outgoing: Outgoing) -> Visit:
-        return Visit(self.account, outgoing.deadline_s, self._timeout_s, counts=outgoing.caller is not None)
 
     def shows_the_same_as(self, other: AgentWire) -> bool:
         """As `AgentWire.shows_the_same_as`."""
