@@ -4,9 +4,10 @@
                                  ▲                      │
                                  └────────fault─────────┘
 
-Half open lets one exchange through, and tells by it. Whoever began before the last change of state has no say any more:
-a call of ten minutes ago must not open what has recovered, nor close what has just failed. No I/O; `clock_mono` gives
-monotonic seconds.
+Half open lets one exchange through, and tells by it: the one that was first to ask, before anything was charged for it;
+where it is refused after all, the next may try a second later. Whoever began before the last change of state has no say
+any more: a call of ten minutes ago must not open what has recovered, nor close what has just failed. No I/O;
+`clock_mono` gives monotonic seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,18 @@ class Pass(NamedTuple):
 class Breaker:
     """The breaker of one upstream. `moved` hears of each new state."""
 
-    __slots__ = ("_clock", "_moved", "_opened_at", "_trial_until", "_turn", "failures", "in_a_row", "open_s", "state")
+    __slots__ = (
+        "_claimed_until",
+        "_clock",
+        "_moved",
+        "_opened_at",
+        "_trial_until",
+        "_turn",
+        "failures",
+        "in_a_row",
+        "open_s",
+        "state",
+    )
 
     def __init__(
         self,
@@ -74,7 +86,7 @@ class Breaker:
         self._clock = clock_mono
         self._moved = moved
         self._turn = 0
-        self._opened_at = self._trial_until = 0.0
+        self._opened_at = self._trial_until = self._claimed_until = 0.0
 
     @property
     def rest_s(self) -> float:
@@ -86,18 +98,21 @@ class Breaker:
         return 0.0
 
     def check(self) -> None:
-        """Raises Refusal(UPSTREAM_OPEN) if `enter` would; takes nothing."""
-        if self.state is not State.CLOSED and (rest_s := self.rest_s):
-            raise Refusal(Reason.UPSTREAM_OPEN, retry_after_s=rest_s)
+        """Raises Refusal(UPSTREAM_OPEN) if `enter` would. Where one try is let through, it is kept for who asked."""
+        if self.state is State.CLOSED:
+            return
+        self._refuse(max(self.rest_s, AGAIN_S if self._clock() < self._claimed_until else 0.0))
+        self._claimed_until = self._clock() + AGAIN_S
 
     def enter(self) -> Pass:
         """One exchange may go; every pass is given back by one of the three below. Raises Refusal(UPSTREAM_OPEN)."""
         if self.state is not State.CLOSED:
-            self.check()
+            self._refuse(self.rest_s)
             if self.state is State.OPEN:
                 self._happened(Event.RESTED)
             # Should its end never be told, nobody waits for it longer than for another rest.
             self._trial_until = self._clock() + self.open_s
+            self._claimed_until = 0.0
         return Pass(self._turn)
 
     def answered(self, given: Pass) -> None:
@@ -121,6 +136,10 @@ class Breaker:
         """Nobody waited for what it would have said."""
         if given.turn == self._turn:
             self._trial_until = 0.0
+
+    def _refuse(self, rest_s: float) -> None:
+        if rest_s:
+            raise Refusal(Reason.UPSTREAM_OPEN, retry_after_s=rest_s)
 
     def _happened(self, event: Event) -> None:
         state = TRANSITIONS[self.state, event]

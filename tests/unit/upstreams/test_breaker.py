@@ -253,3 +253,18 @@ def test_what_went_wrong_last_is_said_with_its_time() -> None:
     made.faulted(made.breaker.enter(), "it broke off")
     told = made.plain()
     assert (told["last_error"], told["last_error_at"]) == ("it broke off", "2027-01-15T08:00:00Z")
+
+
+def test_the_try_is_kept_for_who_asked_first_and_for_a_second() -> None:
+    clock = Clock()
+    asked = breaker(clock)
+    for step in (fault, fault, rest):
+        step(asked, clock)
+    assert refused(asked) is None  # whoever asks is about to enter
+    assert refused(asked) == AGAIN_S
+    given = asked.enter()
+    assert refused(asked) == AGAIN_S
+    asked.given_up(given)
+    assert refused(asked) is None  # and is refused by a limit, say
+    clock.now += AGAIN_S
+    assert refused(asked) is None
