@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
-import orjson
-
 from sidecar.answers import JSON, Told
+from sidecar.compact import compact_json
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a import cards
 from sidecar.protocols.a2a.operations import SEND, STREAM
@@ -123,7 +122,7 @@ class Written:
         of, body = self.kept.pop(key, (None, b""))
         self.size -= len(body)
         if of is not card:
-            body = orjson.dumps(write())
+            body = compact_json(write())
         self.kept[key] = card, body
         self.size += len(body)
         while len(self.kept) > MAX_WRITTEN or self.size > MAX_WRITTEN_BYTES:

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
 
-import orjson
 from orjson import Fragment
 
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
+from sidecar.compact import compact_json
 from sidecar.errors import LimitState, Refusal
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, Rule
 
@@ -268,7 +268,7 @@ def _role_names(roles: tuple[str, ...]) -> str | None:
 
 def _written(value: object) -> Fragment:
     """JSON that is written already, and only copied into each line."""
-    return Fragment(orjson.dumps(value))
+    return Fragment(compact_json(value))
 
 
 def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from sidecar import __version__
+from sidecar.compact import compact_json
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import SESSION_VERSIONS, SESSION_VERSIONS_SET
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
@@ -128,7 +129,7 @@ class LentSessions:
         """The owner's session with these capabilities; whoever comes first opens it, and the others wait for it."""
         meta = request.params.get("_meta", {})
         capabilities = words.lent_capabilities(meta)
-        key = (outbound.owner, orjson.dumps(capabilities, option=orjson.OPT_SORT_KEYS))
+        key = (outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS))
         lent = self._lent.get(key)
         if lent is None:
             task = self._opening.get(key)
