@@ -27,22 +27,25 @@ wrk.body = [==[{body}]==]
 {headers}
 function done(summary, latency, requests)
   local e = summary.errors
-  io.write(string.format('\\nBENCH {{"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "errors": %d}}\\n',
+  local form = '\\nBENCH {{"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "errors": %d, "late": %d}}\\n'
+  io.write(string.format(form,
     summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3,
-    e.connect + e.read + e.write + e.status + e.timeout))
+    e.connect + e.read + e.write + e.status + e.timeout, e.timeout))
 end
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one burst of load came to. `errors` counts failed connections and answers that are no success."""
+    """What one burst of load came to. `errors` counts failed connections, answers that are no success, and those that
+    came `late`: after the load's own two seconds."""
 
     requests: int
     seconds: float
     p50_ms: float
     p99_ms: float
     errors: int
+    late: int = 0
 
     @property
     def rps(self) -> float:

@@ -126,10 +126,16 @@ def main(rows: int, reloads: int, out: Path) -> None:
         versions = _versions(folder / "sidecar" / "policies", rows)
         post = post_to(made.url, made.token)
         told = uvloop.run(_reload_under_load(made.config, versions, load, post, reloads, callers))
-        told |= {"rows": rows, "decisions": _checked(folder / "sidecar" / "data" / "audit" / "audit.jsonl", told)}
+        told |= {"rows": rows, **_checked(folder / "sidecar" / "data" / "audit" / "audit.jsonl", told)}
     out.write_text(json.dumps(told, indent=1) + "\n")
     click.echo(out.read_text())
-    wrong = told["calls_failed"], told["streams_lost"], told["streams_lost_early"], told["streams_overstayed"]
+    wrong = (
+        told["calls_failed"],
+        told["streams_lost"],
+        told["streams_lost_early"],
+        told["streams_overstayed"],
+        told["answered_5xx"],
+    )
     if any(wrong):
         raise SystemExit(1)
 
@@ -206,7 +212,8 @@ async def _reload_under_load(
         "reloads": reloads,
         "reload_s_median": round(statistics.median(took_s), 2),
         "calls": sum(one.requests for one in heard),
-        "calls_failed": sum(one.errors for one in heard),
+        "calls_failed": sum(one.errors - one.late for one in heard),
+        "calls_late": sum(one.late for one in heard),
         "p99_ms": round(statistics.median(one.p99_ms for one in heard), 1),
         "streams": STREAMS,
         "streams_lost": lost,
@@ -247,19 +254,21 @@ async def _call_until(stop: asyncio.Event, load: Load, post: Post, heard: list[H
         heard.append(await asyncio.to_thread(load, post, CONNECTIONS, BURST_S))
 
 
-def _checked(audit: Path, told: Mapping[str, Any]) -> int:
-    """How many decisions there were. Raises ClickException where one mixes two versions."""
-    of_revision, decisions = told["revisions"], 0
+def _checked(audit: Path, told: Mapping[str, Any]) -> dict[str, int]:
+    """How many decisions there were, and answers of 500 and above. Raises ClickException where one mixes two
+    versions."""
+    of_revision, decisions, answered_5xx = told["revisions"], 0, 0
     with audit.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
+            answered_5xx += (record["http_status"] or 0) >= 500
             if record["event"] != "decision" or record["upstream"] != SERVER:
                 continue
             decisions += 1
             rules = [rule for link in record["links"] for rule in link["rules"] if rule[:2] in ("a-", "b-")]
             if len(rules) != 2 or {rule[0] for rule in rules} != {of_revision[record["policy_revision"]]}:
                 raise click.ClickException(f"a decision mixes two versions: {rules}, {record['policy_revision']}")
-    return decisions
+    return {"decisions": decisions, "answered_5xx": answered_5xx}
 
 
 if __name__ == "__main__":
