@@ -1,8 +1,9 @@
 """What does the README say of the last measurements?
 
 `python -m bench.readme` writes what stands between `<!-- bench -->` and `<!-- /bench -->` from results.json, and what
-stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json; a test holds page
-and figures together.
+stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json; what stands
+between `<!-- laboratory -->` and `<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and reloads.json.
+A test holds page and figures together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, POLICY, RELOADS = HERE / "results.json", HERE / "policy.json", HERE / "reloads.json"
+EXACTNESS, KILLS, TAMPER = HERE / "exactness.json", HERE / "kills.json", HERE / "tamper.json"
 README = HERE.parent / "README.md"
 UNMEASURED = "Not measured yet: `make bench` measures, and writes this block."
 RIVALS = {
@@ -106,10 +108,69 @@ def _time(step: Mapping[str, Any] | None, name: str) -> str:
 
 def _reloads(told: Mapping[str, Any]) -> str:
     return (
-        f"`python -m bench.reloads`: {told['rows']:,} rules reloaded {told['reloads']} times under {told['calls']:,} "
+        f"`python -m bench.reloads`: {told['rows']:,} rules reloaded {told['reloads']:,} times under {told['calls']:,} "
         f"calls: {told['calls_failed']} failed, none of {told['decisions']:,} decisions mixed two revisions, the event "
         f"loop never stood still for longer than {told['stall_ms_max']:.0f} ms (without reloads "
         f"{told['stall_ms_max_without_reloads']:.0f} ms)."
+    )
+
+
+def laboratory_block_from(
+    exactness: Sequence[Mapping[str, Any]],
+    kills: Mapping[str, Any],
+    tamper: Mapping[str, Any],
+    reloads: Mapping[str, Any],
+) -> str:
+    """What the failure laboratory found, a line for each way to fail."""
+    return "\n".join((*map(_exact, exactness), _killed(kills), _reloaded(reloads), _tampered(tamper)))
+
+
+def _exact(told: Mapping[str, Any]) -> str:
+    who = (
+        f"{told['processes']} whole sidecars over HTTP" if told["over"] == "http" else f"{told['processes']} processes"
+    )
+    lane = f", with a [fast lane](docs/limits.md#the-fast-lane) of {told['lane']}" if told["lane"] else ""
+    reached = "" if told["reached"] is None else f", {told['reached']:,} reached the server"
+    moved = "no other counter" if not told["partial"] else f"{told['partial']} other counters"
+    other = f", {told['other']:,} were refused for another reason" if told["other"] else ""
+    flag = " --over-http" if told["over"] == "http" else ""
+    return (
+        f"- **{told['attempts']:,} attempts** of {who} on a limit of {told['limit']:,}{lane}: {told['admitted']:,} "
+        f"admitted{reached}{other}, and {moved} moved for a refused call (`python -m bench.exactness{flag}`)."
+    )
+
+
+def _killed(told: Mapping[str, Any]) -> str:
+    return (
+        f"- **Killed {told['kills']:,} times under load** (`python -m bench.kills`): {told['answered']:,} of "
+        f"{told['attempts']:,} calls were answered, {told['answered_without_record']:,} of them without a terminal "
+        f"record and {told['answered_with_two_records']:,} with two; {told['executed_without_decision']:,} reached a "
+        f"server or an agent without a decision on record; {told['records']:,} records are one chain that verifies. Of "
+        f"{told['message_tasks']:,} tasks that agents began for A2A callers and {told['ordered_tasks']:,} of the task "
+        f"API {told['sent_to_the_agent_twice']:,} came to the agent twice and "
+        f"{sum(told['tasks_and_sessions_inconsistent'].values()):,} were lost, shown to a stranger, or told otherwise "
+        f"than the agent has them; of {told['unknown_whether_sent']:,} that a kill met on the way to the agent it is "
+        f"said that nobody knows. Slots were back within {told['slots_back_s']:.0f} s (a lease is 60 s)."
+    )
+
+
+def _reloaded(told: Mapping[str, Any]) -> str:
+    lost = told["streams_lost"] + told["streams_lost_early"]
+    return (
+        f"- **{told['reloads']:,} reloads under load** (`python -m bench.reloads`): {told['calls_failed']:,} of "
+        f"{told['calls']:,} calls failed, no decision mixed two revisions; {lost:,} streams ended whose grant had not "
+        f"changed, and each of {told['streams_revoked']:,} whose grant was gone ended within "
+        f"{told['streams_revoked_within_s']:.1f} s."
+    )
+
+
+def _tampered(told: Mapping[str, Any]) -> str:
+    return (
+        f"- **Tampered with everywhere** (`python -m bench.tamper`): each of {told['lines']:,} lines was changed, "
+        f"sealed anew, removed, swapped, doubled and cut off, every byte of hundreds of them, and every byte of the "
+        f"anchor: of {told['attempts']:,} attempts `audit verify` found {told['found']:,}, and {told['placed']:,} with "
+        f"their place; {told['verified_whole_too']:,} of them were verified by reading the whole log too, and "
+        f"{len(told['differ']):,} came to anything else."
     )
 
 
@@ -124,13 +185,16 @@ def written_anew(page: str) -> str:
 
 def blocks() -> Mapping[str, str]:
     """What each block says, if it is current."""
-    found = {"bench": UNMEASURED, "policy-bench": UNMEASURED}
+    found = {"bench": UNMEASURED, "policy-bench": UNMEASURED, "laboratory": UNMEASURED}
     if RESULTS.exists():
         found["bench"] = block_from(json.loads(RESULTS.read_text("utf-8")))
     if POLICY.exists() and RELOADS.exists():
         found["policy-bench"] = policy_block_from(
             json.loads(POLICY.read_text("utf-8")), json.loads(RELOADS.read_text("utf-8"))
         )
+    if all(path.exists() for path in (EXACTNESS, KILLS, TAMPER, RELOADS)):
+        parts = (json.loads(path.read_text("utf-8")) for path in (EXACTNESS, KILLS, TAMPER, RELOADS))
+        found["laboratory"] = laboratory_block_from(*parts)
     return found
 
 
