@@ -2,8 +2,8 @@
 
 `python -m bench.readme` writes what stands between `<!-- bench -->` and `<!-- /bench -->` from results.json, and what
 stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json; what stands
-between `<!-- laboratory -->` and `<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and reloads.json.
-A test holds page and figures together.
+between `<!-- laboratory -->` and `<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and
+reloads-1000.json. A test holds page and figures together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, POLICY, RELOADS = HERE / "results.json", HERE / "policy.json", HERE / "reloads.json"
+OFTEN = HERE / "reloads-1000.json"
 EXACTNESS, KILLS, TAMPER = HERE / "exactness.json", HERE / "kills.json", HERE / "tamper.json"
 README = HERE.parent / "README.md"
 UNMEASURED = "Not measured yet: `make bench` measures, and writes this block."
@@ -122,21 +123,22 @@ def laboratory_block_from(
     reloads: Mapping[str, Any],
 ) -> str:
     """What the failure laboratory found, a line for each way to fail."""
-    return "\n".join((*map(_exact, exactness), _killed(kills), _reloaded(reloads), _tampered(tamper)))
+    pairs = zip(exactness[::2], exactness[1::2], strict=True)  # without the fast lane, and with it
+    lines = (*(_exact(*pair) for pair in pairs), _killed(kills), _reloaded(reloads), _tampered(tamper))
+    return "\n".join(lines)
 
 
-def _exact(told: Mapping[str, Any]) -> str:
-    who = (
-        f"{told['processes']} whole sidecars over HTTP" if told["over"] == "http" else f"{told['processes']} processes"
-    )
-    lane = f", with a [fast lane](docs/limits.md#the-fast-lane) of {told['lane']}" if told["lane"] else ""
-    reached = "" if told["reached"] is None else f", {told['reached']:,} reached the server"
-    moved = "no other counter" if not told["partial"] else f"{told['partial']} other counters"
-    other = f", {told['other']:,} were refused for another reason" if told["other"] else ""
-    flag = " --over-http" if told["over"] == "http" else ""
+def _exact(plain: Mapping[str, Any], fast: Mapping[str, Any]) -> str:
+    over_http = plain["over"] == "http"
+    who = f"through {plain['processes']} whole sidecars" if over_http else f"of {plain['processes']} processes"
+    reached = f" ({plain['reached']:,} and {fast['reached']:,} reached the server)" if over_http else ""
+    moved = plain["partial"] + fast["partial"]
+    other = plain["other"] + fast["other"]
+    busy = f"; {other:,} found the store busy for longer than 80 ms: 503" if other else ""
     return (
-        f"- **{told['attempts']:,} attempts** of {who} on a limit of {told['limit']:,}{lane}: {told['admitted']:,} "
-        f"admitted{reached}{other}, and {moved} moved for a refused call (`python -m bench.exactness{flag}`)."
+        f"- **{plain['attempts']:,} attempts** {who} on a limit of {plain['limit']:,}: {plain['admitted']:,} admitted, "
+        f"with the [fast lane](docs/limits.md#the-fast-lane) {fast['admitted']:,}{reached}, and {moved or 'no'} other "
+        f"counters moved for a refused call{busy} (`python -m bench.exactness{' --over-http' if over_http else ''}`)."
     )
 
 
@@ -155,12 +157,13 @@ def _killed(told: Mapping[str, Any]) -> str:
 
 
 def _reloaded(told: Mapping[str, Any]) -> str:
+    command = f"python -m bench.reloads --rows {told['rows']} --reloads {told['reloads']}"
     lost = told["streams_lost"] + told["streams_lost_early"]
     return (
-        f"- **{told['reloads']:,} reloads under load** (`python -m bench.reloads`): {told['calls_failed']:,} of "
-        f"{told['calls']:,} calls failed, no decision mixed two revisions; {lost:,} streams ended whose grant had not "
-        f"changed, and each of {told['streams_revoked']:,} whose grant was gone ended within "
-        f"{told['streams_revoked_within_s']:.1f} s."
+        f"- **{told['reloads']:,} reloads under load** (`{command}`): {told['calls_failed']:,} of {told['calls']:,} "
+        f"calls failed, {told['calls_late']:,} took longer than 2 s, {told['answered_5xx']:,} were answered 5xx, no "
+        f"decision mixed two revisions; {lost:,} streams ended whose grant had not changed, and each of "
+        f"{told['streams_revoked']:,} whose grant was gone ended within {told['streams_revoked_within_s']:.1f} s."
     )
 
 
@@ -192,8 +195,8 @@ def blocks() -> Mapping[str, str]:
         found["policy-bench"] = policy_block_from(
             json.loads(POLICY.read_text("utf-8")), json.loads(RELOADS.read_text("utf-8"))
         )
-    if all(path.exists() for path in (EXACTNESS, KILLS, TAMPER, RELOADS)):
-        parts = (json.loads(path.read_text("utf-8")) for path in (EXACTNESS, KILLS, TAMPER, RELOADS))
+    if all(path.exists() for path in (EXACTNESS, KILLS, TAMPER, OFTEN)):
+        parts = (json.loads(path.read_text("utf-8")) for path in (EXACTNESS, KILLS, TAMPER, OFTEN))
         found["laboratory"] = laboratory_block_from(*parts)
     return found
 
