@@ -119,7 +119,11 @@ def test_no_file_is_changed_added_left_out_or_moved(folder: Path, key: SigningKe
     refused(packed_again(files | {MANIFEST: manifest}), folder, key, "none of its signatures")
 
 
-@pytest.mark.parametrize("raw_", [b"", b"x", b"\x1f\x8b" + b"x" * 40, gzip.compress(b""), gzip.compress(b"{}")])
+@pytest.mark.parametrize(
+    "raw_",
+    [b"", b"x", b"\x1f\x8b" + b"x" * 40, gzip.compress(b"", mtime=0), gzip.compress(b"{}", mtime=0)],
+    ids=["nothing", "a letter", "no gzip", "a gzip of nothing", "a gzip of no tar"],
+)
 def test_what_is_none_is_told_so(raw_: bytes, folder: Path, key: SigningKey) -> None:
     with pytest.raises(BadBundle):
         opened(io.BytesIO(raw_), keys_of(folder, key))
