@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -246,16 +246,19 @@ class Bounds:
     max_response_bytes: int = 10 * 2**20
 
 
-async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds, *, a2a: bool = False) -> bytes:
-    """The whole body, which is JSON by its media type, or by A2A's. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE,
-    MALFORMED_CALL for one that never ends or is badly framed, CALLER_GONE for one whose sender left."""
+async def read_body(
+    request: web.BaseRequest, headers: Headers, bounds: Bounds, grow: Callable[[int], None], *, a2a: bool = False
+) -> bytes:
+    """The whole body, which is JSON by its media type, or by A2A's. `grow` hears how much of it is there, and may
+    refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never ends or is badly
+    framed, CALLER_GONE for one whose sender left."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
     try:
-        return await _whole(request, bounds)
+        return await _whole(request, bounds, grow)
     except TimeoutError:
         raise malformed("the body did not arrive in time") from None
     except web.RequestPayloadError:
@@ -264,10 +267,12 @@ async def read_body(request: web.BaseRequest, headers: Headers, bounds: Bounds, 
         raise Refusal(Reason.CALLER_GONE) from None
 
 
-async def _whole(request: web.BaseRequest, bounds: Bounds) -> bytes:
+async def _whole(request: web.BaseRequest, bounds: Bounds, grow: Callable[[int], None]) -> bytes:
     content = request.content
     if content.is_eof():  # it came with the head, as most do: nothing to wait for
-        return _bounded(content.read_nowait(-1), bounds)
+        whole = _bounded(content.read_nowait(-1), bounds)
+        grow(len(whole))
+        return whole
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
         request.writer.output_size = 0
@@ -281,6 +286,7 @@ async def _whole(request: web.BaseRequest, bounds: Bounds) -> bytes:
                 return bytes(body)
             body += chunk
             _bounded(body, bounds)
+            grow(len(body))
 
 
 def _bounded(body: Body, bounds: Bounds) -> Body:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -22,7 +22,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import NOTHING_PRESENTED, Presented
 from sidecar.limits import Lease, Plan
 from sidecar.outlets import Outlet, open_stream
-from sidecar.pacing import Pace
+from sidecar.pacing import Pace, Room, cost_of, cost_of_wire
 from sidecar.paired import Paired
 from sidecar.protocols import eras, jsonrpc
 from sidecar.protocols.eras import Head
@@ -117,11 +117,22 @@ class Turn:
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """The whole body, when it is its turn. Raises Refusal, as `arrival.read_body` and `Pace.wait` do."""
-        raw = await read_body(self.request, self.headers, self.now.bounds, a2a=a2a)
-        self.record.bytes_in = len(raw)
-        caller = self.record.caller
-        self.large = await self.pace.wait(caller.last.name if caller else self.record.peer, raw)
+        with self._room() as room:
+            raw = await read_body(self.request, self.headers, self.now.bounds, room.grow, a2a=a2a)
+            self.record.bytes_in = len(raw)
+            self.large = await self.pace.wait(room.who, cost_of(raw))
         return raw
+
+    async def came(self, raw: bytes) -> None:
+        """A message of Protocol Buffers is there as a whole; come back when it is its turn. Raises Refusal."""
+        with self._room() as room:
+            self.record.bytes_in = len(raw)
+            room.grow(len(raw))
+            self.large = await self.pace.wait(room.who, cost_of_wire(raw))
+
+    def _room(self) -> closing[Room]:
+        caller = self.record.caller
+        return closing(self.pace.room(caller.last.name if caller else self.record.peer))
 
     async def breathe(self) -> None:
         """Between two steps that take long with a large body: the others' calls go on."""

@@ -65,7 +65,7 @@ class AgentFront:
         """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
         called = _called(turn)
         if called is not None:
-            turn.record.bytes_in = len(called.body)
+            await turn.came(called.body)
             return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
         if route.rest in ("", "/"):
             return await self._rpc(turn, route)

@@ -45,6 +45,7 @@ NOWHERE: Final = "/agents/-"  # no agent can be called so
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
 READING_S: Final = 30.0  # as long as a reader over HTTP has (listeners.py), who is seen to read
 PING_S: Final = 30.0
+MAX_SENT_VALUES: Final = 40_000  # in what a caller sends: what is made of them is made in Python, at 1 us for each
 READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _STATUS = {code.name: code for code in grpc.StatusCode}
@@ -142,7 +143,7 @@ class GrpcRequest(Called):
             raise malformed(self.broken)
         name = self.operation.request if self.dialect.version == "1.0" else request_name(self.operation)
         try:
-            given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH)
+            given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH, MAX_SENT_VALUES)
             params = self.dialect.form.read_params(self.operation, given)
         except UnreadableError as error:
             raise malformed(str(error), INVALID_PARAMS) from None

@@ -99,7 +99,7 @@ class TaskFront:
         turn.asks("tasks/get" if verb is GET else "tasks/cancel")
         arrival.check_no_query(turn.raw_path)
         if verb is None and turn.request.body_exists:
-            await arrival.read_body(turn.request, turn.headers, turn.now.bounds)  # nothing in it says anything
+            await turn.body()  # nothing in it says anything
         record = await self._own(caller, route.rest)
         asked: Asked = Show(gets(record), record) if verb is GET else Cancel(cancels(record), record)
         return self._understood(turn, caller, asked)

@@ -140,3 +140,23 @@ async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
                 while world.app.pipeline.exchanges.streams:
                     await asyncio.sleep(0.02)
             never.set()
+
+
+@pytest.mark.parametrize("binding", ["jsonrpc", "http_json", "grpc"])
+async def test_a_large_message_waits_its_turn_however_it_comes(binding: Any, tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        pace = world.app.pipeline.pace
+        assert (await ask(world, "1.0", binding, "message/send", SEND)).error is None
+        assert not len(pace)
+        large = {"message": {**HELLO, "parts": [{"data": {"values": [None] * 15_000}}]}}
+        assert (await ask(world, "1.0", binding, "message/send", large)).error is None
+        assert len(pace) == 1
+
+
+async def test_of_more_values_than_the_loop_can_read_at_once_nothing_is_made(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        many = {"message": {**HELLO, "parts": [{"data": {"values": [None] * 45_000}}]}}
+        told = await ask(world, "1.0", "grpc", "message/send", many)
+        assert told.error is not None
+        assert world.ends()[-1]["reason"] == "malformed-call"
+        assert world.agent.seen == []

@@ -38,6 +38,7 @@ from sidecar.arrival import (
 )
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
+from sidecar.pacing import Pace, Room
 from sidecar.protocols.eras import Head
 from tests import wire
 
@@ -481,6 +482,7 @@ def stream(*chunks: bytes, ends: bool = True) -> StreamReader:
 
 
 BOUNDS = Bounds(max_body_bytes=100, body_timeout_s=0.05)
+GROW = Room(Pace(), "nhi:a").grow
 
 
 async def body_of(
@@ -490,21 +492,21 @@ async def body_of(
         lines = (("Content-Type", media), *lines)
     request = request_with(*lines, body=content)
     try:
-        return await read_body(request, headers_of(request), bounds)
+        return await read_body(request, headers_of(request), bounds, GROW)
     except Refusal as refusal:
         return refusal.reason
 
 
 @pytest.mark.parametrize("media", CONTENT_TYPES["taken"], ids=ascii)
 async def test_json_in_utf8_is_taken_however_it_is_spelled(media: str) -> None:
-    assert await read_body(request_with(body=stream(b"{}")), {"content-type": [media]}, BOUNDS) == b"{}"
+    assert await read_body(request_with(body=stream(b"{}")), {"content-type": [media]}, BOUNDS, GROW) == b"{}"
 
 
 @pytest.mark.parametrize("media", CONTENT_TYPES["refused"], ids=ascii)
 async def test_another_media_type_is_refused_before_a_byte_is_read(media: str) -> None:
     unread = stream(b"{}")
     with pytest.raises(Refusal) as caught:
-        await read_body(request_with(body=unread), {"content-type": [media]}, BOUNDS)
+        await read_body(request_with(body=unread), {"content-type": [media]}, BOUNDS, GROW)
     assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
     assert await unread.readany() == b"{}"
 
@@ -518,9 +520,9 @@ async def test_no_charset_of_python_but_utf8_is_taken() -> None:
     request = request_with(body=stream(b"{}"))
     for charset in names | {name.replace("_", "-") for name in names} - {"utf-8"}:
         with pytest.raises(Refusal) as caught:
-            await read_body(request, {"content-type": [f"application/json; charset={charset}"]}, BOUNDS)
+            await read_body(request, {"content-type": [f"application/json; charset={charset}"]}, BOUNDS, GROW)
         assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
-    assert await read_body(request, {"content-type": ["application/json; charset=utf-8"]}, BOUNDS) == b"{}"
+    assert await read_body(request, {"content-type": ["application/json; charset=utf-8"]}, BOUNDS, GROW) == b"{}"
 
 
 @pytest.mark.parametrize(
