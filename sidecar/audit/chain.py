@@ -79,6 +79,10 @@ class Head:
         return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
 
 
+class Unfit(OSError):
+    """What was to be put somewhere is not taken there as it is, now or later. Of several, some may be."""
+
+
 def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
     """A record that ends in `prev_hash` as one line with its newline, and the line's hash."""
     body = ascii_json(record)[:-1]

@@ -44,6 +44,7 @@ from sidecar.audit.chain import (
     End,
     Head,
     Sealed,
+    Unfit,
     head_line,
     parse_head,
     seal,
@@ -223,14 +224,23 @@ def _ended_aside(path: Path, head: Head) -> bool:
 
 
 def sealed(records: Sequence[dict[str, Any]], end: End) -> tuple[bytes, End]:
-    """As many of the records as fit into one append, as lines behind that end; and where they end themselves."""
-    lines, size = [], 0
+    """As many of the records as fit into one append, as lines behind that end; and where they end themselves. Raises
+    Unfit of the first."""
+    lines: list[bytes] = []
+    size = 0
     seq, digest = end
     for record in records:
         record["seq"], record["prev_hash"] = seq + 1, digest
-        line, its_digest = seal(record)
-        if len(line) > MAX_LINE_BYTES:
-            raise OSError("the record is too long")  # its bounds make it impossible; no reader could check it
+        try:
+            line, its_digest = seal(record)
+        except (TypeError, ValueError) as error:
+            fault = f"the record is no JSON: {error}"
+        else:
+            fault = "the record is too long" if len(line) > MAX_LINE_BYTES else ""  # no reader could check it
+        if fault and lines:
+            break  # those before it are fit
+        if fault:
+            raise Unfit(errno.EINVAL, fault)  # what is recorded is bounded: a fault of ours
         size += len(line)
         if size > MAX_APPEND_BYTES:
             break

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sidecar.audit.carriers import Append, Patience, Unsure
+from sidecar.audit.chain import Unfit
 from sidecar.audit.otlp_form import export_request, rejected
 from sidecar.egress.failures import EgressError, InvalidRequest
 from sidecar.egress.origin import Origin
@@ -38,6 +39,7 @@ CONNECT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_PAUSE_S: Final = 60.0  # whatever a receiver asks for: it may have forgotten us by then
 RETRYABLE: Final = frozenset({429, 502, 503, 504})  # OTLP 1.x, "Retryable Response Codes"
+TOO_LARGE: Final = 413
 
 log = logging.getLogger("sidecar.audit")
 
@@ -116,7 +118,9 @@ class Otlp:
         if not 200 <= said.status < 300:
             self._disconnect()  # next time with the credential of then
             why = f"the receiver answered {said.status}"
-            raise Unsure(why, again=False) if unsure else OSError(errno.EPROTO, why)
+            if unsure:
+                raise Unsure(why, again=False)
+            raise Unfit(errno.EMSGSIZE, why) if said.status == TOO_LARGE else OSError(errno.EPROTO, why)
         try:
             no = rejected(said.media_type, said.body)
         except ValueError as error:

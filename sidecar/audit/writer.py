@@ -26,6 +26,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
+from sidecar.audit.chain import Unfit
+
 DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
 MAX_WAITING: Final = 20_000  # some 40 MB of records; each is of a call that is in flight, or of nobody's
@@ -43,7 +45,7 @@ class Sink(Protocol):
 
     def append(self, records: Sequence[dict[str, Any]]) -> int:
         """Give the first of the records their places in the chain and put them there, all or none: how many they were,
-        one at least. Raises OSError; nothing is there then."""
+        one at least. Raises OSError; nothing is there then, and with Unfit there may be room for fewer."""
 
     def abandon(self) -> None:
         """From another thread: the append under way is given up, if it can be."""
@@ -181,12 +183,14 @@ class Writer:
     def _end(self, ends: Ends) -> None:
         if self._late is not None:
             self._late.cancel()
-        was_up, last = self.up, ends[-1][1]
-        self._stalled, self._at_work, self._failed = False, (), isinstance(last, OSError)
+        was_up, last = self.up, [value for _, value in ends if not isinstance(value, Unfit)][-1:]
+        self._stalled, self._at_work = False, ()
+        if last:  # what can be put nowhere says nothing of the sink
+            self._failed = isinstance(last[0], OSError)
         if self.up and not was_up:
             log.warning("the evidence can be written again")
         elif was_up and not self.up:
-            log.error("the evidence cannot be written", extra={"error": str(last)[:200]})
+            log.error("the evidence cannot be written", extra={"error": str(*last)[:200]})
         for job, value in ends:
             job.close(value)
         self._begin()
@@ -228,10 +232,21 @@ class Writer:
                 if job.record is None:
                     break
                 records.append(job.record)
-            written = _tried(partial(_appended, self.sink, records))
-            failed = isinstance(written, Exception)
-            ends += [(job, written if failed else None) for job in rest[: len(records) if failed else written]]
+            count, value = _first_of(records, self.sink)
+            ends += [(job, value) for job in rest[:count]]
         return ends
+
+
+def _first_of(records: Sequence[dict[str, Any]], sink: Sink) -> tuple[int, Exception | None]:
+    """What became of how many of them. One that can be put nowhere is found, and refused alone."""
+    while isinstance(written := _tried(partial(_appended, sink, records)), Unfit) and len(records) > 1:
+        records = records[: len(records) // 2]
+    if isinstance(written, Unfit):
+        (record,) = records
+        log.error("a record cannot be written", extra={"record": str(record.get("id")), "error": str(written)[:200]})
+    if isinstance(written, Exception):
+        return len(records), written
+    return int(written), None
 
 
 def _appended(sink: Sink, records: Sequence[dict[str, Any]]) -> int:

@@ -29,7 +29,7 @@ _HINT: Final = "remove it to begin anew: any version is taken then"
 class Kept:
     """One policy from a source. `name` is the SHA-256 of a bundle or the id of a commit, and its folder's name; `of` is
     whose policy it is, or the repository and folder; `version` rises (of a commit, its time). Times are in seconds
-    since the epoch."""
+    since the epoch. `manifest` is the SHA-256 of a bundle's: who signs it once more changes the file, and not that."""
 
     name: str
     kind: str
@@ -39,6 +39,7 @@ class Kept:
     signer: str
     created_at: float
     taken_at: float
+    manifest: str = ""
 
     def plain(self) -> bytes:
         """As it is written."""
@@ -91,4 +92,5 @@ def _kept(said: Mapping[str, Any]) -> Kept:
         str(said["signer"]),
         float(said["created_at"]),
         float(said["taken_at"]),
+        str(said.get("manifest", "")),
     )

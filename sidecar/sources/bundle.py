@@ -68,11 +68,13 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose signature holds. `key_id` is whose; `digest` is the SHA-256 of the whole file."""
+    """A bundle whose signature holds. `key_id` is whose; `digest` is the SHA-256 of the whole file, `manifest_digest`
+    that of what was signed."""
 
     manifest: Manifest
     key_id: str
     digest: str
+    manifest_digest: str
 
 
 def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
@@ -124,7 +126,7 @@ def opened(file: IO[bytes], keys: Keys, *, into: Path | None = None) -> Bundle:
         _unpack(found, manifest, into)
     except HostileArchive as error:
         raise BadBundle(str(error)) from None
-    return Bundle(manifest, key_id, hashed.digest())
+    return Bundle(manifest, key_id, hashed.digest(), hashlib.sha256(raw).hexdigest())
 
 
 def read_keys(path: Path) -> Keys:

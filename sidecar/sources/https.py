@@ -66,9 +66,9 @@ class BundleOrigin:
         try:
             with shelf.aside() as made:
                 found = opened(io.BytesIO(raw), read_keys(chosen.keys_path), into=made)
-                if old is not None and old.name == found.digest:
-                    return None
                 new = self._kept(found)
+                if old is not None and (old.name == new.name or old.manifest == new.manifest):
+                    return None  # or somebody else vouches for it, too: it says the same
                 if found.manifest.name != chosen.name:
                     raise SourceError(f"it is the policy of {found.manifest.name!r:.80}", refused=True)
                 if why := objection(new, old, chosen.accept):
@@ -91,6 +91,7 @@ class BundleOrigin:
             signer=found.key_id,
             created_at=said.created_at,
             taken_at=self.clock(),
+            manifest=found.manifest_digest,
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from types import MappingProxyType, TracebackType
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -90,6 +91,19 @@ class Answer(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+async def whole_of(answer: Answer, max_bytes: int) -> bytes:
+    """As `Answer.read`, of one that comes piece by piece. What is too large is closed there and then: nobody reads on,
+    and who sends it should hear so."""
+    pieces, size = [], 0
+    async with aclosing(answer.chunks()) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+    return b"".join(pieces)
 
 
 @runtime_checkable

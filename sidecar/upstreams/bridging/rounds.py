@@ -27,7 +27,7 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.upstreams.bridging import words
 from sidecar.upstreams.bridging.courses import Mark, Place, events
-from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Made, Outbound, Upstream
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Made, Outbound, Upstream, whole_of
 
 MAX_ROUNDS: Final = 10
 FIRST_PAUSE_S: Final = 0.1
@@ -88,13 +88,7 @@ class Rounds:
 
     async def read(self, max_bytes: int) -> bytes:
         """As `Answer.read`."""
-        pieces, size = [], 0
-        async for piece in self.chunks():
-            pieces.append(piece)
-            size += len(piece)
-            if size > max_bytes:
-                raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
-        return b"".join(pieces)
+        return await whole_of(self, max_bytes)
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """As `Answer.chunks`."""

@@ -11,7 +11,6 @@ from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from sidecar.egress import ENDLESS, Deadline
-from sidecar.errors import Reason, Refusal
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import (
     Message,
@@ -23,7 +22,7 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.upstreams.bridging.courses import Course, Mark
 from sidecar.upstreams.bridging.lent import Lent
-from sidecar.upstreams.transport import EVENT_STREAM, Made
+from sidecar.upstreams.transport import EVENT_STREAM, Made, whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +76,7 @@ class Crossing:
 
     async def read(self, max_bytes: int) -> bytes:
         """As `Answer.read`."""
-        pieces, size = [], 0
-        async for piece in self.chunks():
-            pieces.append(piece)
-            size += len(piece)
-            if size > max_bytes:
-                self.close()
-                raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
-        return b"".join(pieces)
+        return await whole_of(self, max_bytes)
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """As `Answer.chunks`."""

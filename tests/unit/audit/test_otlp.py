@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from sidecar.audit.carriers import Append, Patience, Unsure
-from sidecar.audit.chain import BEGINNING, End, seal
+from sidecar.audit.chain import BEGINNING, End, Unfit, seal
 from sidecar.audit.otlp import MAX_ANSWER_BYTES, Otlp, _pause_s
 from sidecar.audit.otlp_form import rejected
 from sidecar.audit.record import BLANK
@@ -95,6 +95,7 @@ def test_any_other_no_is_a_no_and_the_next_is_asked_anew(receiver: Receiver, sta
     with pytest.raises(OSError, match=str(status)) as no:
         carrier.carry(ONE)
     assert not isinstance(no.value, Unsure), "nothing is there"
+    assert isinstance(no.value, Unfit) is (status == 413), "fewer at once may be taken"
     carrier.carry(ONE)
     carrier.close()
     assert receiver.attempts == 2

@@ -27,12 +27,13 @@ from redis.exceptions import RedisError
 
 from sidecar.audit import Audit
 from sidecar.audit.carriers import Append, Chained, Patience
-from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, End, parse_head, unseal
+from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, End, parse_head, unseal
 from sidecar.audit.copies import Copied
 from sidecar.audit.file import AuditFile, Found
 from sidecar.audit.gather import gather
 from sidecar.audit.otlp import Otlp
 from sidecar.audit.output import Output
+from sidecar.audit.record import BLANK
 from sidecar.audit.redis_stream import RedisStream
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import Sink
@@ -259,6 +260,15 @@ async def test_what_was_told_to_be_written_is_there_in_one_chain(place: Place, d
             assert len(place.lines()) == 400
     events = [record["event"] for record in whole(place.lines())]
     assert (events.count("decision"), events.count("outcome")) == (200, 200)
+
+
+@pytest.mark.parametrize("odd", ["x" * MAX_LINE_BYTES, 2**70], ids=["too long", "no JSON"])
+async def test_a_record_that_fits_nowhere_refuses_none_of_its_neighbours(place: Place, odd: object) -> None:
+    async with auditing(place) as audit:
+        stamped = [audit._stamp("control", {**BLANK, "control": odd if n == 3 else n}) for n in range(8)]
+        ends = await asyncio.gather(*map(audit.writer.append, stamped), return_exceptions=True)
+        assert [isinstance(end, OSError) for end in ends] == [n == 3 for n in range(8)] and audit.writer.up
+    assert [record["control"] for record in whole(place.lines())] == [0, 1, 2, 4, 5, 6, 7]
 
 
 async def test_a_start_goes_on_with_the_chain_or_begins_one_that_says_whose_it_is(place: Place) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.audit.chain import Unfit
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import MAX_AT_ONCE, Writer
 from sidecar.errors import Reason, Refusal
@@ -125,6 +126,23 @@ async def test_a_sink_that_fails_as_none_should_refuses_as_a_full_disk_does(
         await writer.append({"n": 2}, told.append)
         assert writer.up and told[1:] == [None] and disk.written == [2]
     assert "a sink failed as none should" in caplog.messages
+
+
+async def test_what_is_too_much_at_once_is_halved_and_only_what_fits_nowhere_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Narrow(Disk):
+        def append(self, given: Sequence[dict[str, Any]]) -> int:
+            if any(record["n"] in (20, 47) for record in given):
+                raise Unfit(errno.EMSGSIZE, "too large")
+            return super().append(given)
+
+    disk = Narrow()
+    async with writing(disk) as writer:
+        ends = await asyncio.gather(*appended(writer, *range(48)), return_exceptions=True)
+        assert [number for number, end in enumerate(ends) if end is not None] == [20, 47] and writer.up
+        assert disk.written == [number for number in range(48) if number not in (20, 47)]
+    assert caplog.messages == ["a record cannot be written"] * 2
 
 
 async def test_operators_are_told_once_why_and_once_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from sidecar.settings.credentials import UpstreamCredential
 from sidecar.upstreams import Outbound, upstream_from
 from sidecar.upstreams.credentials import Credential
 from sidecar.upstreams.http import HttpUpstream, refusal_from
+from sidecar.upstreams.transport import Made, Pipe, whole_of
 from tests.unit.egress.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
 PING = Request(1, "ping", {})
@@ -125,6 +126,22 @@ async def test_trouble_becomes_a_refusal(script: Script, changes: dict[str, Any]
         with pytest.raises(Refusal) as caught, await upstream.exchange(post(**changes)) as answer:
             await answer.read(100)
         assert caught.value.reason is reason
+
+
+async def test_an_answer_in_pieces_that_grows_too_large_is_closed_there_and_then() -> None:
+    for most, refused in ((30, False), (29, True)):
+        pipe, given_up = Pipe(), list[str]()
+        for _ in range(3):
+            pipe.write(b"0123456789")
+        if not refused:
+            pipe.end()
+        answer = Made(200, pipe=pipe, given_up=lambda heard=given_up: heard.append("up"))  # type: ignore[misc]
+        if refused:
+            with pytest.raises(Refusal, match="larger"):
+                await whole_of(answer, most)
+        else:
+            assert len(await whole_of(answer, most)) == 30
+        assert (given_up, pipe.closed) == (["up"] if refused else [], True)
 
 
 async def test_an_upstream_that_is_not_there_has_failed() -> None:
