@@ -25,7 +25,7 @@ BACKLOG = 512
 # Accepted in one turn of the loop: others want to be answered in between, and each system call lets a thread that is at
 # work go on for up to a millisecond.
 AT_ONCE = 4
-FULL_PAUSE_S = 0.005  # when each newcomer takes somebody's place: a flood of them must not take the whole loop
+FULL_PAUSE_S = 0.001  # when each newcomer takes somebody's place: a flood of them must not take the whole loop
 PAUSE_S = 0.1  # without a descriptor the socket stays ready, and to ask it again and again would hold the loop
 ROOM_FOR = 8
 TELL_EVERY_S = 10.0
