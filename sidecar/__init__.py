@@ -19,6 +19,7 @@ A call's way, and where each question is answered:
     evidence   what is remembered of the sidecar itself; shared: what replicas have in common
     wiring     which objects stand on a call's way; listening: at which addresses who answers
     status     how it stands; gauges: the same as series; enforcement: whether policy is enforced or only recorded
+    jobs       what runs in the background, and what if it ends
     loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to
     snapshot   what one request reads, frozen; swapped whole on reload
     watching   whether the operator's files changed; reloading: how that comes into force

@@ -29,6 +29,7 @@ from sidecar.entrances import base_url_of, take
 from sidecar.errors import SettingsError
 from sidecar.evidence import Evidence
 from sidecar.gauges import Gauges
+from sidecar.jobs import Jobs
 from sidecar.keeping import check_keeping
 from sidecar.limits import Limiter
 from sidecar.limits.showing import Showing, Wanted
@@ -86,7 +87,7 @@ class App:
     showing: Showing = field(init=False)
     standing: Status = field(init=False)
     listening: Listening = field(init=False)
-    background: list[asyncio.Task[None]] = field(default_factory=list)
+    jobs: Jobs = field(default_factory=Jobs)
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -151,6 +152,7 @@ class App:
             self.replicas,
             self.drift,
             self.enforcement,
+            self.jobs,
         )
 
     @property
@@ -174,9 +176,7 @@ class App:
         until_s = now_s() + grace_s
         await self.pipeline.drain(grace_s)  # who comes meanwhile hears 503, not silence
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
-        for task in self.background:
-            task.cancel()
-        await asyncio.gather(*self.background, return_exceptions=True)
+        await self.jobs.end()
         await self.pipeline.task_front.runner.stop(max(0.0, until_s - now_s()))
         await self.reloader.close()
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
@@ -193,26 +193,26 @@ class App:
 
     def _run_background(self) -> None:
         exchanges = self.pipeline.exchanges
-        jobs = (
-            Health(lambda: self.live.current.upstreams, random=secrets.SystemRandom()).run(),
-            exchanges.run_farewells(),
-            exchanges.run_sweeps(),
-            self.shared.tasks.run_sweeps(),
-            self.callbacks.outbox.run(),
-            self.callbacks.run_sweeps(),
-            self.pipeline.task_front.runner.run(),
-            self.switch.run(),
-            self.evidence.run(),
-            self.watcher.run(self.reloader.files_changed),
-            self.follower.run(lambda: self.live.current.settings, self.reloader.adopt),
-            self.pipeline.pressure.run(),
-            self.pipeline.refusals.run(self.audit.control),
-            self.replicas.run(),
-            self._look_around(),
-        )
-        self.background = [asyncio.create_task(job) for job in jobs]
-        for task in self.background:
-            task.add_done_callback(_ended)
+        health = Health(lambda: self.live.current.upstreams, random=secrets.SystemRandom())
+        follow = partial(self.follower.run, lambda: self.live.current.settings, self.reloader.adopt)
+        for name, run in (
+            ("probing upstreams", health.run),
+            ("ending sessions at their servers", exchanges.run_farewells),
+            ("reviewing streams", exchanges.run_sweeps),
+            ("forgetting tasks", self.shared.tasks.run_sweeps),
+            ("calling back", self.callbacks.outbox.run),
+            ("forgetting callbacks", self.callbacks.run_sweeps),
+            ("the task API", self.pipeline.task_front.runner.run),
+            ("the kill switch", self.switch.run),
+            ("the evidence's schedule", self.evidence.run),
+            ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
+            ("following the policy's source", follow),
+            ("watching the loop", self.pipeline.pressure.run),
+            ("counting refusals", partial(self.pipeline.refusals.run, self.audit.control)),
+            ("hearing of replicas", self.replicas.run),
+            ("looking around", self._look_around),
+        ):
+            self.jobs.begin(name, run)
 
     async def _look_around(self) -> None:
         """What is known only by looking. Runs as long as the process."""
@@ -305,9 +305,3 @@ class App:
         has. Raises ConfigError and changes nothing."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    """What runs as long as the process does not end by itself: a bug that must not go unseen."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a background task died", exc_info=error)

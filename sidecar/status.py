@@ -16,6 +16,7 @@ from sidecar.counting import StoreWatch
 from sidecar.disabled import Entry, object_of
 from sidecar.drift import DriftWatch
 from sidecar.enforcement import SHADOW, Enforcement
+from sidecar.jobs import Jobs
 from sidecar.pipeline import Pipeline
 from sidecar.reloading import Reloader
 from sidecar.replicas import Replicas
@@ -41,6 +42,7 @@ class Status:
     replicas: Replicas
     drift: DriftWatch
     enforcement: Enforcement
+    jobs: Jobs
     started_at: float = field(default_factory=time.time)
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
@@ -55,6 +57,7 @@ class Status:
         yield from self.follower.trouble
         if told := self.counting.trouble(self.pipeline.limiter.store):
             yield told
+        yield from self.jobs.trouble
         if not self.pipeline.tasks.store.up:
             yield "the task store is out: nobody's tasks can be asked for"
         if not self.pipeline.exchanges.roaming.up:

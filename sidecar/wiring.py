@@ -64,6 +64,11 @@ def way_from(
         partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
         shared.run,
     )
+
+    async def jumped(seconds: float) -> None:
+        callbacks.outbox.clock_was_set(seconds)
+        await evidence.witness_jump(seconds)
+
     announce = announces(callbacks.outbox)
     means = Means(
         shared.task_store, shared.tasks, live, switch, audit, announce, shared.limiter, partial(_patience, live)
@@ -82,7 +87,7 @@ def way_from(
         task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
         switch=switch,
         tasks=shared.tasks,
-        pressure=Pressure(settings.server.max_lag_s, metrics.loop_lagged, evidence.witness_jump, random),
+        pressure=Pressure(settings.server.max_lag_s, metrics.loop_lagged, jumped, random),
         refusals=Refusals(lambda: live.current.settings.refusals, metrics, time.monotonic),
         clock=time.time,
     )

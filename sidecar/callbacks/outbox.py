@@ -115,6 +115,11 @@ class Outbox:
         finally:
             self._count()
 
+    def clock_was_set(self, by_s: float) -> None:
+        """What waits waits as long as it would have, and is as old as it was."""
+        self._schedule.shift(by_s)
+        self._awake.set()
+
     async def run(self) -> None:
         """Send what is due, as long as the process lives. What is under way at the end is sent again by the next."""
         async with asyncio.TaskGroup() as attempts:
@@ -159,11 +164,17 @@ class Outbox:
         try:
             happening, why, rest_s = await self._sent(waiting)
         except (CallbackStoreOut, _Held):  # told by whoever looks at it next
-            if waiting.id in self._schedule:
-                self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
+            self._postpone(waiting)
+        except asyncio.CancelledError:  # it may have come; whoever it came to knows it by its id
+            self._postpone(waiting)
+            raise
         else:
             await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
         self._awake.set()
+
+    def _postpone(self, waiting: Waiting) -> None:
+        if waiting.id in self._schedule:
+            self._schedule.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
 
     async def _sent(self, waiting: Waiting) -> tuple[Happening, str, float | None]:
         """What happened to it, why, and how long the receiver asks us to wait."""

@@ -97,6 +97,14 @@ class Schedule:
             del self._entries[id_]  # what `_later` still has of it is passed over there
         return entry.state
 
+    def shift(self, by_s: float) -> None:
+        """Every time that is known is so much later."""
+        for entry in self._entries.values():
+            waiting = entry.waiting
+            entry.waiting = waiting._replace(created_at=waiting.created_at + by_s, due_at=waiting.due_at + by_s)
+        self._later = [(at + by_s, order, id_) for at, order, id_ in self._later]  # all of them: a heap as before
+        self._next_at = {receiver: at + by_s for receiver, at in self._next_at.items()}
+
     def about(self, kind: str, ref: str) -> Iterable[Waiting]:
         """Those with this ref."""
         known = [entry.waiting for entry in self._entries.values()]

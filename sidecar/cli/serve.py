@@ -38,6 +38,7 @@ _config = click.option(
 @_config
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unheard, it would end us; and what it asks for is still to be read
     hold_standard()
     _log_to_stderr()
     before, now = take_all()
@@ -109,7 +110,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     loop, stop, hangup = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)  # first: unheard, it would end us
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
     app = await _started(path, environ, stop)
@@ -121,6 +122,8 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     await stop.wait()
     reloading.cancel()
     await app.stop()
+    loop.remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the loop's end would have it end us
 
 
 async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> App | None:

@@ -55,7 +55,8 @@ class MemoryStore:
 
     async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """As `Store.take`."""
-        free = [one for one, (by, until) in self._held.items() if by == holder or until <= now_s]
+        beyond_s = until_s + (until_s - now_s)
+        free = [one for one, (by, until) in self._held.items() if by == holder or not now_s < until <= beyond_s]
         found = [self._records[one] for one in free if self._records[one].step is not Step.OVER]
         found.sort(key=lambda one: (self._held[one.id][0] != holder, one.created_at))
         taken: list[Record] = []

@@ -48,7 +48,7 @@ _FREE: Final = """
 SELECT id, body FROM a2a_tasks WHERE id IN (
     SELECT id FROM (
         SELECT id, row_number() OVER (PARTITION BY owner ORDER BY holder <> ?1, created_at, rowid) AS place
-        FROM a2a_tasks WHERE over = 0 AND (holder = ?1 OR held_until <= ?2)
+        FROM a2a_tasks WHERE over = 0 AND (holder = ?1 OR held_until <= ?2 OR held_until > ?5)
     ) WHERE place <= ?4
 )
 ORDER BY holder <> ?1, created_at LIMIT ?3
@@ -107,7 +107,7 @@ class SqliteStore:
             return []
 
         def work(connection: sqlite3.Connection) -> list[Record]:
-            rows = connection.execute(_FREE, (holder, now_s, *share)).fetchall()
+            rows = connection.execute(_FREE, (holder, now_s, *share, until_s + (until_s - now_s))).fetchall()
             connection.execute(_TAKE, (holder, until_s, _json([row[0] for row in rows])))
             return readable(body for _, body in rows)
 

@@ -61,7 +61,8 @@ class Store(Protocol):
 
     async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[Record]:
         """What is not over and is this holder's, or nobody's any more, as much as they have room for: it is theirs
-        until then. What is theirs already comes first, then the oldest."""
+        until then. What is theirs already comes first, then the oldest. Nobody holds anything for twice as long as
+        they want it: who seems to had a clock that was ahead."""
 
     async def let_go(self, holder: str) -> None:
         """Nothing is this holder's any more."""

@@ -78,12 +78,16 @@ end
 
 if verb == 'take' then
   local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+  local beyond = 2 * tonumber(held) - tonumber(now)
   local mine, free, found, has = {}, {}, {}, {}
   for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
     if redis.call('HGET', holders, id) == holder then
       mine[#mine + 1] = id
-    elseif tonumber(redis.call('ZSCORE', open, id)) <= tonumber(now) then
-      free[#free + 1] = id
+    else
+      local till = tonumber(redis.call('ZSCORE', open, id))
+      if till <= tonumber(now) or till > beyond then
+        free[#free + 1] = id
+      end
     end
   end
   for _, ids in ipairs({mine, free}) do

@@ -57,6 +57,19 @@ def test_the_table_is_walked(state: State, happening: Happening) -> None:
     assert taken(schedule, 5.0) == (["1"] if becomes is State.WAITING else [])
 
 
+@pytest.mark.parametrize("by_s", [-50_000.0, 50_000.0])
+def test_a_clock_that_was_set_makes_nothing_later_sooner_or_older(by_s: float) -> None:
+    now_s = 100_000.0
+    schedule = scheduled(*(waiting(str(number), url=str(number), due_at=now_s + number) for number in range(1, 4)))
+    schedule.shift(by_s)
+    assert taken(schedule, now_s + by_s) == []
+    assert schedule.wake_at() == now_s + by_s + 1
+    assert taken(schedule, now_s + by_s + 2) == ["1", "2"]
+    last = schedule.take(now_s + by_s + 3, FAST)
+    assert last is not None
+    assert (last.created_at, last.due_at) == (by_s, now_s + by_s + 3)
+
+
 def test_what_is_not_due_waits_and_says_until_when() -> None:
     schedule = scheduled(waiting("1", due_at=10.0), waiting("2", due_at=5.0))
     assert (taken(schedule, 4.9), schedule.wake_at()) == ([], 5.0)

@@ -125,6 +125,12 @@ async def test_what_nobody_holds_any_more_is_taken_by_one(store: Store) -> None:
     assert {one.id for one in await store.take("two", 13.0, 20.0, SHARE)} == {"a", "c"}
 
 
+async def test_who_held_it_by_a_clock_that_was_hours_ahead_holds_it_no_more(store: Store) -> None:
+    await store.add(made("a"), "ahead", 50_000.0, ROOM)
+    await store.add(made("b"), "somewhat ahead", 24.0, ROOM)
+    assert [one.id for one in await store.take("two", 5.0, 15.0, SHARE)] == ["a"]
+
+
 async def test_nobody_takes_more_of_one_owner_than_their_share(store: Store) -> None:
     room = Bounds(10, 20)
     for n in range(6):
