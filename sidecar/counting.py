@@ -20,6 +20,7 @@ UNTOLD = (
     "until its period ends, and what was admitted without the store (charge) is not counted there"
 )
 OUT = "the store is out: calls with limits are refused"
+REFUSES = "the store refuses a part of what limits ask of it"
 
 log = logging.getLogger("sidecar.counting")
 
@@ -33,6 +34,7 @@ class StoreWatch:
     most: int | None
     _degraded: bool = False
     _up: bool = True
+    _warned: str = ""
 
     def answered(self, duration_s: float) -> None:
         """As `Observer.answered`."""
@@ -46,6 +48,8 @@ class StoreWatch:
 
     def untold(self, counts: Mapping[str, int]) -> None:
         """As `Observer.untold`."""
+        for verb, count in counts.items():
+            self.metrics.store_untold(verb, count)
         log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: Store) -> None:
@@ -57,6 +61,10 @@ class StoreWatch:
                 log.warning("the store is back")
             else:
                 log.error("the store is out", extra={"error": store.trouble})
+        if store.warning != self._warned:
+            self._warned = store.warning
+            if store.warning:
+                log.warning("the store is not safe", extra={"warning": store.warning})
         if store.degraded is self._degraded:
             return
         self._degraded = store.degraded
@@ -67,7 +75,9 @@ class StoreWatch:
         """What an operator has to know of it; empty if it is well."""
         if store.degraded:
             return DEGRADED.format(self.most)
-        return "" if store.up else OUT
+        if not store.up:
+            return OUT
+        return REFUSES if store.trouble else ""
 
     async def _record(self, what: str, **facts: object) -> None:
         try:

@@ -44,6 +44,7 @@ KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "local", "certificate", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable", "degraded")  # the last: admitted here, while the store is out
 STORE_FORGOT = ("emptied", "rolled_back")
+STORE_UNTOLD = ("give_back", "release", "charge")
 DECISIONS = ("allow", "deny", "would_deny")  # the last in shadow mode only
 UPSTREAM_STATES = ("ready", "degraded", "offline")
 BREAKER_STATES = ("closed", "open", "half_open")
@@ -205,7 +206,7 @@ class Metrics:
             {"revision": REVISIONS},
         )
         self._mode = Table("gauge", "enforcement_mode", "1 for the mode in force.", {"mode": MODES})
-        self._store_up = Table("gauge", "store_up", "Whether the store of limits answered last (1) or not.")
+        self._store_up = Table("gauge", "store_up", "Whether the store of limits counts what it is asked (1) or not.")
         self._store_info = Table("gauge", "store_info", "Which store counts the limits.", {"kind": AS_GIVEN})
         self._store_s = Table(
             "histogram",
@@ -218,6 +219,12 @@ class Metrics:
             "store_forgot_total",
             "Times the store came back with less than it had been told, and was told again.",
             {"how": STORE_FORGOT},
+        )
+        self._store_untold = Table(
+            "counter",
+            "store_untold_total",
+            "What the store could not be told of calls: an outage was too long, or this process ended in one.",
+            {"verb": STORE_UNTOLD},
         )
         self._audit = Table(
             "counter",
@@ -418,7 +425,7 @@ class Metrics:
         self._store_info.only((kind,))
 
     def store_up(self, up: bool) -> None:
-        """Whether its last answer came."""
+        """Whether its last answer came, and was none that refuses to count."""
         self._store_up.set((), up)
 
     def store_answered(self, duration_s: float) -> None:
@@ -428,6 +435,10 @@ class Metrics:
     def store_forgot(self, how: str) -> None:
         """It was `emptied` or exchanged, or `rolled_back` by a failover, and was told again what had been used."""
         self._store_forgot.add((how,))
+
+    def store_untold(self, verb: str, count: int) -> None:
+        """It was not told of so many calls that they ended (`give_back`, `release`) or were admitted (`charge`)."""
+        self._store_untold.add((verb,), count)
 
     def audit_recorded(self, event: str, result: str) -> None:
         """One audit record was `written`, or `failed`."""
@@ -489,6 +500,7 @@ class Metrics:
         self._reloads.declare(RELOADS)
         self._mode.declare(MODES)
         self._store_forgot.declare(STORE_FORGOT)
+        self._store_untold.declare(STORE_UNTOLD)
         self._task_states.declare(TASK_STATES)
         self._audit.declare(AUDIT_EVENTS, AUDIT_RESULTS)
         self._audit_copies.declare(AUDIT_COPIES)

@@ -95,6 +95,7 @@ class Status:
                 "kind": store.kind,
                 "up": store.up,
                 "trouble": store.trouble or None,
+                "warning": store.warning or None,
                 "on_failure": self.settings.store.on_failure,
                 "degraded": store.degraded,
             },
@@ -145,7 +146,8 @@ class Status:
         disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
         store = self.pipeline.limiter.store
         alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
-        return (*shadow, *alone, *disabled, *self.reloader.trouble, *self.follower.trouble)
+        unsafe = (f"the store: {store.warning}",) if store.warning else ()
+        return (*shadow, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now, by hand and by policies/disabled.yaml."""

@@ -8,6 +8,7 @@
     nodes.py       who counts: one server, the primary of Sentinels, the owner of our slot in a Cluster
     link.py        one connection to that one, mended; wire.py: many calls on it at once
     recall.py      what the store is told again after it forgot (epoch.lua, guard.lua, restore.lua)
+    refusing.py    whether one that answers does what it is asked; eviction.py: whether it may throw counters away
     degraded.py    what is admitted while it is out, if anything
     counters.py    the arithmetic of hours, days, rates and slots
     sessions.py    the bound on lists and pings

@@ -48,6 +48,10 @@ class Degraded:
         return self._shared.trouble
 
     @property
+    def warning(self) -> str:
+        return self._shared.warning
+
+    @property
     def degraded(self) -> bool:
         return not self._shared.up
 

@@ -92,6 +92,10 @@ class FastLane:
         return self.inner.trouble
 
     @property
+    def warning(self) -> str:
+        return self.inner.warning
+
+    @property
     def degraded(self) -> bool:
         return self.inner.degraded
 

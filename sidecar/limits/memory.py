@@ -34,6 +34,7 @@ class MemoryStore:
     kind = "memory"
     up = True
     trouble = ""
+    warning = ""
     degraded = False
 
     def __init__(

@@ -27,21 +27,14 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Literal
 
-from redis.exceptions import (
-    AskError,
-    ClusterError,
-    MovedError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, ResponseError
 
 from sidecar.limits.counters import SECOND_US, Standing
+from sidecar.limits.eviction import LOOK_EVERY_S, eviction_warning
 from sidecar.limits.link import LeaveError, Link
 from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
 from sidecar.limits.recall import Recall
+from sidecar.limits.refusing import Refusing, code_of, passes, printable
 from sidecar.limits.store import (
     LEASE_S,
     REMEMBER_S,
@@ -63,6 +56,8 @@ AT_ONCE = 500
 """Debts that are said in one piece: a fifth of the deadline."""
 LAST_WORDS_S = 0.8
 """For what is still owed when we end: `Store.close` promises to be over within a second."""
+CHARGE = "charge"
+"""What a reservation asks for, beside the verbs of settling."""
 LOOK = "look"
 """Stands where a decision id would, and is none."""
 EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
@@ -75,9 +70,6 @@ WHATEVER = 4 * 10**15
 """The limit of what is charged whatever the limit, because it was admitted already: more than any, exact in Lua."""
 
 log = logging.getLogger("sidecar.store")
-
-_PASSING = (AskError, ClusterError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-_PASSING_CODES = ("EPOCH", "MISCONF", "BUSY", "NOREPLICAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +156,12 @@ class RedisStore:
         self._epoch = ""
         self._number = 0
         self._held_until_s = 0.0
-        self._complained_s = -COMPLAIN_EVERY_S
+        self._complained_s = self._told_untold_s = -COMPLAIN_EVERY_S
+        self._looked_s = -LOOK_EVERY_S
         self._owed: deque[Settlement] = deque()
+        self._untold: Counter[str] = Counter()
+        self._refusing = Refusing()
+        self.warning = ""
 
     @classmethod
     def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisStore:
@@ -174,11 +170,11 @@ class RedisStore:
 
     @property
     def up(self) -> bool:
-        return self._link.wire is not None
+        return self._link.wire is not None and not (self._refusing and self._refusing.why(self._now_s(), CHARGE))
 
     @property
     def trouble(self) -> str:
-        return "" if self.up else self._link.trouble
+        return self._link.trouble if self._link.wire is None else self._refusing.why(self._now_s())
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         began_s = self._now_s()
@@ -209,10 +205,14 @@ class RedisStore:
                 wire.condemn(str(error))
             raise StoreUnavailable(str(error) or "no answer in time") from error
         except ResponseError as error:
+            if passes(error):
+                self._refusing.refused(CHARGE, error, charges, self._now_s())
             self._refused(error, wire)
             raise _unavailable(error) from error
         if verdict.admitted:
             self._recall.admitted(charges, verdict, decision_id, number, until_s - self._deadline_s)
+            if self._refusing:
+                self._refusing.done(CHARGE, charges)
         return verdict
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
@@ -275,8 +275,8 @@ class RedisStore:
         if wire := self._link.wire:
             await wire.close()
         await self._finder.close()
-        if self._owed:
-            self._observer.untold(Counter(settlement.verb for settlement in self._owed))
+        self._untold.update(settlement.verb for settlement in self._owed)
+        self._tell_untold()
 
     # Asking
 
@@ -303,11 +303,11 @@ class RedisStore:
 
     def _refused(self, error: ResponseError, wire: Wire) -> None:
         """It was answered, and not done. Who does not count (any more) is left."""
-        if isinstance(error, ReadOnlyError | MovedError) or _code(error) == "EPOCH":
+        if isinstance(error, ReadOnlyError | MovedError) or code_of(error) == "EPOCH":
             self._link.heard(error, wire)
         elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a right that is missing, memory, a foreign key
             self._complained_s = self._now_s()
-            log.error("the store refuses what it is asked", extra={"error": _printable(error)})
+            log.error("the store refuses what it is asked", extra={"error": printable(error)})
 
     def _guarded(
         self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
@@ -355,17 +355,36 @@ class RedisStore:
         if isinstance(error, NoScriptError) and wire:
             again = wire.ask("EVAL", script.text, *arguments)
             again.add_done_callback(partial(self._heard, settlement, script, arguments))
-        elif isinstance(error, WireLost) or (isinstance(error, ResponseError) and _passes(error)):
+        elif isinstance(error, WireLost):
+            self._owe(settlement)
+        elif isinstance(error, ResponseError) and passes(error):
+            self._refusing.refused(settlement.verb, error, settlement.charges, self._now_s())
             self._owe(settlement)
         else:  # any other error means a counter that is not ours to understand: its next reservation is refused
+            if self._refusing and error is None:
+                self._refusing.done(settlement.verb, settlement.charges)
             self._over(settlement)
 
     def _owe(self, settlement: Settlement) -> None:
         if settlement.verb == "extend":  # the next beat extends again
             return
         if len(self._owed) == MAX_OWED:
-            self._over(self._owed.popleft())
+            self._drop(self._owed.popleft())
         self._owed.append(settlement)
+
+    def _drop(self, settlement: Settlement) -> None:
+        """It will not be told: too much is owed, or it came too late. A slot that lapsed meanwhile is no loss."""
+        if settlement.until_s > self._now_s() or any(charge.kind != "concurrency" for charge in settlement.charges):
+            self._untold[settlement.verb] += 1
+        self._over(settlement)
+        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+            self._tell_untold()
+
+    def _tell_untold(self) -> None:
+        if self._untold:
+            self._told_untold_s = self._now_s()
+            counts, self._untold = self._untold, Counter()
+            self._observer.untold(counts)
 
     def _over(self, settlement: Settlement) -> None:
         """Nothing more will be said of it. Not before is it forgotten what a call holds, and has not spent: should its
@@ -376,8 +395,9 @@ class RedisStore:
             self._recall.heard_back(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
-        """All of them, some at a time: at once they would hold up the calls of now, and be late themselves."""
-        self._settle_next(len(self._owed))
+        """All of them, some at a time: at once they would hold up the calls of now, and be late themselves. Who refuses
+        is not asked about all of them again and again."""
+        self._settle_next(AT_ONCE if self._refusing else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
         if before is not None and before.exception():
@@ -392,7 +412,7 @@ class RedisStore:
             if settlement.until_s > self._now_s():
                 self._say(settlement)
             else:
-                self._over(settlement)
+                self._drop(settlement)
 
     async def _say_last_words(self) -> None:
         """Nothing is owed, or nobody hears it: whoever takes none of it now will not take it a moment later."""
@@ -433,6 +453,17 @@ class RedisStore:
             raise LeaveError("this is another store, or it was emptied")
         if self._owed:
             self._settle_debts()
+        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+            self._tell_untold()
+        if self._now_s() - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = self._now_s()
+            await self._look_at_memory(wire)
+
+    async def _look_at_memory(self, wire: Wire) -> None:
+        try:
+            self.warning = eviction_warning(await wire.ask("INFO", "memory"))
+        except ResponseError:  # a right that nobody has to give: then nobody knows
+            self.warning = ""
 
     async def _whose(self, wire: Wire) -> tuple[str, int]:
         """The epoch of the store, and our tide there."""
@@ -471,7 +502,7 @@ class RedisStore:
         except StoreUnavailable:
             return  # it was given back meanwhile
         except ResponseError as error:
-            if _passes(error):
+            if passes(error):
                 raise
             return  # a counter that is not ours to understand: its next reservation is refused
         self._recall.admitted(whatever, verdict, decision_id, number, self._now_s())
@@ -497,10 +528,6 @@ class _ForeignReplyError(LeaveError):
     """A reply that cannot be the one to our question."""
 
 
-def _printable(error: ResponseError) -> str:
-    return "".join(character for character in f"{type(error).__name__}: {error}" if character.isprintable())[:300]
-
-
 async def _done(wire: Wire) -> None:
     """Replies come in order: once this one is here, everything said before has been done. What was said again, because
     its script was forgotten, was said behind it: hence twice."""
@@ -508,18 +535,8 @@ async def _done(wire: Wire) -> None:
         await asyncio.gather(wire.ask("PING"), return_exceptions=True)
 
 
-def _code(error: ResponseError) -> str:
-    return str(error).partition(" ")[0]
-
-
-def _passes(error: ResponseError) -> bool:
-    """It says when, not what: the same question is right later. Any other is about a counter that is not ours to
-    understand."""
-    return isinstance(error, _PASSING) or _code(error) in _PASSING_CODES
-
-
 def _unavailable(error: ResponseError) -> StoreUnavailable:
-    return (StoreUnavailable if _passes(error) else CounterUnreadable)(type(error).__name__)
+    return (StoreUnavailable if passes(error) else CounterUnreadable)(type(error).__name__)
 
 
 def _whatever(charges: Charges) -> Charges:

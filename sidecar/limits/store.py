@@ -58,8 +58,8 @@ class Observer(Protocol):
         that was `emptied` or exchanged), or so many charges (of one that was `rolled_back`)."""
 
     def untold(self, counts: Mapping[str, int]) -> None:
-        """At the end it could not be told so many of these: `give_back`, `release`, `charge` (what was admitted while
-        it was out)."""
+        """It could not be told so many more of these: `give_back`, `release`, `charge` (what was admitted while it was
+        out). An outage was too long, too much was owed, or we end."""
 
 
 class Unseen:
@@ -89,11 +89,15 @@ class Store(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether the last that was heard of it was good."""
+        """Whether the last that was heard of it was good, and it charges what it is asked to."""
 
     @property
     def trouble(self) -> str:
-        """Why it is out, for operators; "" while it is up."""
+        """Why it is out, or what it refuses, for operators; "" if it is well."""
+
+    @property
+    def warning(self) -> str:
+        """What may make it forget, for operators; "" as far as anybody knows."""
 
     @property
     def degraded(self) -> bool:

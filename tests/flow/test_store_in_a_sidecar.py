@@ -39,6 +39,7 @@ async def test_an_instance_that_counts_by_itself_says_so_on_every_side_and_never
             "kind": "redis",
             "up": False,
             "trouble": status["store"]["trouble"],
+            "warning": None,
             "on_failure": "degraded",
             "degraded": True,
         }

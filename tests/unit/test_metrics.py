@@ -155,6 +155,7 @@ VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
     (lambda m: m.enforcement("shadow"), "enforcement_mode", {"mode": "enforce"}, 0),
     (lambda m: m.store_is("redis"), "store_info", {"kind": "redis"}, 1),
     (lambda m: m.store_up(True), "store_up", {}, 1),
+    (lambda m: m.store_untold("give_back", 3), "store_untold_total", {"verb": "give_back"}, 3),
     (lambda m: m.store_answered(0.002), "store_duration_seconds_count", {}, 1),
     (
         lambda m: m.audit_recorded("refusal", "failed"),

@@ -1,0 +1,180 @@
+"""Does an operator hear that a store which answers does not count, and what it was never told?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
+
+from sidecar.limits import StoreUnavailable
+from sidecar.limits import redis as module
+from sidecar.limits.degraded import Degraded
+from sidecar.limits.eviction import eviction_warning
+from sidecar.limits.memory import MemoryStore
+from sidecar.limits.nodes import finder_of
+from sidecar.limits.redis import RedisStore
+from sidecar.limits.refusing import HOLDS_S, Refusing
+from sidecar.limits.store import CounterUnreadable, Unseen
+from sidecar.settings.store import StoreSettings
+from tests.unit.limits.stages import charge
+from tests.valkey import Valkey
+
+HOUR, RATE, SLOTS = charge("hour", 1000), charge("rate", 1000, interval_us=1000), charge("concurrency", 1000)
+FORBIDDEN = ResponseError("ERR The user executing the script can't run this command or subcommand")  # Redis 6
+
+
+class Listening(Unseen):
+    """What nobody told the store."""
+
+    def __init__(self) -> None:
+        self.missed: Counter[str] = Counter()
+
+    def untold(self, counts: Mapping[str, int]) -> None:
+        self.missed.update(counts)
+
+
+@asynccontextmanager
+async def opened(url: str, listening: Listening | None = None) -> AsyncIterator[RedisStore]:
+    store = RedisStore(finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or Unseen())
+    try:
+        await store.ping()
+        yield store
+    finally:
+        await store.close()
+
+
+async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def full(client: redis.Redis, policy: str = "noeviction") -> Iterator[None]:
+    """A server whose memory is full."""
+    client.config_set("maxmemory-policy", policy)
+    client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url) as store:
+        with fresh_valkey.client() as client, full(client):
+            with pytest.raises(StoreUnavailable):
+                await store.reserve((HOUR,), "one")
+            assert not store.up and "OutOfMemory" in store.trouble
+            alone = Degraded(store, MemoryStore(lambda: 0.0), 1)
+            assert (await alone.reserve((HOUR,), "two")).degraded and alone.degraded
+        assert not store.up, "nobody has asked since"
+        await store.reserve((SLOTS,), "three")
+        assert store.up and not store.trouble
+
+
+async def test_a_right_that_is_missing_is_an_outage_until_such_a_counter_is_charged(fresh_valkey: Valkey) -> None:
+    with fresh_valkey.client() as client:
+        for denied, asks in (("-hset", HOUR), ("-zadd", SLOTS)):
+            rights = ["~{sidecar}:*", "+@all", denied]
+            client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", *rights)
+            async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
+                with pytest.raises(StoreUnavailable) as no:
+                    await store.reserve((asks,), f"{denied} denied")
+                assert not isinstance(no.value, CounterUnreadable), "with on_failure: degraded somebody else counts"
+                assert not store.up and "no permissions to run" in store.trouble
+                await store.ping()
+                assert not store.up, "that it answers is not enough"
+                client.execute_command("ACL", "SETUSER", "limits", "+@all")
+                await store.reserve((asks,), denied)
+                assert store.up and not store.trouble
+        client.execute_command("ACL", "DELUSER", "limits")
+
+
+async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it_and_operators_are_told(
+    fresh_valkey: Valkey,
+) -> None:
+    with fresh_valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", "~{sidecar}:*", "+@all", "-hincrby")
+        async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
+            await store.reserve((HOUR,), "one")
+            store.give_back((HOUR,), "one")
+            await until(lambda: bool(store.trouble))
+            assert store.up and "(give_back)" in store.trouble, "it charges, so that nobody is refused"
+            client.execute_command("ACL", "SETUSER", "limits", "+@all")
+            await until(lambda: not store.trouble)
+            assert (await store.reserve((HOUR,), "two")).standings[0].remaining == HOUR.most - 1
+        client.execute_command("ACL", "DELUSER", "limits")
+
+
+def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> None:
+    refusing = Refusing()
+    assert not refusing and not refusing.why(0.0)
+    for error, still in ((OutOfMemoryError("OOM"), ""), (NoPermissionError("NOPERM"), "yes"), (FORBIDDEN, "yes")):
+        refusing.refused("charge", error, (HOUR, SLOTS), 0.0)
+        refusing.done("give_back", (HOUR, SLOTS))
+        assert refusing.why(HOLDS_S, "charge") and not refusing.why(1.0, "give_back")
+        refusing.done("charge", (HOUR, RATE))
+        assert bool(refusing.why(1.0)) is bool(still), "a right may be missing for one kind"
+        refusing.done("charge", (RATE, SLOTS, HOUR))
+        assert not refusing.why(1.0)
+        refusing.refused("charge", error, (HOUR,), 0.0)
+        assert not refusing.why(HOLDS_S + 1) and not refusing
+
+
+@pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru", "noeviction"])
+async def test_a_store_that_may_evict_counters_is_told_of_as_far_as_it_may_be_asked(
+    fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr("sidecar.limits.link.BEAT_S", 0.01)
+    with fresh_valkey.client() as client, full(client, policy):
+        client.config_set("maxmemory", "1gb")
+        async with opened(fresh_valkey.url) as store:
+            await until(lambda: store._looked_s > 0)
+            await store.ping()
+            assert (policy in store.warning) is (policy != "noeviction")
+        client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", "~{sidecar}:*", "+@all", "-info")
+        async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
+            await until(lambda: store._looked_s > 0)
+            await store.ping()
+            assert store.up and not store.warning
+        client.execute_command("ACL", "DELUSER", "limits")
+
+
+@pytest.mark.parametrize(
+    ("said", "warns"),
+    [
+        (b"maxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n", True),
+        (b"maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", False),
+        (b"maxmemory:100\r\nmaxmemory_policy:noeviction\r\n", False),
+        (b"maxmemory:100\r\nmaxmemory_policy:\x1b[31m\r\n", False),
+        (b"\xff:\r\n", False),
+        (7, False),
+    ],
+)
+def test_only_what_a_server_says_clearly_is_believed(said: object, warns: bool) -> None:
+    assert bool(eviction_warning(said)) is warns
+
+
+async def test_what_is_owed_too_long_or_too_much_is_told_as_untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OWED", 5)
+    monkeypatch.setattr(module, "REMEMBER_S", 0.05)
+    listening = Listening()
+    store = RedisStore(
+        finder_of(StoreSettings(url="unix:///nowhere/at/all")), deadline_s=0.05, lease_s=0.05, observer=listening
+    )
+    for number in range(8):
+        store.give_back((HOUR,), str(number))
+    await asyncio.sleep(0.06)
+    store.release((SLOTS,), "lapsed")
+    await asyncio.sleep(0.06)
+    store._settle_some()
+    assert not store._owed
+    await store.close()
+    assert listening.missed == {"give_back": 8}, "three were too many, five too late, and a slot lapsed by itself"
