@@ -27,14 +27,14 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Literal
 
-from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
 
 from sidecar.limits.counters import SECOND_US, Standing
 from sidecar.limits.eviction import LOOK_EVERY_S, eviction_warning
 from sidecar.limits.link import LeaveError, Link
 from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
 from sidecar.limits.recall import Recall
-from sidecar.limits.refusing import Refusing, code_of, passes, printable
+from sidecar.limits.refusing import Refusing, counts_no_more, passes, printable
 from sidecar.limits.store import (
     LEASE_S,
     REMEMBER_S,
@@ -205,8 +205,7 @@ class RedisStore:
                 wire.condemn(str(error))
             raise StoreUnavailable(str(error) or "no answer in time") from error
         except ResponseError as error:
-            if passes(error):
-                self._refusing.refused(CHARGE, error, charges, self._now_s())
+            self._refusing.refused(CHARGE, error, charges, self._now_s())
             self._refused(error, wire)
             raise _unavailable(error) from error
         if verdict.admitted:
@@ -303,7 +302,7 @@ class RedisStore:
 
     def _refused(self, error: ResponseError, wire: Wire) -> None:
         """It was answered, and not done. Who does not count (any more) is left."""
-        if isinstance(error, ReadOnlyError | MovedError) or code_of(error) == "EPOCH":
+        if counts_no_more(error):
             self._link.heard(error, wire)
         elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a right that is missing, memory, a foreign key
             self._complained_s = self._now_s()

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from redis.exceptions import (
     AskError,
     ClusterError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -37,6 +38,11 @@ _FORBIDDEN: Final = ("ACL failure in script", "The user executing the script can
 def code_of(error: ResponseError) -> str:
     """The word that a server's refusal begins with."""
     return str(error).partition(" ")[0]
+
+
+def counts_no_more(error: ResponseError) -> bool:
+    """It is another who counts, or this one has forgotten: not to be asked again before that is clear."""
+    return isinstance(error, ReadOnlyError | MovedError) or code_of(error) == "EPOCH"
 
 
 def is_forbidden(error: ResponseError) -> bool:
@@ -69,7 +75,9 @@ class Refusing:
         return bool(self._nos)
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[Charge], now_s: float) -> None:
-        """The store said no; one that `passes`."""
+        """The store said no. Of a counter that is not ours to understand it says nothing of others."""
+        if counts_no_more(error) or not passes(error):
+            return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()
         self._nos[what] = _No(printable(error), kinds, now_s)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 import redis
-from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from sidecar.limits import StoreUnavailable
 from sidecar.limits import redis as module
@@ -126,6 +126,9 @@ def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> No
         assert not refusing.why(1.0)
         refusing.refused("charge", error, (HOUR,), 0.0)
         assert not refusing.why(HOLDS_S + 1) and not refusing
+    for error in (ReadOnlyError("READONLY"), ResponseError("EPOCH another"), ResponseError("WRONGTYPE")):
+        refusing.refused("charge", error, (HOUR,), 0.0)
+        assert not refusing, "another counts, or this one counter makes no sense"
 
 
 @pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru", "noeviction"])
