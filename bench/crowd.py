@@ -35,7 +35,7 @@ COST = 2_000  # millionths of a dollar
 SETTINGS = """\
 version: 1
 data: data
-server: {{listen: "127.0.0.1:0"}}
+server: {{listen: "127.0.0.1:0", max_lag_s: 60}}
 admin: {{listen: "127.0.0.1:{admin}"}}
 local: [{{listen: "127.0.0.1:{port}", principal: "{spender}"}}]
 store: {{url: "{store}"{lane}}}

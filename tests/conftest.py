@@ -1,9 +1,25 @@
-"""How is the interpreter set that the tests run in? As a sidecar's is once it has begun: its collector need not walk,
-again and again, what was there before the first test."""
+"""How is the interpreter set that the tests run in, and how patient are they?
+
+As a sidecar's is once it has begun: its collector need not walk, again and again, what was there before the first test.
+And as patient as a machine needs that is slow, and busy with other things: an example of Hypothesis takes its time, and
+a sidecar in this process waits half a second for its store. What is about an outage says itself how long it waits.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
+from hypothesis import HealthCheck, settings
+
+import sidecar.shared
 from sidecar.cli.serve import settle_interpreter
+from sidecar.limits import open_store
+
+STORE_S = 0.5
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+vars(sidecar.shared)["open_store"] = partial(open_store, deadline_s=STORE_S)
 
 
 def pytest_collection_finish() -> None:

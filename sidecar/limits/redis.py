@@ -36,6 +36,7 @@ from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
 from sidecar.limits.recall import Recall
 from sidecar.limits.refusing import Refusing, counts_no_more, passes, printable
 from sidecar.limits.store import (
+    DEADLINE_S,
     LEASE_S,
     REMEMBER_S,
     UNSEEN,
@@ -48,8 +49,6 @@ from sidecar.limits.store import (
 from sidecar.limits.wire import Wire, WireLost
 from sidecar.settings.store import StoreSettings
 
-DEADLINE_S = 0.08
-"""CONTRACT 9 promises an answer within 100 ms of an outage."""
 MAX_OWED = 10_000
 COMPLAIN_EVERY_S = 10.0
 AT_ONCE = 500

@@ -13,6 +13,8 @@ from sidecar.limits.plan import Charge
 
 LEASE_S = 60.0
 """A slot whose owner has died comes back after this; a living owner extends it every third of it."""
+DEADLINE_S = 0.08
+"""How long a shared store may take to answer. CONTRACT 9 promises ours within 100 ms of an outage."""
 REMEMBER_S = 120
 """A reservation can be given back for this long: longer than any call waits before it is forwarded."""
 

@@ -24,7 +24,7 @@ from sidecar.app import App
 from sidecar.signing_keys import generate
 from tests.a2a.world import ALICE, HELLO, IDP, ScriptedAgent, task, write
 from tests.flow.idp import SETTINGS
-from tests.flow.world import listening
+from tests.flow.world import listening, started
 
 LENDS = "message/send|delegate"
 TO_PLANNER = f"p, user:alice, nhi:planner, {LENDS}, -, -, -, allow\n"
@@ -98,7 +98,7 @@ async def row(folder: Path) -> AsyncIterator[Row]:
                 )
             rules = {"user_to_nhi": users, **({"nhi_to_nhi": nhis[place - 1]} if place else {})}
             write(here, f"{url}/", rules=rules, settings=local, name=name, identity=issuers)
-            app = await App.start(here / "sidecar.yaml", {})
+            app = await started(here)
             stack.push_async_callback(app.stop)
             made.folders.append(here)
             made.apps.append(app)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.a2a.test_pushing import DONE, SENT, Receiver, push, receiving
 from tests.a2a.world import ALICE, RULES, AgentWorld, agent_world, ask
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening
 
 PATIENT = "".join(
     ('callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: [127.0.0.0/8], ', "first_retry_s: 100ms}\n")
@@ -27,7 +27,7 @@ class Busy(Receiver):
 
 async def withheld(world: AgentWorld) -> dict[str, Any]:
     """What is on record of the first callback that was withheld."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             for record in world.records("control"):
                 if record["control"]["what"] == "callback-withheld":
@@ -90,7 +90,7 @@ async def test_who_has_no_secret_is_refused_before_anything_is_read(tmp_path: Pa
         reader, writer = await asyncio.open_connection(*place.split(":"))
         head = f"POST /a2a/push/{'A' * 43} HTTP/1.1\r\nHost: {place}\r\nContent-Type: application/json\r\n"
         writer.write(head.encode() + b"Content-Length: 1000000\r\n\r\n{")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             status = await reader.readline()
         writer.close()
         assert b" 404 " in status, status

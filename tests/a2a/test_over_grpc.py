@@ -15,6 +15,7 @@ import sidecar.a2a.grpc
 from sidecar.protocols.a2a.operations import BY_ACTION
 from sidecar.protocols.a2a.wire import WIRES
 from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, ScriptedAgent, agent_world, ask, task
+from tests.flow.world import PATIENCE_S
 
 KEY = ("authorization", ALICE["Authorization"])
 SEND = {"message": HELLO}
@@ -101,7 +102,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
     async with agent_world(tmp_path, settings=server) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""])
         writer.write(begins)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await reader.read(4096):
                 pass
         writer.close()

@@ -18,7 +18,7 @@ from sidecar.protocols.a2a import cards as documents
 from sidecar.upstreams.agents.card import CardKeeper
 from tests.a2a.test_pushing import DONE, SENT, push, receiving
 from tests.a2a.world import ALICE, BOB, CARD_10, HELLO, HOOK, RULES, AgentWorld, ScriptedAgent, agent_world, ask, task
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening
 
 RPC: Any = ("1.0", "jsonrpc")
 
@@ -111,7 +111,7 @@ async def test_a_task_without_a_name_is_none(tmp_path: Path) -> None:
         order = {"target_agent_id": "researcher", "task_type": "search", "input": {}}
         async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
             at = response.headers["Location"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (shown := await _shown(world, at))["state"] != "failed":
                 await asyncio.sleep(0.02)
         assert shown["error_code"] == "ExecutionFailed"
@@ -283,7 +283,7 @@ async def test_an_agent_that_was_changed_is_spoken_to_as_it_is_now_and_no_call_w
     assert keeper.version() == "0.3"
     said, now_s = {**CARD_10}, 61.0
     may_answer.clear()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await keeper.prepare()
     assert keeper.version() == "0.3"
     may_answer.set()

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from tests.a2a.world import ALICE, BOB, CALLED_BACK, HELLO, SPOKEN, AgentWorld, agent_world, ask, task
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening
 from tests.valkey import running_valkey
 
 SENT = {"message": HELLO}
@@ -33,7 +33,7 @@ class Receiver:
         return web.Response(status=204)
 
     async def hears(self, count: int = 1) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 await asyncio.sleep(0.02)
 

@@ -14,6 +14,7 @@ import sidecar.exchanges
 from sidecar.signing_keys import generate
 from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, IDP, SPOKEN, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.idp import bearer
+from tests.flow.world import PATIENCE_S
 
 SEND = {"message": HELLO}
 QUIET = "probe: {enabled: false}"
@@ -41,7 +42,7 @@ async def test_an_agent_that_fails_is_given_a_rest_and_its_own_no_is_no_fault(tm
 async def test_its_card_is_a_sign_of_life(tmp_path: Path) -> None:
     async with agent_world(tmp_path, upstream="probe: {every_s: 0.1}") as world:
         account = world.app.live.current.agents["researcher"].account
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while account.standing.status != "ready":
                 await asyncio.sleep(0.02)
         assert world.app.upstreams()["researcher"]["protocol"] == "a2a"
@@ -83,7 +84,7 @@ async def test_a_stream_ends_when_its_permission_does(
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
     async with agent_world(tmp_path, agent) as world:
         streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not world.app.pipeline.exchanges.streams:
                 await asyncio.sleep(0.02)
         await world.app.disable("user:alice", reason="", until=None, by="test")
@@ -102,7 +103,7 @@ async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
     async with agent_world(tmp_path, agent) as world:
         token = IDP.token("user:alice", f"{world.app.live.current.base_url}/agents/researcher")
         streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND, bearer(token)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not world.app.pipeline.exchanges.streams:
                 await asyncio.sleep(0.02)
         (tmp_path / "jwks.json").write_text(generate().jwks())
@@ -119,7 +120,7 @@ async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [go_on, {"task": task()}]})
     async with agent_world(tmp_path, agent) as world:
         streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not agent.seen:
                 await asyncio.sleep(0.02)
         await world.app.disable("user:alice", reason="", until=None, by="test")
@@ -139,7 +140,7 @@ async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> Non
     places = "streams: {max_per_principal: 1}\n"
     async with agent_world(tmp_path, agent, rules=rules, settings=places) as world:
         streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not world.app.pipeline.exchanges.streams:
                 await asyncio.sleep(0.02)
         for _ in range(3):

@@ -15,7 +15,7 @@ from sidecar.task_api.store import Share, StoreOut
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.described import Operation as Described
 from tests.flow.described import check_described
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening
 
 ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
 OURS, SEEDS = "/a2a/tasks", "/api/nhi/a2a/tasks"
@@ -58,7 +58,7 @@ async def create(world: AgentWorld, who: Mapping[str, str] = ALICE, **more: Any)
 
 async def ended(world: AgentWorld, task_id: str, who: Mapping[str, str] = ALICE, *, until: str = "") -> dict[str, Any]:
     """The task, once it is over or in that state."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             status, said = await call(world, "GET", f"/{task_id}", who=who)
             assert status == 200, said
@@ -336,7 +336,7 @@ async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_
     agent.script["SendMessage"] = lambda *_: slow()
     async with agent_world(tmp_path, agent, settings=QUICK) as world:
         task_id = await create(world)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not world.agent.seen:  # until then it is cancelled without the agent
                 await asyncio.sleep(0.01)
         cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
@@ -558,7 +558,7 @@ async def test_what_its_caller_heard_is_not_taken_is_not_carried_out(
         monkeypatch.setattr(store, "add", add_and_say_nothing)
         status, said = await call(world, "POST", body=ORDER)
         assert (status, said["reason"]) == (503, "store-unavailable")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await call(world, "GET", "?state=cancelled"))[1]["total"] == 0:
                 await asyncio.sleep(0.02)
         assert world.agent.seen == []
@@ -585,6 +585,6 @@ async def test_both_what_was_ordered_and_what_was_done_for_it_are_on_record(tmp_
 
 
 async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.02)

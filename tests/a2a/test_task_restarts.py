@@ -19,7 +19,7 @@ from sidecar.task_api.store import Bounds, Share
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Restarted:
             return str((await response.json())["task_id"])
 
     async def ended(self, task_id: str) -> dict[str, Any]:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 async with self.http.get(f"{self.served.url}/a2a/tasks/{task_id}", headers=ALICE) as response:
                     found = await response.json()
@@ -123,7 +123,7 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
     receiver = Receiver()
     async with listening(receiver.handle) as hook, restarted(agent) as world:
         names = {kind: await world.create(kind) for kind in ("unsent", "sending", *kinds)}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(world.asked_about()) < len(kinds) or agent.methods().count("SendMessage") < len(names):
                 await asyncio.sleep(0.01)
         await world.served.kill()
@@ -147,7 +147,7 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
             message["params"]["metadata"]["task_type"] for _, message in agent.seen if "message" in message["params"]
         ]
         assert sorted(sends) == sorted([*names, "unsent"]), "the one that was rewound, and no other"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not receiver.heard:
                 await asyncio.sleep(0.02)
         assert [body["id"] for _, body in receiver.heard] == [told]

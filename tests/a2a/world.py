@@ -23,7 +23,7 @@ from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.settings.shipped import shipped
 from tests.flow.idp import SETTINGS, Idp, bearer
-from tests.flow.world import listening
+from tests.flow.world import PATIENCE_S, listening, started
 
 IDP = Idp()
 WHO = {name: bearer(IDP.api_key(name)) for name in ("user:alice", "user:bob", "nhi:planner", "nhi:other")}
@@ -324,9 +324,9 @@ async def agent_world(
             identity=identity,
             spoken=spoken,
         )
-        app = await App.start(folder / "sidecar.yaml", {})
+        app = await started(folder)
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
                 yield AgentWorld(folder, scripted, app, session, f"http://127.0.0.1:{app.listeners[0].port}")
         finally:
             await app.stop()

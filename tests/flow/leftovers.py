@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from sidecar.egress.wire import ResponseReader
 from sidecar.turn import Overseen, Turn
+from tests.flow.world import PATIENCE_S
 
 OF_A_REQUEST = (Turn, Overseen, ResponseReader)
-WITHIN_S = 2.0  # a handler comes to its end after its answer is out
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def nothing_left() -> AsyncIterator[None]:
     gc.disable()
     try:
         yield
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):  # a handler comes to its end after its answer is out
             while left := Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, OF_A_REQUEST)):
                 await asyncio.sleep(0.01)
     except TimeoutError:

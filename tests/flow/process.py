@@ -22,9 +22,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.flow.world import write_folder
+from tests.flow.world import PATIENCE_S, PATIENT, write_folder
 
-START_S = 20.0
 RECOMPUTE = Path(__file__).parent.parent / "peers" / "recompute_audit.py"
 
 
@@ -46,9 +45,12 @@ class Served:
         log = self.folder / f"stderr-{self.starts}.log"
         with log.open("wb") as stderr:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self.module, "serve", "-c", str(self.folder / "sidecar.yaml"), stderr=stderr
+                sys.executable,
+                *("-m", self.module, "serve", "-c", str(self.folder / "sidecar.yaml")),
+                stderr=stderr,
+                env={**os.environ, **PATIENT},
             )
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (found := re.search(r"sidecar serves .* at (http://[^/\s]+)/mcp", log.read_text())):
                 assert self.process.returncode is None, log.read_text()
                 await asyncio.sleep(0.02)

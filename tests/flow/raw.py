@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.flow.world import ACCEPT, STATELESS, World, stateless
+from tests.flow.world import ACCEPT, PATIENCE_S, STATELESS, World, stateless
 
 CALL = json.dumps(stateless("tools/call", {"name": "search_code", "arguments": {"repo": "acme/raw"}})).encode()
 ROUTING = [
@@ -41,7 +41,7 @@ class Wire:
         except ConnectionError:
             pass
 
-    async def everything(self, within_s: float = 5.0) -> bytes:
+    async def everything(self, within_s: float = PATIENCE_S) -> bytes:
         """All that comes, up to the end of the connection. AssertionError if it stays open."""
         received = bytearray()
         try:
@@ -54,7 +54,7 @@ class Wire:
             raise AssertionError(f"the connection is still open after {bytes(received[:200])!r}") from None
         return bytes(received)
 
-    async def quiet(self, for_s: float = 0.1, within_s: float = 5.0) -> bytes:
+    async def quiet(self, for_s: float = 0.1, within_s: float = PATIENCE_S) -> bytes:
         """All that comes until the connection ends, or has had something to say and is silent."""
         received = bytearray()
         try:
@@ -64,7 +64,7 @@ class Wire:
             pass
         return bytes(received)
 
-    async def response(self, within_s: float = 5.0) -> tuple[int, bytes]:
+    async def response(self, within_s: float = PATIENCE_S) -> tuple[int, bytes]:
         """One response with a length: its status and body."""
         async with asyncio.timeout(within_s):
             head = await self.reader.readuntil(b"\r\n\r\n")

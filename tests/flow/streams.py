@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.flow.world import ACCEPT
+from tests.flow.world import ACCEPT, PATIENCE_S
 
 EVENT_STREAM = {"Content-Type": "text/event-stream"}
 
@@ -76,7 +76,7 @@ class Ear:
     def status(self) -> int:
         return self.response.status
 
-    async def block(self, within_s: float = 5.0) -> bytes:
+    async def block(self, within_s: float = PATIENCE_S) -> bytes:
         """The next lines up to an empty one; b"" at the end of the stream, wherever that came."""
         try:
             async with asyncio.timeout(within_s):
@@ -84,7 +84,7 @@ class Ear:
         except (aiohttp.ClientPayloadError, ConnectionError):
             return b""
 
-    async def message(self, within_s: float = 5.0) -> Any:
+    async def message(self, within_s: float = PATIENCE_S) -> Any:
         """The next message; None at the end."""
         while block := await self.block(within_s):
             data = b"\n".join(line[6:] for line in block.split(b"\n") if line.startswith(b"data: "))
@@ -92,7 +92,7 @@ class Ear:
                 return json.loads(data)
         return None
 
-    async def rest(self, within_s: float = 5.0) -> list[Any]:
+    async def rest(self, within_s: float = PATIENCE_S) -> list[Any]:
         """Every message up to the end."""
         messages = []
         while (message := await self.message(within_s)) is not None:

@@ -14,7 +14,7 @@ import orjson
 from sidecar.audit.chain import unseal
 from tests.flow.causes import GOOD
 from tests.flow.talk import Talk
-from tests.flow.world import Upstream, World, listening, world, write_folder
+from tests.flow.world import PATIENCE_S, Upstream, World, listening, world, write_folder
 from tests.receiver import receiving
 from tests.valkey import running_valkey
 
@@ -80,7 +80,7 @@ async def test_in_a_stream_a_restart_goes_on_and_an_outage_is_503(tmp_path: Path
             with valkey.frozen():
                 assert {await call(running) for _ in range(3)} == {503}
                 assert running.app.readiness()[1]["status"] == "degraded"
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while await call(running) != 200:
                     await asyncio.sleep(0.02)
             assert "sidecar_audit_up" in await running.metrics()

@@ -16,10 +16,11 @@ from sidecar.audit.verify import verify
 from sidecar.audit.writer import Sink
 from tests.flow.causes import GOOD
 from tests.flow.talk import Talk
-from tests.flow.world import World, world
+from tests.flow.world import PATIENCE_S, World, world
 
 RULES = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"
 DEADLINE_S = 0.2
+LONG_S = 20.0
 
 
 class Frozen:
@@ -60,14 +61,15 @@ async def test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else(tmp_path
             crowd = await asyncio.gather(*(talk.call("search_code", GOOD) for _ in range(20)))
             assert {code for code, _, _ in crowd} == {503}
             assert {body["error"]["data"]["reason"] for _, body, _ in crowd} == {"audit-unavailable"}
-            assert time.monotonic() - begun < 3 * DEADLINE_S + 0.5
+            assert time.monotonic() - begun < LONG_S / 2
+            vars(running.app.audit.writer)["_deadline_s"] = LONG_S
             begun = time.monotonic()
             assert (await talk.call("search_code", GOOD))[0] == 503
             async with running.http.get(f"{running.admin_url}/livez") as alive:
                 assert alive.status == 200
-            assert time.monotonic() - begun < DEADLINE_S, "who comes is refused at once"
+            assert time.monotonic() - begun < LONG_S / 2, "who comes is refused at once, and waits for no deadline"
             assert len(running.upstream.calls()) == reached, "what cannot be recorded does not happen"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await talk.call("search_code", GOOD))[0] != 200:
                 await asyncio.sleep(0.01)
     assert verify([running.app.settings.audit_path]).ok
@@ -108,7 +110,7 @@ async def test_best_effort_goes_on_while_the_disk_does_not(tmp_path: Path) -> No
             for pause_s in (0.0, DEADLINE_S * 1.5):
                 await asyncio.sleep(pause_s)
                 assert {(await talk.call("search_code", GOOD))[0] for _ in range(5)} == {200}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while running.app.audit.writer.depth:
                 await asyncio.sleep(0.01)
         events = [record["event"] for record in running.records()]

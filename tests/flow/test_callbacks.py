@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sidecar.callbacks import load_or_make_callback_key
 from sidecar.egress import parse_origin
-from tests.flow.world import World, until, world
+from tests.flow.world import PATIENCE_S, World, until, world
 from tests.unit.callbacks.receiving import for_, header, in_turn, verified
 from tests.unit.egress.hostile import Hostile, response, say, serving
 
@@ -20,7 +20,7 @@ def settings(receiver: Hostile) -> str:
 
 
 async def counted(running: World, result: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while f'sidecar_callbacks_total{{kind="task",result="{result}"}} 1.0' not in await running.metrics():
             await asyncio.sleep(0.01)
 

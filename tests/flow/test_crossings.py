@@ -22,7 +22,7 @@ from tests.flow.apart import META, Server, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
 from tests.flow.talk import DECLARED, Talk, reason_of
-from tests.flow.world import SESSION, STATELESS, World, request, stateless, until, world
+from tests.flow.world import PATIENCE_S, SESSION, STATELESS, World, request, stateless, until, world
 
 RULES = """\
 p, {who}, tool:github/*, use, -, -, -, allow
@@ -410,7 +410,7 @@ async def test_a_call_that_is_cut_off_ends_at_once_on_both_sides(tmp_path: Path)
         await until(lambda: len(streams) == 1)
         for exchange in list(streams):
             exchange.cut_off(Reason.PRINCIPAL_DISABLED)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await call)[-1]["error"]["data"]["reason"] == "principal-disabled"
         await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flow.world import PATIENT
 from tests.pages import NAMES, ROOT, Block, blocks_of
 
 PORTS = ("8070", "8080", "8090", "9090", "9091", "9100")
@@ -66,7 +67,7 @@ def run(script: str, folder: Path) -> tuple[int, str]:
         process = subprocess.Popen(
             ["bash", "-c", _PORT.sub(lambda found: ports[found[0]], script)],
             cwd=home,
-            env={**here, "PATH": path, "HOME": str(home), "NO_COLOR": "1"},
+            env={**here, "PATH": path, "HOME": str(home), "NO_COLOR": "1", **PATIENT},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,

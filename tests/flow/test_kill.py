@@ -23,7 +23,7 @@ from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.process import Served, recompute, served
 from tests.flow.short_leases import LEASE_S
 from tests.flow.talk import reason_of
-from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, listening, request, stateless
+from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless
 from tests.valkey import Valkey, running_valkey
 
 KILLS, CLIENTS = 5, 24
@@ -226,7 +226,7 @@ async def own_stream(client: Client) -> bytes:
 
 
 async def until_draining(running: Served) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (answer := await running.ask("/readyz"))[0] != 503:
             await asyncio.sleep(0.01)
     assert json.loads(answer[1])["status"] == "draining"
@@ -353,6 +353,6 @@ async def check_outage(client: Client) -> None:
 
 async def until_limited(client: Client, status: int) -> None:
     """Recovered: F6 gives it five seconds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await client.call("search_code", {"repo": "a"}))[0] != status:
             await asyncio.sleep(0.05)

@@ -36,7 +36,7 @@ from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.test_shadow import shadow
-from tests.flow.world import STATELESS, Upstream, World, stateless, until, world
+from tests.flow.world import STATELESS, Upstream, World, started, stateless, until, world
 from tests.valkey import Valkey, running_valkey
 
 GOOD = {"repo": "acme/site"}
@@ -426,7 +426,7 @@ async def test_a_damaged_memory_stops_the_start(tmp_path: Path) -> None:
         ledger = tmp_path / "data" / "disabled.json"
         ledger.write_text(ledger.read_text().replace('"disabled": true', '"disabled": "no"'))
     with pytest.raises(SettingsError, match=r"disabled\.json: error\[D101\]: is damaged"):
-        await App.start(tmp_path / "sidecar.yaml", {})
+        await started(tmp_path)
     with pytest.raises(SettingsError, match=r"disabled\.json: error\[D101\]: is damaged"):
         check_files(tmp_path / "sidecar.yaml", {})
 

@@ -32,7 +32,7 @@ from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, request, statuses, wire
 from tests.flow.talk import reason_of
 from tests.flow.test_kill import Held, process, until_draining
-from tests.flow.world import Upstream, World, until, world, write_folder
+from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_folder
 
 # --- places ---------------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
         for sock in flood:
             sock.close()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while [(await client.call())[0] for _ in range(10)] != [200] * 10:  # and no breaker opened for it
                 await asyncio.sleep(0.05)
         running.signal(signal.SIGTERM)

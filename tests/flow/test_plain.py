@@ -21,7 +21,7 @@ from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.described import CALL, LIST, check_described
 from tests.flow.talk import Answer, Talk, reason_of
 from tests.flow.test_crossings import RULES as ALL
-from tests.flow.world import TOOLS, Upstream, World, until, world
+from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, until, world
 
 MAY_ALL = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
 GOOD = {"repo": "acme/site"}
@@ -269,7 +269,7 @@ async def test_a_caller_who_leaves_takes_the_call_along(tmp_path: Path) -> None:
         call = asyncio.create_task(plain(running).call("search_code", GOOD))
         await begun.wait()
         call.cancel()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             await left.wait()
         await until(lambda: len(running.ends()) == 1)
         assert (running.ends()[0]["reason"], running.ends()[0]["http_status"]) == ("caller-gone", 499)
@@ -291,7 +291,7 @@ async def test_a_stream_behind_a_plain_call_ends_when_its_caller_is_disabled(tmp
         await begun.wait()
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
         await running.app.pipeline.exchanges.oversight.look()  # as it does each second
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await call
         check_described(CALL, answer)
         assert (answer[0], reason_of(answer)) == (403, "principal-disabled")

@@ -22,7 +22,7 @@ from sidecar.loading import run_at
 from sidecar.replicas import Replicas, Serving, Skew
 from sidecar.settings.store import StoreSettings
 from tests.flow.test_sources import MORE, may, shop, until
-from tests.flow.world import RULES, World, world
+from tests.flow.world import PATIENCE_S, RULES, World, world
 from tests.valkey import Valkey, running_valkey
 
 KEY = "{sidecar}:replicas"
@@ -163,11 +163,11 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
         await asyncio.sleep(0.2)
         assert not await may(b, "delete_repo")
         await a.app.reload("test")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while not await may(b, "delete_repo"):
                 await asyncio.sleep(0.02)
         await until(lambda: a.app.status()["policy"]["replicas"] == {"same": 1, "other": 0})
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while 'policy_replicas{revision="same"} 1.0' not in await metrics(a):
                 await asyncio.sleep(0.05)
 

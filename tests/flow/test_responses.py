@@ -21,7 +21,7 @@ from sidecar.cli.audit import audit as command
 from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk
 from tests.flow.test_kill import process
-from tests.flow.world import STATELESS, TOOLS, Upstream, World, stateless, until, world
+from tests.flow.world import PATIENCE_S, STATELESS, TOOLS, Upstream, World, stateless, until, world
 
 MAIL = "alice@example.com"
 GONE = "[redacted]"
@@ -331,7 +331,7 @@ async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
     async with before(tmp_path, "evidence: [get_file]", answering(text("x")), settings=settings) as running:
         evidence_path(running).mkdir(parents=True)
         assert (await running.call("get_file"))[0] == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while running.app.audit.writer.depth:  # nobody waits for a record there
                 await asyncio.sleep(0.01)
         assert running.ends()[-1]["evidence"] == []

@@ -21,7 +21,7 @@ from sidecar.upstreams import roaming
 from sidecar.upstreams.roaming import Record, key_of, opened
 from tests.flow.process import served
 from tests.flow.streams import Emitter
-from tests.flow.world import SESSION, Upstream, World, listening, until, world
+from tests.flow.world import PATIENCE_S, SESSION, Upstream, World, listening, until, world
 from tests.valkey import Valkey, running_valkey
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -176,7 +176,7 @@ async def test_a_store_that_is_out_answers_for_no_session(valkey: Valkey, tmp_pa
             assert await Client(b).begin() == 503
             assert any("store of sessions" in one for one in a.app.readiness()[1]["reasons"])
             assert not len(b.app.sessions)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await client.call() != 200:
                 await asyncio.sleep(0.05)
         await until(lambda: [verb for verb, _ in a.upstream.verbs].count("DELETE") == 1)  # what nobody was told of
@@ -197,7 +197,7 @@ async def test_a_stream_ends_soon_after_its_session_was_ended_elsewhere(
             client.at = b
             assert await client.call() == 200
             assert await client.leave() == 204
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE_S):
                 await stream.content.read()
 
 

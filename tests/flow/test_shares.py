@@ -22,7 +22,7 @@ from tests.flow.guests import ALICE, BOB, NOTIFICATION, gateway, opened, post
 from tests.flow.streams import EVENT_STREAM, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_breaker import account
-from tests.flow.world import Upstream, World, until
+from tests.flow.world import PATIENCE_S, Upstream, World, until
 
 RULES = "".join(f"p, {who}, tool:github/*, use, -, -, -, allow\n" for who in ("user:alice", "user:bob"))
 FLOOD = 60
@@ -133,7 +133,7 @@ async def test_who_floods_a_slow_server_with_notifications_leaves_room_for_other
         words = [asyncio.create_task(post(talk, NOTIFICATION)) for _ in range(FLOOD // 2)]
         calls = [asyncio.create_task(slow_call(running)) for _ in range(FLOOD // 2)]
         await until(lambda: server.now == 6 and held[0] == 1)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE_S):
             assert reason_of(await bob.ask("tools/call", QUICK)) == ""
         server.go_on.set()
         assert {status for status, _, _ in await asyncio.gather(*words)} == {202}
@@ -213,7 +213,7 @@ async def test_who_floods_a_shared_program_leaves_room_for_others(tmp_path: Path
         alice = [asyncio.create_task(slow_call(running)) for _ in range(FLOOD)]
         watched: Any = running.app.live.current.services["github"].upstream
         await until(lambda: watched.inner.shares.waiting == FLOOD - 8)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE_S):
             assert reason_of(await bob.ask("tools/call", QUICK)) == ""
         for call in alice:
             call.cancel()

@@ -16,12 +16,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from sidecar.app import App
 from sidecar.errors import ConfigError
 from sidecar.signing_keys import SigningKey, generate
 from sidecar.sources import git
 from sidecar.sources.bundle import build, sign
-from tests.flow.world import RULES, Upstream, World, listening, write_folder
+from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, started, write_folder
 
 SEARCH = {"repo": "acme/site"}
 MORE = RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
@@ -79,7 +78,7 @@ async def served(folder: Path, source: dict[str, Any]) -> AsyncIterator[World]:
         stub.url = f"{base}/mcp"
         settings = yaml.safe_dump({"policy": {"source": source}})
         write_folder(folder, stub.url, "p, nobody, looks, here\n", settings=settings)
-        app = await App.start(folder / "sidecar.yaml", {"PATH": "/usr/bin:/bin"})
+        app = await started(folder, {"PATH": "/usr/bin:/bin"})
         try:
             async with aiohttp.ClientSession() as http:
                 ports = [listener.port for listener in app.listeners]
@@ -93,7 +92,7 @@ async def may(world: World, tool: str) -> bool:
     return status == 200
 
 
-async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.01)

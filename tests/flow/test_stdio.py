@@ -17,7 +17,7 @@ import pytest
 
 from tests.flow.process import served
 from tests.flow.talk import Era, Talk, reason_of
-from tests.flow.world import ACCEPT, SESSION, World, request, until, world
+from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, World, request, until, world
 
 ROOT = Path(__file__).parents[2]
 RULES = """\
@@ -109,7 +109,7 @@ async def test_a_program_that_dies_fails_its_call_at_once_and_the_next_one_finds
         assert again[0] == "1" and again[1] != first[1]
         os.kill(int(again[1]), signal.SIGKILL)
         await until(lambda: not alive(int(again[1])))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             while (await talk.call("count"))[0] != 404:
                 await asyncio.sleep(0.01)
 
@@ -162,7 +162,7 @@ async def test_a_program_that_misbehaves_fails_its_own_call_at_once(tmp_path: Pa
     async with before(tmp_path, settings=settings) as running:
         one, two = Talk(running, "session"), Talk(running, "session")
         await two.call("count")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):  # a third of what a call may take
             error = (await one.call("misbehave", {"how": how}))[1]["error"]
         assert error["data"]["reason"] in ("upstream-failed", "response-refused") and detail in error["message"], error
         assert text(await two.call("count")).split()[0] == "2"  # nobody else noticed

@@ -8,7 +8,7 @@ from pathlib import Path
 from sidecar.limits.nodes import PREFIX
 from tests.flow.causes import row
 from tests.flow.talk import Talk, reason_of, series_moved
-from tests.flow.world import World, until, world
+from tests.flow.world import PATIENCE_S, World, until, world
 from tests.valkey import running_valkey
 
 GOOD = {"repo": "acme/site"}
@@ -56,7 +56,7 @@ async def test_a_store_that_was_emptied_is_on_record_and_callers_hear_an_outage_
             with valkey.client() as client:
                 client.flushall()
                 heard = {(await talk.call("search_code", GOOD))[0]}
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while (status := (await talk.call("search_code", GOOD))[0]) != 200:
                         heard.add(status)
                         await asyncio.sleep(0.02)

@@ -11,14 +11,13 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from sidecar.app import App
 from sidecar.cli import main
 from sidecar.disabled import SwitchError
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
 from tests.flow.test_shadow import shadow
-from tests.flow.world import SESSION, STATELESS, Upstream, World, request, stateless, world
+from tests.flow.world import SESSION, STATELESS, Upstream, World, request, started, stateless, world
 
 GOOD = {"repo": "acme/site"}
 FOREVER = {"reason": "Incident 12", "until": None, "by": "test"}
@@ -86,7 +85,7 @@ async def test_it_survives_a_restart_and_is_on_record_with_who_did_it(tmp_path: 
             ("tool-disabled", "mcp:github", "local:uid=7", None),
             ("tool-enabled", "mcp:github", "local:uid=7", None),
         ]
-    again = await App.start(tmp_path / "sidecar.yaml", {})
+    again = await started(tmp_path)
     try:
         assert [entry.principal for entry in again.switched_off()] == ["tool:github/search_code"]
         assert again.disabled_principals() == ()

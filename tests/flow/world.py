@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -23,6 +24,8 @@ from sidecar.settings.shipped import shipped
 STATELESS = "2026-07-28"
 SESSION = "2025-11-25"
 ACCEPT = "application/json, text/event-stream"
+PATIENCE_S = 30.0  # for what takes a moment: the machine may be slow, and busy with other things
+PATIENT = {"SIDECAR_SERVER__MAX_LAG_S": f"{PATIENCE_S}"}
 META = {
     "io.modelcontextprotocol/protocolVersion": STATELESS,
     "io.modelcontextprotocol/clientCapabilities": {},
@@ -188,7 +191,7 @@ async def listening(handler: Callable[[web.Request], Awaitable[web.StreamRespons
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)  # who is slow to accept turns nobody away
     await site.start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -218,9 +221,9 @@ async def world(
         stub.url = f"{base}/mcp"
         url = upstream_url or stub.url
         write_folder(folder, url, rules, files or {}, settings, upstream_settings, principal, mcp_settings, program)
-        app = await App.start(folder / "sidecar.yaml", {})
+        app = await started(folder)
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
                 ports = [listener.port for listener in app.listeners]
                 entrance = ports[1] if principal else ports[0]
                 admin = ports[2] if principal else ports[1]
@@ -265,8 +268,13 @@ def write_folder(
         path.write_text(content)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait for something that happens on its own; AssertionError if it does not."""
+async def started(folder: Path, environ: Mapping[str, str] = MappingProxyType({})) -> App:
+    """The sidecar of a folder. It sheds no call, however busy the machine is: what does has tests of its own."""
+    return await App.start(folder / "sidecar.yaml", {**environ, **PATIENT})
+
+
+async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    """Wait for something that happens on its own; TimeoutError if it does not."""
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)

@@ -23,6 +23,7 @@ from sidecar.app import App
 from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
 from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
+from tests.flow.world import started
 from tests.peers.a2a_client import HOOK, play
 
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
@@ -239,7 +240,7 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
         )
         settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
     (folder / "sidecar.yaml").write_text(settings)
-    app = await App.start(folder / "sidecar.yaml", {})
+    app = await started(folder)
     try:
         yield Between(app, folder)
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.app import App
-from tests.flow.world import write_folder
+from tests.flow.world import started, write_folder
 from tests.servers import node_bin, npm_server, python
 
 LOOPBACK = Path(__file__).parent / "loopback.cjs"
@@ -84,7 +84,7 @@ async def stand(
         "upstreams": {name: {"mcp": dict(mcp), "probe": {"enabled": False}} for name, mcp in servers.items()},
     }
     (folder / "sidecar.yaml").write_text(json.dumps(settings))
-    app = await App.start(folder / "sidecar.yaml", {})
+    app = await started(folder)
     try:
         ports = [listener.port for listener in app.listeners][1 : 1 + len(principals)]
         doors = {who: f"http://127.0.0.1:{port}" for who, port in zip(principals, ports, strict=True)}

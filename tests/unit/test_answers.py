@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.answers import Manner, Shape, Told, error_body, facts_of, tell
@@ -150,7 +150,6 @@ def test_codes_of_our_own_lie_outside_of_every_reserved_range() -> None:
 # --- ids ------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.none() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(st.characters(exclude_categories=["Cs"])),
     st.sampled_from([Reason.DENIED_BY_RULE, Reason.BAD_ARGUMENTS, Reason.RATE_LIMITED]),

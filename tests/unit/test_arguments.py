@@ -361,7 +361,7 @@ def keywords(children: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 schemas: st.SearchStrategy[Json] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(root=keywords(schemas), one=schemas, two=schemas, arguments=st.dictionaries(names, values, max_size=4))
 def test_both_engines_say_the_same(root: Json, one: Json, two: Json, arguments: dict[str, Json]) -> None:
     schema = {**root, "type": "object", "$defs": {"one": one, "two": two}}
@@ -407,7 +407,7 @@ broken_keywords = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(root=broken_keywords, below=broken_keywords)
 def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
     schema = {**root, "type": "object", "items": below}
@@ -420,7 +420,6 @@ def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
     assert used == judge.is_valid(schema)
 
 
-@settings(deadline=None)
 @given(schema=values | st.dictionaries(st.sampled_from(["type", "$ref", "$id", "properties", "$defs"]), values))
 def test_whatever_an_upstream_calls_a_schema_is_used_or_refused(schema: Json) -> None:
     try:

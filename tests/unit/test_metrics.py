@@ -256,7 +256,7 @@ def test_new_names_after_a_reload_are_known(measured: Metrics) -> None:
 
 
 @given(st.lists(st.floats(0, 1000), max_size=20))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_buckets_are_those_of_the_library(durations: list[float]) -> None:
     ours = Metrics(upstreams=["github"])
     registry = prometheus_client.CollectorRegistry()

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 import rfc8785
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.audit.digest import AuditKey, Digests, canonical, load_key, load_or_make_key
@@ -23,8 +23,6 @@ from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY
 
 PROGRAM = Path(peer.__file__)
-
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 characters = st.characters(exclude_categories=["Cs"])
 names = st.text(characters, max_size=6) | st.text(st.sampled_from("a\U00010000\uffff\ue000é"), max_size=3)
@@ -39,19 +37,17 @@ def json_of(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
 
 
 @given(json_of(safe_integers))
-@patient
 def test_the_canonical_form_is_that_of_rfc_8785(value: Any) -> None:
     assert canonical(value) == rfc8785.dumps(value)
 
 
 @given(json_of(all_integers))
-@patient
 def test_a_second_program_writes_the_same_canonical_form(value: Any) -> None:
     assert canonical(value).decode() == peer.canonical(value)
 
 
 @given(floats)
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_both_write_every_number_alike(value: float) -> None:
     assert peer.number(value).encode() == canonical(value) == rfc8785.dumps(value)
 
@@ -111,14 +107,12 @@ def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:
     st.lists(st.tuples(names, names, names), min_size=2, max_size=2, unique=True),
     st.dictionaries(names, safe_integers, max_size=3),
 )
-@patient
 def test_another_namespace_action_or_object_gives_another_hash(parts: Any, arguments: dict[str, Any]) -> None:
     first, second = (Digests(KEY, namespace).args_hash(*rest, arguments) for namespace, *rest in parts)
     assert first != second
 
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=200), st.binary(max_size=200))
-@patient
 def test_a_digest_in_steps_is_hmac_sha_256(secret: bytes, beginning: bytes, rest: bytes) -> None:
     mac = AuditKey.from_secret(secret).begin(beginning)
     expected = hmac.new(secret, beginning + rest, "sha256").hexdigest()

@@ -338,7 +338,7 @@ def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, pat
 
 
 @given(st.dictionaries(st.text(max_size=5).filter(lambda key: key not in ("seq", "prev_hash")), st.text(), max_size=4))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_line_is_ascii_and_gives_its_record_back(texts: dict[str, str]) -> None:
     clean = {
         key.encode("utf-8", "replace").decode(): value.encode("utf-8", "replace").decode()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jwt import get_algorithm_by_name
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
@@ -302,7 +302,6 @@ JSON = st.recursive(
 MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use", "key_ops"])
 
 
-@settings(deadline=None)  # the first RSA key takes its time
 @given(st.sampled_from(["ES256", "RS256", "EdDSA"]), st.dictionaries(MEMBERS, JSON, max_size=3))
 def test_whatever_a_key_set_holds_it_is_keys_or_an_error_of_ours(algorithm: str, spoilt: dict[str, Any]) -> None:
     with suppress(JwksError):

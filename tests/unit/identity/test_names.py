@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.identity.names import Naming, is_id, is_principal, namespace_of
@@ -11,21 +11,18 @@ TEXT = st.text(max_size=300) | st.text("abc/:-*|,'\" é", max_size=12)
 NAMESPACE = st.sampled_from(["", "corp", "partner", "a-b"])
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_an_id_is_what_the_contract_says(text: str) -> None:
     printable = all("!" <= sign <= "~" for sign in text)
     assert is_id(text) == (1 <= len(text) <= 256 and printable and not set(text) & set("\"',|*"))
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_only_users_and_nhis_are_principals(text: str) -> None:
     for kind in ("user", "nhi", "role", "anonymous", "User", ""):
         assert is_principal(f"{kind}:{text}") == (kind in ("user", "nhi") and is_id(text))
 
 
-@settings(deadline=None)
 @given(NAMESPACE, NAMESPACE, TEXT, TEXT)
 def test_issuers_of_different_namespaces_never_give_one_name(first: str, second: str, one: str, other: str) -> None:
     if first == second:
@@ -35,7 +32,6 @@ def test_issuers_of_different_namespaces_never_give_one_name(first: str, second:
     assert name is None or name != Naming(second, known - {second}).name("user", other)
 
 
-@settings(deadline=None)
 @given(NAMESPACE, TEXT)
 def test_a_name_is_a_principal_of_the_issuers_namespace(namespace: str, text: str) -> None:
     name = Naming(namespace, frozenset({"other"})).name("nhi", text)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from hypothesis import settings
 
 from tests.unit.limits.stages import Stage, memory_stage, redis_stage
 from tests.valkey import Valkey, running_valkey
-
-settings.register_profile("slow machine", deadline=None)  # others run on it too
-settings.load_profile("slow machine")
 
 
 @pytest.fixture(scope="session")

@@ -104,9 +104,7 @@ def built(policy: Policy, order: Callable[[list[str]], list[str]] = list) -> Eng
         return Engine(source(Path(folder), policy.files(order)))
 
 
-generous = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+generous = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @generous

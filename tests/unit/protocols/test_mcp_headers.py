@@ -120,7 +120,7 @@ heads = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     version=st.none() | st.sampled_from(["2026-07-28", "2025-11-25"]),
     method=st.none() | st.sampled_from(["tools/call", "tools/list", "resources/read"]),
@@ -219,7 +219,7 @@ mirrored_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) |
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     region=st.none() | mirrored_texts,
     size=st.none() | integers | st.sampled_from([42.0, -0.0]),
@@ -243,7 +243,6 @@ def test_we_agree_with_the_official_sdk_on_parameter_headers(
         assert sdk.validate_mcp_param_headers(SCHEMA, arguments, dict(made)) is None
 
 
-@settings(deadline=None)
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(["=?base64??=", "=?base64?=", ""])
 )

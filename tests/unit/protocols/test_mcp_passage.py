@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
@@ -65,7 +65,6 @@ metadata = st.dictionaries(st.text(max_size=5), anything)
 members = st.sampled_from(["name", "arguments", "uri", "cursor", "requestState", "inputResponses", "vendor"])
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(sorted(METHODS)), st.dictionaries(members, anything), st.dictionaries(st.text(max_size=5), anything)
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import Refusal
@@ -29,7 +29,6 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 });
 """
 
-unhurried = settings(deadline=None)
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 numbers = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
@@ -63,7 +62,6 @@ def read(value: Any) -> Any:
     return [read(item) for item in value] if isinstance(value, list) else value
 
 
-@unhurried
 @given(calls(), st.booleans(), st.sampled_from([None, 1]))
 def test_what_was_decided_on_is_what_python_readers_see(message: dict[str, Any], ascii_only: bool, indent: int) -> None:
     raw = json.dumps(message, ensure_ascii=ascii_only, indent=indent).encode()
@@ -77,7 +75,6 @@ def test_what_was_decided_on_is_what_python_readers_see(message: dict[str, Any],
         assert same(read(reader(written)), read({**decided, "jsonrpc": "2.0"}))
 
 
-@unhurried
 @given(calls())
 def test_our_own_writing_is_read_and_written_alike(message: dict[str, Any]) -> None:
     written = encode_message(parse_message(json.dumps(message).encode()))
@@ -103,7 +100,6 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(raw)
 
 
-@unhurried
 @given(damaged() | st.binary(max_size=60))
 def test_whatever_we_take_other_readers_take_for_the_same(raw: bytes) -> None:
     try:
@@ -114,7 +110,6 @@ def test_whatever_we_take_other_readers_take_for_the_same(raw: bytes) -> None:
     assert same(value, orjson.loads(raw))
 
 
-@unhurried
 @given(damaged() | st.binary(max_size=60))
 def test_whatever_comes_is_a_message_or_a_refusal(raw: bytes) -> None:
     try:
@@ -123,7 +118,6 @@ def test_whatever_comes_is_a_message_or_a_refusal(raw: bytes) -> None:
         assert refusal.answer.http == 400
 
 
-@unhurried
 @given(st.sampled_from(sorted(ENVELOPE - {"jsonrpc"})), values)
 def test_an_envelope_member_of_any_value_is_taken_whole_or_refused(member: str, value: Any) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "m", member: value}
@@ -161,7 +155,6 @@ def node() -> Iterator[Node]:
         process.stdin.close()
 
 
-@unhurried
 @given(message=calls())
 def test_what_was_decided_on_is_what_javascript_sees(node: Node, message: dict[str, Any]) -> None:
     parsed = parse_message(json.dumps(message).encode())

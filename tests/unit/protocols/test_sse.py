@@ -69,7 +69,7 @@ def cut_streams(draw: st.DrawFn) -> list[bytes]:
     return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(cut_streams())
 @example([b"data: a\r", b"\ndata: b\r", b"", b"\n\r", b"\n"])
 @example([b"data: a\r", b"\r", b"data: b\r", b"\r"])
@@ -78,7 +78,6 @@ def test_any_cut_of_a_stream_says_what_the_standard_says(chunks: list[bytes]) ->
     assert events_of(*chunks) == whatwg(b"".join(chunks))
 
 
-@settings(deadline=None)
 @given(streams)
 def test_a_stream_byte_by_byte_says_the_same_as_at_once(text: str) -> None:
     raw = text.encode()
@@ -243,7 +242,6 @@ def test_fields_that_are_not_utf8_are_refused(line: bytes) -> None:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20),
     st.none() | st.text("abc:-_ é", max_size=8),

@@ -224,7 +224,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(["content", "structuredContent", "contents", "messages", "_meta", "x"]), JSON))
 def test_in_no_shape_does_anything_survive_and_twice_is_once(result: dict[str, Any]) -> None:
     rules = screen({"classes": ["email", "card"]})

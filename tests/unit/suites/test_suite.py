@@ -121,7 +121,7 @@ def test_no_test_feels_the_calls_of_another(tmp_path: Path) -> None:
     assert not run(tmp_path, twice).failures
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(times=st.integers(1, 200), every_s=st.integers(1, 4000), per_hour=st.integers(1, 60), start=st.integers(0, 3599))
 def test_the_first_refused_call_is_the_one_that_counting_minutes_finds(
     tmp_path: Path, times: int, every_s: int, per_hour: int, start: int
@@ -206,7 +206,7 @@ _ROW = st.tuples(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(_ROW, min_size=1, max_size=6, unique=True))
 def test_without_the_rules_of_a_denial_it_has_another_reason(tmp_path: Path, rows: list[tuple[str, ...]]) -> None:
     """The judge: a denial rests on exactly the rules without which, and only without which, its reason goes away."""

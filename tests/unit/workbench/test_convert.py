@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.cli import main
@@ -261,7 +261,7 @@ def csv_files(draw: st.DrawFn) -> dict[str, str]:
     return {name: "".join(f"{line}\n" for line in found) for name, found in files.items() if found}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(csv_files())
 def test_there_and_back_both_ways_nothing_is_lost(files: dict[str, str]) -> None:
     for name, text in files.items():

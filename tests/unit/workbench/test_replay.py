@@ -241,7 +241,7 @@ def of_an_older_version(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in fields.items() if name != "granted"}, "facts": facts}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(old=POLICY, new=POLICY, calls=st.lists(SENT, min_size=1, max_size=6))
 def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], new: dict[str, str], calls: list[Sent]
@@ -262,7 +262,7 @@ def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
                 assert candidate.decide(asked).allowed in (None, truth(engine, sent, asked))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(old=POLICY, calls=st.lists(SENT, min_size=1, max_size=6))
 def test_the_policy_that_decided_decides_the_same_again(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], calls: list[Sent]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.policy import Engine, load_policy
@@ -35,7 +35,7 @@ ROLES = {frozenset({"nhi:pay-a", "nhi:plan"}): "role:old", frozenset({"user:amy"
 SETS = {frozenset({"tool:git/get_a", "tool:git/put"}): "set:old"}
 
 cells = st.sets(st.tuples(st.sampled_from(SUBJECTS), st.sampled_from(OBJECTS), st.sampled_from(ACTIONS)), min_size=1)
-relaxed = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=40)
 
 
 def evidence_of(used: Iterable[tuple[str, str, str]], kind: PermissionKind = TOOL) -> Evidence:
@@ -85,14 +85,14 @@ def test_what_widening_allows_is_told_and_bounded(used: set[tuple[str, str, str]
     assert len(suggestion.rules) <= len(suggest(evidence_of(used), known, Present()).rules)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.sets(st.tuples(st.sampled_from("abcd"), st.sampled_from("wxyz"), st.sampled_from("12")), min_size=1))
 def test_no_cover_with_fewer_boxes_exists(used: set[tuple[str, str, str]]) -> None:
     found = cover(Grid.of(Triple(TOOL, *cell) for cell in used))
     assert len(found.boxes) == fewest_boxes(used) == found.at_least
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 10), st.integers(2, 10), st.integers(1, 3), st.floats(0.2, 0.95))
 def test_every_cover_is_exact_and_its_bound_is_below_it(
     seed: int, subjects: int, objects: int, actions: int, density: float

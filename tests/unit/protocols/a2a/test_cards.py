@@ -17,7 +17,7 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 from google.protobuf.json_format import MessageToDict
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwt import PyJWK
 from jwt.algorithms import get_default_algorithms
@@ -196,7 +196,7 @@ def read_by_03(documents: dict[str, Any]) -> Any:
     return json.loads(done.stdout)  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 @given(data=st.data())
 def test_of_every_card_that_is_read_all_forms_can_be_written(data: st.DataObject) -> None:
     drawn = V10.read("AgentCard", data.draw(of(V10, "AgentCard")))

@@ -11,7 +11,7 @@ from a2a.compat.v0_3 import types as sdk_03
 from a2a.compat.v0_3.proto_utils import FromProto, ToProto
 from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a import cards03
@@ -20,7 +20,7 @@ from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import UnreadableError
 from tests.unit.protocols.a2a.test_schema import of, whole
 
-JUDGED = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+JUDGED = settings(max_examples=8)
 
 
 def with_0_3(card: dict[str, Any]) -> dict[str, Any]:

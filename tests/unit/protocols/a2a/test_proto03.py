@@ -14,7 +14,7 @@ from a2a.compat.v0_3.proto_utils import FromProto, ToProto
 from a2a.types import a2a_pb2
 from a2a.utils.errors import A2AError
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a import proto03
@@ -38,7 +38,7 @@ from sidecar.protocols.a2a.proto03 import PROTO03
 from sidecar.protocols.a2a.schema import UnreadableError
 from tests.unit.protocols.a2a.test_schema import SCALARS, of, whole
 
-JUDGED = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+JUDGED = settings(max_examples=6)
 OURS_ALONE = {"ListTasksRequest", "ListTasksResponse"}  # named in the text of 0.3, defined nowhere
 
 

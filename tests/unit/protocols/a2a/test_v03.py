@@ -34,9 +34,7 @@ from sidecar.protocols.a2a.operations import (
 from sidecar.protocols.a2a.schema import Field, UnreadableError
 from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
 
-JUDGED = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+JUDGED = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 # --- the judge --------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ LINES: list[tuple[Wire, Schema, Any, str]] = [
 
 
 @pytest.mark.parametrize(("wire", "schema", "official", "name"), LINES, ids=lambda one: one if type(one) is str else "")
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_our_bytes_are_theirs(wire: Wire, schema: Schema, official: Any, name: str, data: st.DataObject) -> None:
     canonical = schema.read(name, data.draw(of(schema, name)))
