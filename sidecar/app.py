@@ -120,6 +120,7 @@ class App:
             way = way_from(settings, first, ledger, shared, evidence, metrics)
             app = cls(path, environ, settings, metrics, evidence, processes, follower, shared, *way, seen)
             await shared.greet()
+            await evidence.look_back()
             await app.switch.sync()  # whom other replicas disabled, before the first call
             await evidence.witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app.listening.open(data, app, undo)

@@ -18,16 +18,22 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
-from sidecar.audit.checkpoints import load_or_make_attesting_key
-from sidecar.audit.herald import EVERY_S, Herald, Place, to_descriptor, to_store
+from sidecar.audit.chain import End
+from sidecar.audit.checkpoints import Checkpoint, load_or_make_attesting_key, read_checkpoints
+from sidecar.audit.herald import EVERY_S, Herald, Place, Run, to_descriptor, to_store, told_to_store
+from sidecar.audit.record import RECOVERED
+from sidecar.audit.rollback import ROLLED_BACK, hash_in, newest_of, rolled_back
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.audit.trail import Attester, Rotation
 from sidecar.errors import Refusal, SettingsError, fault_in
 from sidecar.limits import Store, StoreUnavailable
 from sidecar.metrics import Metrics
 from sidecar.settings import Settings
+from sidecar.settings.audit import GOES_ON
+from sidecar.signing_keys import SigningKey
 
 STDOUT = 1
+KNOWN_BYTES = 64 * 2**20  # of the end of a file of published checkpoints
 
 log = logging.getLogger("sidecar.evidence")
 
@@ -38,18 +44,69 @@ class Evidence:
 
     settings: Settings
     audit: Audit
+    attesting_key: SigningKey
+    began: End
     herald: Herald = field(default_factory=lambda: Herald({}))
+    _store: Store | None = None
+    _unasked: bool = False
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics) -> Self:
         """Ready to be written. Raises SettingsError."""
-        evidence = cls(settings, _audit_from(settings, metrics))
-        evidence.audit.writer.start()
+        key = load_or_make_attesting_key(settings.checkpoint_key_path)
+        audit = _audit_from(settings, metrics, key)
+        evidence = cls(settings, audit, key, audit.trail.end)
+        audit.writer.start()
         return evidence
 
     def publish_at(self, store: Store) -> None:
         """From now on checkpoints are published, to `store` too where that was chosen."""
-        self.herald = Herald(_places(self.settings, store))
+        self.herald, self._store = Herald(_places(self.settings, store)), store
+
+    async def look_back(self) -> None:
+        """Is the log that of which it was published where it had got to? If not, that is put on record. Before anything
+        is published to the store; where it is out, once more when it is back. Raises SettingsError."""
+        if self.settings.audit.sink not in GOES_ON:
+            return
+        found = await asyncio.to_thread(self._given)
+        self._unasked = False
+        try:
+            found += await self._told_to_store()
+        except OSError as error:
+            self._unasked = self._store is not None and not self._store.up
+            log.warning("published checkpoints cannot be asked for", extra={"error": str(error)[:200]})
+        known = newest_of(found, self.attesting_key)
+        if known.passed_over:
+            log.warning("published checkpoints that our key did not sign", extra={"count": known.passed_over})
+        if known.newest is not None:
+            await self._compare(known.newest)
+
+    async def _compare(self, newest: Checkpoint) -> None:
+        in_file = self.settings.audit.sink == "file"
+        hash_at = hash_in(self.settings.audit_path) if in_file else lambda seq: None
+        facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
+        if not facts or ROLLED_BACK in self.audit.found:
+            return
+        log.error("the evidence is not that which was attested: it was put back", extra=dict(facts))
+        self.audit.found += (ROLLED_BACK,)
+        await self.witness(RECOVERED, "sidecar", **facts)
+        with suppress(OSError):  # what is attested now is newer, and the next start compares with that
+            await self.audit.seal()
+
+    def _given(self) -> list[Checkpoint]:
+        path = self.settings.audit.checkpoints.known_path
+        try:
+            return [] if path is None else list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
+        except OSError as error:
+            log.warning("published checkpoints cannot be read", extra={"error": str(error)})
+            return []
+
+    async def _told_to_store(self) -> Sequence[Checkpoint]:
+        """Only under a key that is this log's alone: others may have published under one that was given."""
+        chosen = self.settings.audit
+        if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
+            return ()
+        return await told_to_store(_runs_at(self._store), self.attesting_key.kid)
 
     async def witness(self, what: str, by: str, **facts: object) -> None:
         """Put on record what was done to the sidecar itself. Raises SettingsError if it cannot be."""
@@ -71,7 +128,7 @@ class Evidence:
         while True:
             await asyncio.sleep(EVERY_S)
             await self.audit.look()
-            await self.herald.tell(self.audit.trail.newest)
+            await self._tell()
 
     async def seal(self) -> None:
         """The last checkpoint, and whoever is to hear it."""
@@ -79,12 +136,18 @@ class Evidence:
             await self.audit.seal()
         except OSError as error:
             log.error("the end of the evidence cannot be attested", extra={"error": str(error)})
-        await self.herald.tell(self.audit.trail.newest)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """What is newer stands in nobody's way who has not been asked yet for what is older."""
+        if self._unasked and self._store is not None and self._store.up:
+            with suppress(SettingsError):  # logged; the audit says itself that it cannot write
+                await self.look_back()
+        await self.herald.tell(self.audit.trail.newest, but=("store",) if self._unasked else ())
 
 
-def _audit_from(settings: Settings, metrics: Metrics) -> Audit:
+def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey) -> Audit:
     attesting, rotate = settings.audit.checkpoints, settings.audit.rotate
-    attesting_key = load_or_make_attesting_key(settings.checkpoint_key_path)
     older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
     key = load_or_make_key(settings.audit_key_path)
     instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -115,11 +178,15 @@ def _audit_from(settings: Settings, metrics: Metrics) -> Audit:
 def _places(settings: Settings, store: Store) -> Mapping[str, Place]:
     """Where checkpoints are published."""
 
+    known = {"stdout": to_descriptor(STDOUT), "store": to_store(_runs_at(store))}
+    return {name: known[name] for name in settings.audit.checkpoints.to}
+
+
+def _runs_at(store: Store) -> Run:
     async def run(script: str, key: str, arguments: Sequence[str]) -> Any:
         try:
             return await store.run(script, key, arguments)
         except StoreUnavailable as error:
             raise OSError(str(error)) from None
 
-    known = {"stdout": to_descriptor(STDOUT), "store": to_store(run)}
-    return {name: known[name] for name in settings.audit.checkpoints.to}
+    return run

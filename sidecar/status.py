@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar import __version__
+from sidecar.audit.file import HARMLESS
 from sidecar.callbacks import Callbacks
 from sidecar.counting import StoreWatch
 from sidecar.disabled import Entry, object_of
@@ -99,6 +100,7 @@ class Status:
                 "on_failure": self.settings.store.on_failure,
                 "degraded": store.degraded,
             },
+            "evidence": {"found_at_start": list(self.pipeline.audit.found), "up": self.pipeline.audit.writer.up},
             "sessions": len(self.pipeline.exchanges.sessions),
         }
 
@@ -147,7 +149,9 @@ class Status:
         store = self.pipeline.limiter.store
         alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
         unsafe = (f"the store: {store.warning}",) if store.warning else ()
-        return (*shadow, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
+        broken = [one for one in self.pipeline.audit.found if one not in HARMLESS]
+        doubted = (f"THE EVIDENCE is broken, a start found: {', '.join(broken)}",) if broken else ()
+        return (*shadow, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now, by hand and by policies/disabled.yaml."""

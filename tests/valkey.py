@@ -41,11 +41,19 @@ class Valkey:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """It accepts connections and answers nobody."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self.freeze()
         try:
             yield
         finally:
-            os.kill(self.pid, signal.SIGCONT)
+            self.thaw()
+
+    def freeze(self) -> None:
+        """From now on it answers nobody."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
         """Die without a word and come back empty."""

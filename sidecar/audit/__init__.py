@@ -8,7 +8,7 @@ evidence    results that are kept beside the log, and named by it
 writer      the thread that writes, and who waits for it
 file        onto the file whole or not at all; what a start finds
 trail       between the two: checkpoints, and when a file is set aside
-checkpoints what attests where the log ended; herald tells it to others
+checkpoints what attests where the log ended; herald tells it to others, rollback asks them at a start
 parts       which files are one log
 carriers    the same where nothing can be taken back: output (a pipe), redis_stream, otlp (otlp_form: its bytes)
 gather      what went elsewhere, as files again

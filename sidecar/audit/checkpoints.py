@@ -85,19 +85,32 @@ def checkpoint_in(control: object) -> Checkpoint | None:
     return _checkpoint_from(control)
 
 
-def read_checkpoints(path: Path) -> Iterator[Checkpoint]:
-    """What a file holds of published checkpoints: lines of their own, within the lines of a log, or records of the
-    chain. Everything else in it is passed over. Raises OSError."""
+def read_checkpoints(path: Path, *, tail_bytes: int | None = None) -> Iterator[Checkpoint]:
+    """What a file, or so much of its end, holds of published checkpoints: lines of their own, within the lines of a
+    log, or records of the chain. Everything else in it is passed over. Raises OSError."""
     with path.open("rb") as file:
+        if tail_bytes is not None:
+            file.seek(max(0, file.seek(0, 2) - tail_bytes))
         while line := file.readline(MAX_LINE_BYTES):
-            for match in _PUBLISHED.finditer(line):
-                found = _checkpoint_from(_object(match[1]))
-                if found is not None:
-                    yield found
+            yield from published_in(line)
             if line.startswith(b'{"v":') and b'"what":"checkpoint"' in line:
                 found = checkpoint_in(_object(line).get("control"))
                 if found is not None:
                     yield found
+
+
+def published_in(line: bytes) -> Iterator[Checkpoint]:
+    """The published checkpoints of a line."""
+    for match in _PUBLISHED.finditer(line):
+        found = _checkpoint_from(_object(match[1]))
+        if found is not None:
+            yield found
+
+
+def public_keys_of(key: SigningKey) -> Keys:
+    """What is believed that this very key has signed."""
+    public = _key_from(key.public_jwk)
+    return {} if public is None else {key.kid: public}
 
 
 def read_public_keys(path: Path) -> Keys:

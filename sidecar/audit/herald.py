@@ -10,10 +10,10 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sidecar.audit.checkpoints import Checkpoint
+from sidecar.audit.checkpoints import MAX_LINE_BYTES, Checkpoint, published_in
 
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
@@ -24,6 +24,9 @@ redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('LTRIM', KEYS[1], -tonumber(ARGV[2]), -1)
 return 1
 """
+
+READ_BACK: Final = 200  # of the newest; whoever can put more there can also delete
+READ: Final = "return redis.call('LRANGE', KEYS[1], -tonumber(ARGV[1]), -1)"
 
 Place = Callable[[Checkpoint], Awaitable[object]]
 """Somewhere a checkpoint is told. Raises OSError."""
@@ -41,10 +44,11 @@ class Herald:
         self._told: dict[str, Checkpoint] = {}
         self._failing: set[str] = set()
 
-    async def tell(self, newest: Checkpoint | None) -> None:
-        """Every place at once, within DEADLINE_S. What fails is logged, once for each time that it begins to."""
+    async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
+        """Every place at once, within DEADLINE_S, `but` those. What fails is logged, once for each time that it begins
+        to."""
         if newest is not None:
-            late = [name for name in self._places if self._told.get(name) != newest]
+            late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))
 
     async def _tell(self, name: str, newest: Checkpoint) -> None:
@@ -86,6 +90,13 @@ def to_store(run: Run) -> Place:
             raise OSError("the store is in this process: it tells nobody")
 
     return place
+
+
+async def told_to_store(run: Run, kid: str) -> Sequence[Checkpoint]:
+    """What the store was told last under a key; nothing is checked. Raises OSError."""
+    lines = await run(READ, KEY + kid, [str(READ_BACK)])
+    listed = lines if isinstance(lines, list) else []
+    return [found for line in listed if isinstance(line, bytes) for found in published_in(line[:MAX_LINE_BYTES])]
 
 
 def _write(descriptor: int, line: bytes) -> None:

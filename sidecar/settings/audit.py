@@ -16,6 +16,7 @@ from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.store import StoreSettings
 
 WRONG = "S150"
+GOES_ON = frozenset({"file", "redis"})  # sinks whose chain a start goes on with
 
 
 def _otlp_url(text: str) -> str:
@@ -72,6 +73,9 @@ class CheckpointSettings(Section):
     """After so many records."""
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store. Whoever owns the log's host has no say there."""
+    known_path: PathField | None = None
+    """A file of checkpoints of this log that were published: a start that is behind the newest of them says so. It asks
+    the store too, if they go there."""
 
 
 class RotationSettings(Section):
@@ -128,6 +132,8 @@ class AuditSettings(Section):
             yield from ((("otlp", "header_paths", name), path) for name, path in self.otlp.header_paths.items())
             if self.otlp.ca_path is not None:
                 yield ("otlp", "ca_path"), self.otlp.ca_path
+        if self.checkpoints.known_path is not None:
+            yield ("checkpoints", "known_path"), self.checkpoints.known_path
 
     @model_validator(mode="after")
     def _fits(self) -> AuditSettings:
@@ -148,6 +154,9 @@ class AuditSettings(Section):
         if "stdout" in self.places and "stdout" in self.checkpoints.to:
             hint = "remove it: the records there have their checkpoints among them"
             yield Finding("standard output is the evidence's alone", WRONG, hint, ("checkpoints", "to"))
+        if self.checkpoints.known_path is not None and self.sink not in GOES_ON:
+            loc = ("checkpoints", "known_path")
+            yield Finding(f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True)
         for name in ("redis", "otlp"):
             if getattr(self, name) is not None and name not in self.places:
                 yield Finding("nothing goes there", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import orjson
+import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.audit.herald import KEY
@@ -55,6 +57,65 @@ async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path) -> None
     Path(f"{files[-1]}.head").unlink()
     problems = orjson.loads(verify(tmp_path, *more, "--part", "--json").output)["problems"]
     assert [problem["kind"] for problem in problems] == ["cut-end"]
+
+
+async def test_a_start_knows_a_log_that_was_put_back_by_what_the_store_was_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.evidence.EVERY_S", 0.02)
+    log, copy = tmp_path / "data" / "audit", tmp_path / "copy"
+
+    async def run(url: str, calls: int, to: str = "to: [store]") -> tuple[list[str], list[str]]:
+        settings = f'store: {{url: "{url}"}}\naudit: {{checkpoints: {{{to}}}}}\n'
+        async with world(tmp_path, rules=RULES, settings=settings) as running:
+            for _ in range(calls):
+                assert await call(running) == 200
+            status = running.app.status()
+            return status["evidence"]["found_at_start"], status["banners"]
+
+    def put_back() -> None:
+        shutil.rmtree(log)
+        shutil.copytree(copy, log)
+
+    with running_valkey() as valkey, valkey.client() as client:
+        assert await run(valkey.url, 3) == ([], [])
+        shutil.copytree(log, copy)
+        assert await run(valkey.url, 3) == ([], [])
+        (listed,) = client.keys(f"{PREFIX}{KEY}*")
+        heard = client.lrange(listed, 0, -1)
+        signed = orjson.loads(heard[-1])["sidecar-checkpoint"]
+        for forged in (signed | {"seq": 10**6}, signed | {"seq": 10**6, "kid": "another"}, signed | {"time": "9"}):
+            client.rpush(listed, orjson.dumps({"sidecar-checkpoint": forged}), "garbage")
+        assert await run(valkey.url, 0) == ([], []), "whoever writes there, and has not the key, raises no alarm"
+        assert "published checkpoints that our key did not sign" in caplog.messages
+
+        put_back()
+        assert await run("unix:///nowhere", 0) == ([], []), "a store that is out stops no start"
+        put_back()
+        found, banners = await run(valkey.url, 2)
+        assert found == ["rolled-back"] and banners == ["THE EVIDENCE is broken, a start found: rolled-back"]
+        assert await run(valkey.url, 2) == ([], []), "it is on record"
+        result = verify(tmp_path)
+        assert result.exit_code == 5 and "at-start: a start of the sidecar found: rolled-back" in result.output
+
+        (tmp_path / "known").write_text("\n".join(client.lrange(listed, 0, -1)))
+        put_back()
+        assert (await run("memory://", 0, "known_path: known"))[0] == ["rolled-back"]
+        shutil.rmtree(log)
+        assert (await run(valkey.url, 0))[0] == ["rolled-back"], "log and anchor were deleted"
+        put_back()
+        valkey.freeze()
+        try:
+            settings = f'store: {{url: "{valkey.url}"}}\naudit: {{checkpoints: {{to: [store]}}}}\n'
+            async with world(tmp_path, rules=RULES, settings=settings) as running:
+                assert not running.app.audit.found
+                valkey.thaw()
+                async with asyncio.timeout(5):
+                    while not running.app.audit.found:
+                        await asyncio.sleep(0.01)
+        finally:
+            valkey.thaw()
+        assert "rolled-back" in verify(tmp_path).output, "the store is asked when it is back, before it is told"
 
 
 async def test_a_sidecar_that_rotates_under_load_loses_nothing(tmp_path: Path) -> None:
