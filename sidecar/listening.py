@@ -144,12 +144,19 @@ class Listening:
         wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
         for name, port in wanted:
             place = str(replace(address, port=port))
+            calls = Calls(
+                handle,
+                name,
+                lone,
+                patience_s=settings.server.body_timeout_s,
+                at_once=settings.server.max_connections,
+                turned_away=self.pipeline.refusals.turned_away,
+            )
             try:
                 server, found = await serve(
                     place,
-                    Calls(handle, name, lone, settings.server.body_timeout_s),
+                    calls,
                     max_bytes=settings.server.max_body_bytes,
-                    at_once=settings.server.max_connections,
                     credentials=credentials,
                     greeting_s=settings.server.header_timeout_s,
                     idle_s=settings.server.keepalive_timeout_s,

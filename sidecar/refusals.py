@@ -112,9 +112,16 @@ class Refusals:
         count = self._strangers.count(name) or self._others.count(OTHERS) or 0
         if count <= self.settings().per_peer_per_minute:
             return False
+        self._close(name)
+        return True
+
+    def turned_away(self, peer: str) -> None:
+        """Somebody came when there was no room to hear it out."""
+        self._close(_name_of(peer))
+
+    def _close(self, name: str) -> None:
         self._closed[name if name in self._closed or len(self._closed) < self.max_names else OTHERS] += 1
         self.metrics.refusal_unanswered()
-        return True
 
     def check(self, caller: Caller | None) -> None:
         """Raises Refusal(TOO_MANY_REFUSALS) for a chain that was refused too often in its minute."""

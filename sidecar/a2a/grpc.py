@@ -134,8 +134,7 @@ class GrpcRequest(Called):
 
     @property
     def remote(self) -> str:
-        peer = unquote(self.context.peer())  # an IPv6 address comes with its brackets encoded
-        return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
+        return _peer(self.context)
 
     def params(self) -> dict[str, Any]:
         """The canonical parameters. Raises Refusal."""
@@ -195,14 +194,27 @@ class GrpcOutlet:
 
 
 class Calls(grpc.GenericRpcHandler):
-    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is, and
-    `patience_s` how long a message may take to come."""
+    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is,
+    `patience_s` how long a message may take to come, and `at_once` how many calls there may be; `turned_away` hears of
+    each beyond (grpc's own bound would tell nobody)."""
 
-    def __init__(self, handle: Handle, agent: str, lone: Callable[[], str], patience_s: float) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        agent: str,
+        lone: Callable[[], str],
+        *,
+        patience_s: float,
+        at_once: int,
+        turned_away: Callable[[str], None],
+    ) -> None:
         self._handle = handle
         self._agent = agent
         self._lone = lone
         self._patience_s = patience_s
+        self._at_once = at_once
+        self._turned_away = turned_away
+        self._under_way = 0
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """As grpc asks for it."""
@@ -213,7 +225,14 @@ class Calls(grpc.GenericRpcHandler):
             return None
 
         async def called(messages: AsyncIterator[bytes], context: Any) -> None:
-            await self._answer(operation, version, messages, context)
+            if self._under_way >= self._at_once:
+                self._turned_away(_peer(context))
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
+            self._under_way += 1
+            try:
+                await self._answer(operation, version, messages, context)
+            finally:
+                self._under_way -= 1
 
         return grpc.stream_stream_rpc_method_handler(called)  # on the wire, all four kinds are this one
 
@@ -251,6 +270,11 @@ class Calls(grpc.GenericRpcHandler):
             return b"", "there is no message"
 
 
+def _peer(context: Any) -> str:
+    peer = unquote(context.peer())  # an IPv6 address comes with its brackets encoded
+    return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
+
+
 def _tenant(operation: Operation, version: Version, body: bytes) -> str:
     if version != "1.0":
         return ""
@@ -271,7 +295,6 @@ async def serve(
     calls: Calls,
     *,
     max_bytes: int,
-    at_once: int,
     credentials: grpc.ServerCredentials | None,
     greeting_s: float,
     idle_s: float,
@@ -290,7 +313,6 @@ async def serve(
             ("grpc.keepalive_time_ms", int(PING_S * 1000)),
             ("grpc.http2.ping_timeout_ms", int(PING_S * 1000)),
         ],
-        maximum_concurrent_rpcs=at_once,
     )
     try:
         port = (

@@ -39,6 +39,7 @@ _config = click.option(
 def serve(path: Path) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unheard, it would end us; and what it asks for is still to be read
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # how much its core says is a caller's choice, and no JSON
     hold_standard()
     _log_to_stderr()
     before, now = take_all()

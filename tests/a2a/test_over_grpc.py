@@ -161,3 +161,36 @@ async def test_of_more_values_than_the_loop_can_read_at_once_nothing_is_made(tmp
         assert told.error is not None
         assert world.ends()[-1]["reason"] == "malformed-call"
         assert world.agent.seen == []
+
+
+async def test_who_comes_when_too_many_are_heard_out_is_counted_and_on_record(tmp_path: Path) -> None:
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.sleep(30)
+        yield b""
+
+    server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", max_connections: 4, body_timeout_s: 20}\n'
+    async with agent_world(tmp_path, settings=server) as world, channel(world) as line:
+        path, message = written("message/send", SEND)
+        halves: list[Any] = [line.stream_unary(path)(never(), metadata=(KEY,)) for _ in range(4)]
+        for half in halves:
+            await half.wait_for_connection()
+        for _ in range(3):
+            with pytest.raises(aio.AioRpcError, match="too many calls") as told:
+                await line.unary_unary(path)(message, metadata=(KEY,))
+            assert told.value.code().name == "RESOURCE_EXHAUSTED"
+        for half in halves:
+            half.cancel()
+        async with asyncio.timeout(5):
+            while True:
+                with suppress(aio.AioRpcError):
+                    await line.unary_unary(path)(message, metadata=(KEY,))
+                    break
+        told_of: list[Any] = []
+
+        async def witness(what: str, by: str, **facts: object) -> None:
+            told_of.append((what, facts))
+
+        await world.app.pipeline.refusals.tell(witness)
+        assert told_of[0][0] == "refusals-closed"
+        assert told_of[0][1]["peer"] == "127.0.0.1"
+        assert told_of[0][1]["count"] >= 3
