@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, agent_world, ask
+from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 
 SENT = {"jsonrpc": "2.0", "method": "SendMessage", "params": {"message": HELLO}}
 
@@ -80,3 +80,20 @@ async def test_a_stream_of_0_3_that_comes_to_nothing_is_a_stream_all_the_same(tm
         assert json.loads(body.removeprefix(b"data: "))["error"]["code"] == -32001
         status, media_type, _ = await posted(world, {**message, "method": "SubscribeToTask"})
         assert (status, media_type) == (200, "application/json")
+
+
+@pytest.mark.parametrize("action", ["message/send", "message/stream"])
+async def test_where_an_agent_is_is_not_told_by_its_errors(action: str, tmp_path: Path) -> None:
+    agent = ScriptedAgent()
+
+    def fails(method: str, params: Any) -> Any:
+        where = "http://user:pw@127.0.0.1:9999/rpc?key=1"
+        detail = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "metadata": {"tried": where}}
+        no = No({"code": -32603, "message": f"cannot read {where}, nor 127.0.0.1", "data": [detail]})
+        return [{"task": task(state="TASK_STATE_WORKING")}, no] if action == "message/stream" else no
+
+    agent.script = dict.fromkeys(("SendMessage", "SendStreamingMessage"), fails)
+    async with agent_world(tmp_path, agent) as world:
+        told = await ask(world, "1.0", "jsonrpc", action, {"message": HELLO})
+        assert "cannot read (the agent), nor (the agent)" in str(told.error)
+        assert "127.0.0.1" not in str(told.error) and "key=1" not in str(told.error)

@@ -201,6 +201,11 @@ class _Strangers:
         return value
 
 
+def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
+    """What an agent says, without where it is."""
+    return _Strangers({_place(agent_url).host} - {""}, set(), instead).replaced
+
+
 def _naming(hosts: set[str], places: set[_Place]) -> re.Pattern[str]:
     """What names one of them: an address there; a name with a dot in it also alone. One that is a plain word, as in a
     cluster, only with a scheme or a port, because the word may well mean something else. Every repetition is bounded,

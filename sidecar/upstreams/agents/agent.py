@@ -74,7 +74,7 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
     keeper = CardKeeper(get, section.spoken, spoken, time.monotonic, beside=beside)
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
-    watched = WatchedAgent(wire, account, section.share, section.timeout_s)
+    watched = WatchedAgent(wire, account, section.share, section.timeout_s, section.url)
     return Agent(name, definition, watched, account, keeper, section.timeout_s, definition.anonymous, definition.scopes)
 
 

@@ -1,32 +1,38 @@
 """Does this agent do its part, operation by operation?
 
 A wire around a wire: nobody has more than a share of an agent, nothing goes out while its breaker is open, and the
-account hears what came of everything. An agent's own no is an answer, as any other.
+account hears what came of everything. An agent's own no is an answer, as any other; where the agent is, which its
+libraries like to tell in it, nobody hears.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from typing import Final
 
 from sidecar.egress import Deadline, EgressError
 from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.protocols.a2a.cards import hiding
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.shares import Shares
 from sidecar.upstreams.visits import Visit
 
+INSTEAD: Final = "(the agent)"
+
 
 class WatchedAgent:
     """One agent, watched over. `share` is how many calls of one caller it has at once, `timeout_s` how long one may
-    take."""
+    take, `url` where it is."""
 
-    def __init__(self, inner: AgentWire, account: Account, share: int, timeout_s: float) -> None:
+    def __init__(self, inner: AgentWire, account: Account, share: int, timeout_s: float, url: str) -> None:
         self.inner = inner
         self.account = account
         self.shares = Shares(share)
         self._timeout_s = timeout_s
+        self._hide = hiding(url, INSTEAD)
 
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """As `AgentWire.ask`. Raises Refusal also as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; then nothing was sent."""
@@ -45,7 +51,7 @@ class WatchedAgent:
         with self._visit(outgoing) as visit:
             answer = await self.inner.ask(outgoing)
         visit.answered()
-        return answer
+        return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`. A stream that has begun is an answer."""
@@ -53,8 +59,11 @@ class WatchedAgent:
             heard = await self.inner.listen(outgoing)
         if isinstance(heard, AgentError):
             visit.answered()
-            return heard
-        return WatchedStream(heard, visit)
+            return self._told(heard)
+        return WatchedStream(heard, visit, self._told)
+
+    def _told(self, error: AgentError) -> AgentError:
+        return error._replace(message=self._hide(error.message), data=tuple(map(self._hide, error.data)))
 
     @contextmanager
     def _visit(self, outgoing: Outgoing) -> Iterator[Visit]:
@@ -82,9 +91,10 @@ class WatchedAgent:
 class WatchedStream:
     """A stream whose first event, or whose failure before any, is told to the account."""
 
-    def __init__(self, inner: Heard, visit: Visit) -> None:
+    def __init__(self, inner: Heard, visit: Visit, told: Callable[[AgentError], AgentError]) -> None:
         self._inner = inner
         self._visit = visit
+        self._told = told
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
         """As `Heard.events`."""
@@ -92,7 +102,7 @@ class WatchedStream:
             async with aclosing(self._inner.events(deadline, idle_s)) as events:
                 async for event in events:
                     self._visit.answered()
-                    yield event
+                    yield self._told(event) if isinstance(event, AgentError) else event
         except Refusal as refusal:
             _tell(self._visit, refusal)
             raise
