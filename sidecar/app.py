@@ -214,6 +214,8 @@ class App:
             ("looking around", self._look_around),
         ):
             self.jobs.begin(name, run)
+        for guests in self.listening.grpc_guests:
+            self.jobs.begin(f"bounding who is connected to port {guests.port}", guests.run)
 
     async def _look_around(self) -> None:
         """What is known only by looking. Runs as long as the process."""

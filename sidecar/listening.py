@@ -19,6 +19,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from sidecar.a2a.guests import Guests
 from sidecar.admin import Admin, Operated, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
@@ -52,6 +53,7 @@ class Listening:
     listeners: list[Listener] = field(default_factory=list)
     grpc_servers: list[GrpcServer] = field(default_factory=list)
     grpc_ports: dict[str, int] = field(default_factory=dict)
+    grpc_guests: list[Guests] = field(default_factory=list)
 
     async def open(self, data: Listener, operated: Operated, undo: AsyncExitStack) -> None:
         """Serve at `data`, which is taken already, and then at all others. Raises SettingsError."""
@@ -61,7 +63,7 @@ class Listening:
         for listener, handle in self._for_callers(data, undo):
             await listener.serve(handle, self._broken, patience, tls if listener is data else None, self._is_stale)
             self.listeners.append(listener)
-        await self._open_grpc(undo)
+        await self._open_grpc(patience, undo)
         for listener, handle in self._for_operators(operated, undo):
             await listener.serve(handle, _broken_at_admin, patience)
             self.listeners.append(listener)
@@ -123,7 +125,7 @@ class Listening:
         metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
         return Whole(told.status, told.body, told.content_type)
 
-    async def _open_grpc(self, undo: AsyncExitStack) -> None:
+    async def _open_grpc(self, patience: Patience, undo: AsyncExitStack) -> None:
         """Its own listener, and one for each agent with a port of its own. Raises SettingsError."""
         settings = self.settings
         address = settings.server.grpc
@@ -151,6 +153,7 @@ class Listening:
                 patience_s=settings.server.body_timeout_s,
                 at_once=settings.server.max_connections,
                 turned_away=self.pipeline.refusals.turned_away,
+                guests=Guests(patience.max_connections, patience.max_per_peer),
             )
             try:
                 server, found = await serve(
@@ -167,6 +170,7 @@ class Listening:
             undo.push_async_callback(server.stop, 0.0)
             self.grpc_servers.append(server)
             self.grpc_ports[name] = found
+            self.grpc_guests.append(calls.guests)
 
 
 def _patience(settings: Settings) -> Patience:

@@ -24,6 +24,7 @@ from aiohttp import HttpVersion11, web
 from grpc import aio
 
 from sidecar.a2a.dialects import details_of, grpc_status, info_of, sentence_for, unsayable, word_for, written
+from sidecar.a2a.guests import Guests, Peer
 from sidecar.a2a.reading import Called
 from sidecar.answers import Manner, Told, facts_of
 from sidecar.errors import Reason, Refusal
@@ -134,7 +135,7 @@ class GrpcRequest(Called):
 
     @property
     def remote(self) -> str:
-        return _peer(self.context)
+        return _peer(self.context)[0]
 
     def params(self) -> dict[str, Any]:
         """The canonical parameters. Raises Refusal."""
@@ -196,7 +197,7 @@ class GrpcOutlet:
 class Calls(grpc.GenericRpcHandler):
     """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is,
     `patience_s` how long a message may take to come, and `at_once` how many calls there may be; `turned_away` hears of
-    each beyond (grpc's own bound would tell nobody)."""
+    each beyond (grpc's own bound would tell nobody). `guests` are those who are connected."""
 
     def __init__(
         self,
@@ -207,6 +208,7 @@ class Calls(grpc.GenericRpcHandler):
         patience_s: float,
         at_once: int,
         turned_away: Callable[[str], None],
+        guests: Guests,
     ) -> None:
         self._handle = handle
         self._agent = agent
@@ -214,7 +216,7 @@ class Calls(grpc.GenericRpcHandler):
         self._patience_s = patience_s
         self._at_once = at_once
         self._turned_away = turned_away
-        self._under_way = 0
+        self.guests = guests
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """As grpc asks for it."""
@@ -225,14 +227,12 @@ class Calls(grpc.GenericRpcHandler):
             return None
 
         async def called(messages: AsyncIterator[bytes], context: Any) -> None:
-            if self._under_way >= self._at_once:
-                self._turned_away(_peer(context))
+            peer = _peer(context)
+            if self.guests.calls >= self._at_once:
+                self._turned_away(peer[0])
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
-            self._under_way += 1
-            try:
+            with self.guests.answering(peer):
                 await self._answer(operation, version, messages, context)
-            finally:
-                self._under_way -= 1
 
         return grpc.stream_stream_rpc_method_handler(called)  # on the wire, all four kinds are this one
 
@@ -270,9 +270,10 @@ class Calls(grpc.GenericRpcHandler):
             return b"", "there is no message"
 
 
-def _peer(context: Any) -> str:
+def _peer(context: Any) -> Peer:
     peer = unquote(context.peer())  # an IPv6 address comes with its brackets encoded
-    return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
+    host, _, port = peer.partition(":")[2].rpartition(":")
+    return host.strip("[]") or "local", int(port) if port.isdecimal() else 0
 
 
 def _tenant(operation: Operation, version: Version, body: bytes) -> str:
@@ -323,6 +324,7 @@ async def serve(
     except RuntimeError as error:
         raise OSError(str(error)) from None
     await server.start()
+    calls.guests.port = port
     return server, port
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 from grpc import aio
 
 import sidecar.a2a.grpc
+import sidecar.a2a.guests
+from sidecar.a2a.guests import Guests
 from sidecar.protocols.a2a.operations import BY_ACTION
 from sidecar.protocols.a2a.wire import WIRES
 from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, ScriptedAgent, agent_world, ask, task
@@ -112,7 +114,7 @@ async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecar.a2a.grpc, "PING_S", 1.0)
-    vanished, never = asyncio.Event(), asyncio.Event()
+    vanished, never, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     events = [{"task": task(state="TASK_STATE_WORKING")}, never]
     agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
 
@@ -127,8 +129,13 @@ async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
 
         async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             onward = await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""])
-            with suppress(ConnectionError):
-                await asyncio.gather(carry(reader, onward[1]), carry(onward[0], writer))
+            try:
+                with suppress(ConnectionError):
+                    await asyncio.gather(carry(reader, onward[1]), carry(onward[0], writer))
+            finally:
+                for each in (writer, onward[1]):
+                    each.transport.abort()
+                ended.set()
 
         line = await asyncio.start_server(between, "127.0.0.1", 0)
         path, message = written("message/stream", SEND)
@@ -141,6 +148,8 @@ async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
                 while world.app.pipeline.exchanges.streams:
                     await asyncio.sleep(0.02)
             never.set()
+        async with asyncio.timeout(5):
+            await ended.wait()
 
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json", "grpc"])
@@ -194,3 +203,51 @@ async def test_who_comes_when_too_many_are_heard_out_is_counted_and_on_record(tm
         assert told_of[0][0] == "refusals-closed"
         assert told_of[0][1]["peer"] == "127.0.0.1"
         assert told_of[0][1]["count"] >= 3
+
+
+async def test_connections_are_capped_and_who_is_being_answered_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grpc itself takes them until no descriptor is left."""
+    monkeypatch.setattr(sidecar.a2a.guests, "LOOK_EVERY_S", 0.02)
+    never = asyncio.Event()
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [{"task": task()}, never]})
+    server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", max_connections: 8}\n'
+    async with agent_world(tmp_path, agent, settings=server) as world, channel(world) as line:
+        path, message = written("message/stream", SEND)
+        call: Any = line.unary_stream(path)(message, metadata=(KEY,))
+        await call.read()
+        flood = [await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""]) for _ in range(40)]
+        hung_up = [asyncio.create_task(reader.read()) for reader, _ in flood]  # a greeting may come before
+        async with asyncio.timeout(5):
+            while sum(task_.done() for task_ in hung_up) < 33:
+                await asyncio.sleep(0.01)
+        assert sum(task_.done() for task_ in hung_up) == 33
+        assert not call.done()
+        for _, writer in flood:
+            writer.transport.abort()
+        await asyncio.gather(*hung_up, return_exceptions=True)
+        never.set()
+
+
+@pytest.mark.parametrize(
+    ("there", "busy", "leave"),
+    [
+        ({"a": 3, "b": 1}, {}, 0),
+        ({"a": 9, "b": 2}, {}, 4),
+        ({"a": 6, "b": 2}, {}, 1),
+        ({"a": 9, "b": 2}, {"a": 9}, 2),
+        ({"a": 4, "2001:db8::1": 3, "2001:db8::2": 3}, {}, 2),
+    ],
+    ids=["there is room", "too many in all", "too many of one", "who is answered stays", "a subnet is one"],
+)
+def test_who_has_to_leave(there: dict[str, int], busy: dict[str, int], leave: int) -> None:
+    guests = Guests(max_connections=8, max_per_peer=5)
+    peers = [(host, port) for host, count in there.items() for port in range(count)]
+    with ExitStack() as stack:
+        for host, count in busy.items():
+            for port in range(count):
+                stack.enter_context(guests.answering((host, port)))
+        leaves = guests.too_many(peers)
+    assert len(leaves) == leave
+    assert not {host for host, _ in leaves} & busy.keys()

@@ -1,0 +1,128 @@
+"""grpc takes whoever connects, until no descriptor is left. Who has to leave?
+
+Its listener is not ours: nobody asks us before, and nothing tells us after. But its connections are this process's, and
+the kernel says which descriptors they are and who is at the other end. So there is a look twice a second, as long as
+there may be too many; and of those that are too many the ones on which no call is under way are hung up on, those of
+the address that has most of them first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sidecar.seats import peer_of
+
+LOOK_EVERY_S: Final = 0.5
+_DESCRIPTORS: Final = Path("/dev/fd")
+
+Peer = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Guests:
+    """The connections of one port, which is known once it is open. `max_per_peer` 0 is no bound."""
+
+    max_connections: int
+    max_per_peer: int = 0
+    port: int = 0
+    _busy: Counter[Peer] = field(default_factory=Counter)
+    _calls: int = 0
+
+    @property
+    def calls(self) -> int:
+        """How many are under way."""
+        return self._calls
+
+    @contextmanager
+    def answering(self, peer: Peer) -> Iterator[None]:
+        """While a call of theirs is under way."""
+        self._busy[peer] += 1
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._busy[peer] -= 1
+            if not self._busy[peer]:
+                del self._busy[peer]
+
+    async def run(self) -> None:
+        """Look. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if _how_many() > min(self.max_connections, self.max_per_peer or self.max_connections):
+                await asyncio.to_thread(self.look)
+
+    def look(self) -> int:
+        """Hang up on those that are too many; how many that were."""
+        there = dict(_connected(self.port, _descriptors()))
+        leaves = self.too_many(list(there.values()))
+        return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
+
+    def too_many(self, there: list[Peer]) -> set[Peer]:
+        """Of those who are there, who has to leave."""
+        of: dict[str, list[Peer]] = {}
+        for peer in there:
+            of.setdefault(peer_of(peer[0]), []).append(peer)
+        excess, leaves = len(there) - self.max_connections, set[Peer]()
+        for own in sorted(of.values(), key=len, reverse=True):
+            idle = [peer for peer in own if peer not in self._busy]
+            most = max(excess, len(own) - self.max_per_peer if self.max_per_peer else 0)
+            leaves.update(idle[: max(0, most)])
+            excess -= min(len(idle), max(0, most))
+        return leaves
+
+
+def _how_many() -> int:
+    try:
+        return sum(1 for _ in _DESCRIPTORS.iterdir())
+    except OSError:  # there is not one left to look with
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(each.name) for each in _DESCRIPTORS.iterdir()]
+    except OSError:
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Peer]]:
+    for descriptor in descriptors:
+        if (peer := _peer_at(descriptor, port)) is not None:
+            yield descriptor, peer
+
+
+def _peer_at(descriptor: int, port: int) -> Peer | None:
+    """Who is at the other end, if this is a connection to the port."""
+    with suppress(OSError):
+        sock = socket.socket(fileno=descriptor)
+        try:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == port:
+                host, peer_port = sock.getpeername()[:2]
+                return host.removeprefix("::ffff:"), peer_port  # as grpc calls them
+        finally:
+            sock.detach()  # it is grpc's
+    return None
+
+
+def _hang_up(descriptor: int, port: int, peer: Peer) -> bool:
+    """For grpc it is as if they had left, and it closes what is its own."""
+    if _peer_at(descriptor, port) != peer:  # it left meanwhile
+        return False
+    with suppress(OSError):
+        sock = socket.socket(fileno=descriptor)
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        finally:
+            sock.detach()
+        return True
+    return False
