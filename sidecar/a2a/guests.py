@@ -2,13 +2,14 @@
 
 Its listener is not ours: nobody asks us before, and nothing tells us after. But its connections are this process's, and
 the kernel says which descriptors they are and who is at the other end. So there is a look twice a second, as long as
-there may be too many; and of those that are too many the ones on which no call is under way are hung up on, those of
-the address that has most of them first.
+there may be too many, or descriptors are short; and of those that are too many the ones on which no call is under way
+are hung up on, those of the address that has most of them first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 from collections import Counter
@@ -18,9 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from sidecar.descriptors import MOST
 from sidecar.seats import peer_of
 
+log = logging.getLogger("sidecar.guests")
+
 LOOK_EVERY_S: Final = 0.5
+TELL_EVERY_S: Final = 10.0
+KEPT_FREE: Final = 32  # descriptors, for files, reloads, and those who ask for health
 _DESCRIPTORS: Final = Path("/dev/fd")
 
 Peer = tuple[str, int]
@@ -56,23 +62,29 @@ class Guests:
 
     async def run(self) -> None:
         """Look. Runs as long as the process."""
+        loop, gone, told_s = asyncio.get_running_loop(), 0, float("-inf")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if _how_many() > min(self.max_connections, self.max_per_peer or self.max_connections):
-                await asyncio.to_thread(self.look)
+            in_use = _how_many()
+            short = KEPT_FREE - (_limit() - in_use)
+            if short > 0 or in_use > min(self.max_connections, self.max_per_peer or self.max_connections):
+                gone += await asyncio.to_thread(self.look, short)
+            if gone and loop.time() >= told_s + TELL_EVERY_S:
+                log.warning("idle connections of gRPC were hung up on: too many", extra={"count": gone})
+                gone, told_s = 0, loop.time()
 
-    def look(self) -> int:
-        """Hang up on those that are too many; how many that were."""
+    def look(self, short: int = 0) -> int:
+        """Hang up on those that are too many, and on as many as descriptors are short; how many that were."""
         there = dict(_connected(self.port, _descriptors()))
-        leaves = self.too_many(list(there.values()))
+        leaves = self.too_many(list(there.values()), short)
         return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
 
-    def too_many(self, there: list[Peer]) -> set[Peer]:
+    def too_many(self, there: list[Peer], short: int = 0) -> set[Peer]:
         """Of those who are there, who has to leave."""
         of: dict[str, list[Peer]] = {}
         for peer in there:
             of.setdefault(peer_of(peer[0]), []).append(peer)
-        excess, leaves = len(there) - self.max_connections, set[Peer]()
+        excess, leaves = max(len(there) - self.max_connections, short), set[Peer]()
         for own in sorted(of.values(), key=len, reverse=True):
             idle = [peer for peer in own if peer not in self._busy]
             most = max(excess, len(own) - self.max_per_peer if self.max_per_peer else 0)
@@ -85,14 +97,19 @@ def _how_many() -> int:
     try:
         return sum(1 for _ in _DESCRIPTORS.iterdir())
     except OSError:  # there is not one left to look with
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return _limit()
+
+
+def _limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if soft == resource.RLIM_INFINITY else soft
 
 
 def _descriptors() -> Iterable[int]:
     try:
         return [int(each.name) for each in _DESCRIPTORS.iterdir()]
     except OSError:
-        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        return range(_limit())
 
 
 def _connected(port: int, descriptors: Iterable[int]) -> Iterable[tuple[int, Peer]]:

@@ -249,5 +249,7 @@ def test_who_has_to_leave(there: dict[str, int], busy: dict[str, int], leave: in
             for port in range(count):
                 stack.enter_context(guests.answering((host, port)))
         leaves = guests.too_many(peers)
+        short = guests.too_many(peers, 3)
     assert len(leaves) == leave
+    assert len(short) >= min(3, len(peers) - sum(busy.values()))
     assert not {host for host, _ in leaves} & busy.keys()
