@@ -20,7 +20,7 @@ from redis.exceptions import MovedError, ResponseError
 
 from sidecar.limits.nodes import Finder, Trouble
 from sidecar.limits.store import StoreUnavailable
-from sidecar.limits.wire import Wire, WireLost
+from sidecar.limits.wire import Wire, WireLate, WireLost
 
 FIND_S = 2.0
 BEAT_S = 0.5
@@ -154,6 +154,8 @@ class Link:
                 self.heard(error, wire)
             except LeaveError as error:
                 wire.condemn(str(error))
+            except WireLate:
+                continue  # it is slow, and answers others
             except (*Trouble, WireLost) as error:
                 wire.condemn(type(error).__name__)  # if it has not ended by itself
             except Exception as error:  # a bug of ours must not end the beating

@@ -6,7 +6,10 @@ queue, its reply is read and dropped, and nothing is out of step. Two tasks and 
 
     writer    takes everything that was asked since its last turn, and sends it in one piece
     reader    gives each reply to the oldest future
-    timer     watches the oldest future: one late reply condemns the connection, and everybody waiting hears at once
+    timer     watches the oldest future that somebody waits for. Where nothing was heard since it was asked, the
+              connection is condemned, and everybody waiting hears at once. Where others were answered meanwhile, the
+              way is slow and not gone: who was not answered in time hears so, alone, and his reply is dropped when it
+              comes; unless all have been late for a while
 
 redis-py opens the connection (TLS, AUTH, HELLO, SELECT) and reads the replies. Its client is not used: it would hold
 a connection per call in flight, and it costs three times as much.
@@ -24,6 +27,8 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 STALL_S = 0.02
 """A timer this late means that our own loop stood still; the reply may already lie in the socket."""
+LATE_FOR = 3
+"""Deadlines without one reply in time: nobody waits for who is always late."""
 
 
 pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub knows 1-tuples only
@@ -45,6 +50,10 @@ class WireLost(Exception):
     """The connection is gone. Whether what was sent on it was carried out, nobody knows."""
 
 
+class WireLate(WireLost):
+    """This one reply did not come in time; others do."""
+
+
 class Wire:
     """One open connection. `deadline_s` is how long a reply may take; `lost` is called once when it has ended."""
 
@@ -58,6 +67,7 @@ class Wire:
         self._asked = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._excused = False
+        self._read_s = self._in_time_s = self._loop.time()
         self._why = "closed"
         self._serving = asyncio.create_task(self._serve())
         self._serving.add_done_callback(self._end)
@@ -124,7 +134,10 @@ class Wire:
     def _answer(self, reply: Any) -> None:
         if not self._waiting:
             raise InvalidResponse("a reply that nobody asked for")
-        _, oldest = self._waiting.popleft()
+        due, oldest = self._waiting.popleft()
+        self._read_s = now = self._loop.time()
+        if now <= due:
+            self._in_time_s = now
         if oldest.done():
             return
         if isinstance(reply, ResponseError):
@@ -134,17 +147,27 @@ class Wire:
 
     def _check(self, scheduled: float) -> None:
         self._timer = None
-        if not self._waiting:
+        now = self._loop.time()
+        due = next((due for due, reply in self._waiting if not reply.done()), None)
+        if due is None:
             return
-        now, (due, _) = self._loop.time(), self._waiting[0]
         if due > now:
             self._excused = False
             self._timer = self._loop.call_at(due, self._check, due)
         elif now - scheduled > STALL_S and not self._excused:
             self._excused = True
             self._timer = self._loop.call_at(now + STALL_S, self._check, now + STALL_S)
+        elif self._read_s <= due - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s:
+            self.condemn(self._late_words)
         else:
-            self.condemn(f"no reply within {self._deadline_s * 1000:.0f} ms")
+            for overdue, reply in self._waiting:
+                if overdue <= now and not reply.done():
+                    reply.set_exception(WireLate(self._late_words))
+            self._check(now)
+
+    @property
+    def _late_words(self) -> str:
+        return f"no reply within {self._deadline_s * 1000:.0f} ms"
 
     def _end(self, serving: asyncio.Task[None]) -> None:
         if self._timer:

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ import pytest
 from sidecar.audit import Audit
 from sidecar.audit.chain import GENESIS, End, head_line, seal
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
+from sidecar.audit.file import HARMLESS
 from sidecar.audit.herald import Herald
-from sidecar.audit.parts import aside, given, last_seq_of, parts_of
+from sidecar.audit.parts import aside, files_of, given, last_seq_of, parts_of
 from sidecar.audit.trail import RETRY_S, Attester, Rotation
 from sidecar.audit.verify import verify
 from sidecar.signing_keys import generate
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, open_audit, records
+from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward, numbered_ids, open_audit, records
 from tests.unit.audit.test_file import kill_at_a_random_point
 
 SIGNER, OTHERS = generate("EdDSA"), generate("EdDSA")
@@ -487,3 +489,70 @@ def test_a_log_that_was_cut_while_its_key_was_changed_is_found(path: Path) -> No
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     assert write(path, 1, key=OTHER_KEY, older=[KEY]).found == ("records-lost", "key-changed")
     assert "at-start" in [problem.kind for problem in verify([path], key=OTHER_KEY).problems]
+
+
+STEPS = "open rename write pwrite ftruncate unlink fdatasync fsync"
+
+
+def ended_before_step(at: int, act: Callable[[Callable[[int], object]], object]) -> tuple[int, bool]:
+    """`act` in a process of its own that ends, as by kill -9, before the `at`th of its calls that change files. Which
+    sequence it said last was acknowledged, and whether it came to its end."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        say, calls = os.write, [0]
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def calling(*given: Any, **more: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == at:
+                    os._exit(9)
+                return call(*given, **more)
+
+            return calling
+
+        try:
+            for name in STEPS.split():
+                setattr(os, name, counted(getattr(os, name)))
+            act(lambda seq: say(writing, bytes([seq])))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(reading, "rb") as said:
+        acknowledged = max(said.read(), default=0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, 9)
+    return acknowledged, code == 0
+
+
+def test_a_process_that_ends_between_any_two_of_its_steps_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """From the first start on an empty folder, over checkpoints, results and a file that is set aside, to the stop."""
+    more: dict[str, Any] = {"attester": SELDOM, "rotation": Rotation(max_bytes=2_500, keep=1), "durability": "disk"}
+
+    def live(folder: Path, say: Callable[[int], object]) -> None:
+        audit = open_audit(folder / "audit.jsonl", evidence_path=folder / "evidence.jsonl", **more)
+        for number in range(2):
+            forward_and_keep(audit, number)
+            say(audit.trail.end.seq)
+        at_once(audit.control("stop", "sidecar"))
+        at_once(audit.seal())
+        at_once(audit.close())
+
+    for at in range(1, 400):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        acknowledged, whole = ended_before_step(at, partial(live, folder))
+        path, kept = folder / "audit.jsonl", folder / "evidence.jsonl"
+        others = numbered_ids()
+        audit = open_audit(path, evidence_path=kept, new_id=lambda others=others: f"again-{others()}", **more)
+        assert set(audit.found) <= HARMLESS, (at, audit.found)
+        forward_and_keep(audit, 99)
+        at_once(audit.close())
+        files = files_of(path)
+        report = verify(files, key=KEY, public_keys=KEYS, evidence=files_of(kept))
+        assert report.ok, (at, report.problems)
+        assert report.last_seq >= acknowledged + 2, at
+        if whole:
+            break
+    assert 40 < at < 399

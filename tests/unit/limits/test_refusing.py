@@ -177,7 +177,7 @@ async def test_what_is_owed_too_long_or_too_much_is_told_as_untold(monkeypatch: 
     await asyncio.sleep(0.06)
     store.release((SLOTS,), "lapsed")
     await asyncio.sleep(0.06)
-    store._settle_some()
+    store._settle_some(10)
     assert not store._owed
     await store.close()
     assert listening.missed == {"give_back": 8}, "three were too many, five too late, and a slot lapsed by itself"
