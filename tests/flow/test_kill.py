@@ -26,7 +26,7 @@ from tests.flow.talk import reason_of
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless
 from tests.valkey import Valkey, running_valkey
 
-KILLS, CLIENTS = 5, 24
+KILLS, CLIENTS = 3, 24  # `python -m bench.kills` kills two hundred times
 RULES = """\
 p, nhi:planner, tool:github/get_file, use, -, -, -, allow
 p, nhi:planner, tool:github/search_code, use, -, 1000000, -, allow

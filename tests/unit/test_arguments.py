@@ -256,7 +256,10 @@ def test_what_would_cost_too_much_is_refused_unchecked() -> None:
     assert compiled.violation({"a": [0] * 1_000}) is None
 
 
-@given(st.dictionaries(st.text(max_size=4), st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists)))
+scalars = st.none() | st.integers(-9, 9) | st.text()
+
+
+@given(st.dictionaries(st.text(max_size=4), st.recursive(scalars, st.lists, max_leaves=20)))
 def test_json_has_no_more_values_and_characters_than_bytes(arguments: Json) -> None:
     """So where the bytes are few enough, nothing needs to be counted."""
     values, characters, _ = _extent(arguments, 1_000_000)
@@ -361,7 +364,7 @@ def keywords(children: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 schemas: st.SearchStrategy[Json] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(root=keywords(schemas), one=schemas, two=schemas, arguments=st.dictionaries(names, values, max_size=4))
 def test_both_engines_say_the_same(root: Json, one: Json, two: Json, arguments: dict[str, Json]) -> None:
     schema = {**root, "type": "object", "$defs": {"one": one, "two": two}}
@@ -407,7 +410,7 @@ broken_keywords = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(root=broken_keywords, below=broken_keywords)
 def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
     schema = {**root, "type": "object", "items": below}

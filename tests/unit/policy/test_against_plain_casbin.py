@@ -104,7 +104,7 @@ def built(policy: Policy, order: Callable[[list[str]], list[str]] = list) -> Eng
         return Engine(source(Path(folder), policy.files(order)))
 
 
-generous = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+generous = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @generous
@@ -120,7 +120,7 @@ VERBS = (Engine.decide, Engine.enter, Engine.may_list)
 moments = st.sampled_from((NOW - 60, NOW - 1, NOW, NOW + 1, NOW + 60))
 
 
-@settings(generous, max_examples=40)
+@settings(generous, max_examples=25)
 @given(
     policy=policies(),
     asked=st.lists(st.tuples(st.sampled_from(VERBS), chains, questions(), moments), min_size=2, max_size=10),
@@ -142,7 +142,7 @@ OWN_MATCHER = (
 )
 
 
-@settings(generous, max_examples=40)
+@settings(generous, max_examples=25)
 @given(policy=policies(), asked=st.lists(st.tuples(chains, questions()), min_size=1, max_size=6))
 def test_a_users_own_model_is_cut_without_changing_an_answer(
     policy: Policy, asked: list[tuple[Chain, Question]]
@@ -159,7 +159,7 @@ def test_a_users_own_model_is_cut_without_changing_an_answer(
             assert (decision.allowed, decision.reason) == judge.decide(chain, question, NOW)
 
 
-@settings(generous, max_examples=40)
+@settings(generous, max_examples=25)
 @given(policy=policies(), asked=st.lists(st.tuples(chains, questions()), min_size=1, max_size=6), data=st.data())
 def test_the_order_of_rows_changes_nothing(
     policy: Policy, asked: list[tuple[Chain, Question]], data: st.DataObject
@@ -198,7 +198,7 @@ def conditional(draw: st.DrawFn) -> Policy:
     return Policy(found, [("user:b", "role:x")], [("tool:s1/t2", "set:q"), ("set:q", "set:m")])
 
 
-@settings(generous, max_examples=100)
+@generous
 @given(policy=conditional(), chain=st.sampled_from([(Principal("user:a"),), (Principal("user:b"),)]))
 def test_what_is_listed_is_what_some_call_may_do(policy: Policy, chain: Chain) -> None:
     """Threats I9, reports BL-035: whatever is callable with some arguments is listed, and nothing that is not listed
@@ -216,7 +216,7 @@ def test_what_is_listed_is_what_some_call_may_do(policy: Policy, chain: Chain) -
             assert listed is callable_
 
 
-@settings(generous, max_examples=40)
+@settings(generous, max_examples=25)
 @given(policy=policies(), chain=chains)
 def test_whoever_may_use_something_on_a_server_may_enter_it(policy: Policy, chain: Chain) -> None:
     """Unless a rule closes the session: never an empty list where a call would pass, and no reason but a deny."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from .judged import EFFECTS, drawn_case, judged
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False))
 def test_any_model_and_policy_answers_as_pycasbin_does(rng: random.Random) -> None:
     judged(rng, 6, reasons=True)

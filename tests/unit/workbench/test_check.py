@@ -335,7 +335,7 @@ def test_every_action_is_asked_of_something(kind: PermissionKind) -> None:
 PATTERNS = st.text("ab*", max_size=5)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(PATTERNS, max_size=40), PATTERNS)
 def test_the_patterns_that_cover_a_name_are_those_that_one_finds_by_trying_each(patterns: list[str], text: str) -> None:
     expected = {pattern for pattern in patterns if covers(pattern, text)}
@@ -343,7 +343,7 @@ def test_the_patterns_that_cover_a_name_are_those_that_one_finds_by_trying_each(
     assert set(found) == expected and len(found) == len(expected)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(PATTERNS, PATTERNS, st.text("ab", max_size=6))
 def test_what_fits_a_covered_pattern_fits_the_covering_one(outer: str, inner: str, text: str) -> None:
     assert not (covers(outer, inner) and glob(text, inner)) or glob(text, outer)

@@ -137,7 +137,7 @@ POINTS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(pairs(), st.lists(POINTS, min_size=12, max_size=12))
 def test_an_answer_differs_exactly_where_a_region_says_so(both: tuple[Written, Written], points: list[Point]) -> None:
     with TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def test_an_answer_differs_exactly_where_a_region_says_so(both: tuple[Written, W
             assert told(regions, point) == seen(old, new, kind, point), (kind, point, both)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pairs([*WHENS, *ON_ROLES]), st.lists(POINTS, min_size=12, max_size=12))
 def test_no_change_is_missed_where_conditions_ask_roles(both: tuple[Written, Written], points: list[Point]) -> None:
     with TemporaryDirectory() as folder:

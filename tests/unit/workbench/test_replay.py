@@ -241,7 +241,7 @@ def of_an_older_version(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in fields.items() if name != "granted"}, "facts": facts}
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(old=POLICY, new=POLICY, calls=st.lists(SENT, min_size=1, max_size=6))
 def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], new: dict[str, str], calls: list[Sent]
