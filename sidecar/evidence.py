@@ -33,7 +33,7 @@ from sidecar.settings.audit import GOES_ON
 from sidecar.signing_keys import SigningKey
 
 STDOUT = 1
-KNOWN_BYTES = 64 * 2**20  # of the end of a file of published checkpoints
+KNOWN_BYTES = 8 * 2**20  # of the end of a file of published checkpoints: some 25,000
 
 log = logging.getLogger("sidecar.evidence")
 
@@ -75,7 +75,7 @@ class Evidence:
         except OSError as error:
             self._unasked = self._store is not None and not self._store.up
             log.warning("published checkpoints cannot be asked for", extra={"error": str(error)[:200]})
-        known = newest_of(found, self.attesting_key)
+        known = await asyncio.to_thread(newest_of, found, self.attesting_key)
         if known.passed_over:
             log.warning("published checkpoints that our key did not sign", extra={"count": known.passed_over})
         if known.newest is not None:
@@ -84,7 +84,11 @@ class Evidence:
     async def _compare(self, newest: Checkpoint) -> None:
         in_file = self.settings.audit.sink == "file"
         hash_at = hash_in(self.settings.audit_path) if in_file else lambda seq: None
-        facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
+        try:
+            facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
+        except OSError as error:  # `verify` reads it all, and says what it cannot
+            log.warning("the evidence cannot be compared with what was published", extra={"error": str(error)})
+            return
         if not facts or ROLLED_BACK in self.audit.found:
             return
         log.error("the evidence is not that which was attested: it was put back", extra=dict(facts))
@@ -95,8 +99,12 @@ class Evidence:
 
     def _given(self) -> list[Checkpoint]:
         path = self.settings.audit.checkpoints.known_path
+        if path is None:
+            return []
         try:
-            return [] if path is None else list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
+            if not path.is_file():  # whoever opens a pipe waits for somebody to write to it
+                raise OSError(f"{path} is no file")
+            return list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
         except OSError as error:
             log.warning("published checkpoints cannot be read", extra={"error": str(error)})
             return []
@@ -177,7 +185,6 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
 
 def _places(settings: Settings, store: Store) -> Mapping[str, Place]:
     """Where checkpoints are published."""
-
     known = {"stdout": to_descriptor(STDOUT), "store": to_store(_runs_at(store))}
     return {name: known[name] for name in settings.audit.checkpoints.to}
 

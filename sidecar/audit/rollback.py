@@ -27,7 +27,7 @@ BY_HAND_BYTES: Final = 256 * 1024  # of a file in which a line is looked for one
 
 
 class Published(NamedTuple):
-    """What is known of our log elsewhere: the newest under our key, and how much there was that nobody signed so."""
+    """What is known of our log elsewhere: the newest under our key. What claimed to be newer was passed over."""
 
     newest: Checkpoint | None = None
     passed_over: int = 0
@@ -36,13 +36,11 @@ class Published(NamedTuple):
 def newest_of(found: Iterable[Checkpoint], key: SigningKey) -> Published:
     """The newest statement of our own among them."""
     keys, passed_over = public_keys_of(key), 0
-    newest: Checkpoint | None = None
-    for checkpoint in found:
-        if not checkpoint.signed_by(keys):
-            passed_over += 1
-        elif newest is None or (checkpoint.time, checkpoint.seq) > (newest.time, newest.seq):
-            newest = checkpoint
-    return Published(newest, passed_over)
+    for checkpoint in sorted(found, key=lambda one: (one.time, one.seq), reverse=True):
+        if checkpoint.signed_by(keys):
+            return Published(checkpoint, passed_over)
+        passed_over += 1
+    return Published(None, passed_over)
 
 
 def rolled_back(newest: Checkpoint, end: End, hash_at: Callable[[int], str | None]) -> Mapping[str, Any]:
