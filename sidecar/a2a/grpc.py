@@ -46,6 +46,8 @@ NOWHERE: Final = "/agents/-"  # no agent can be called so
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
 READING_S: Final = 30.0  # as long as a reader over HTTP has (listeners.py), who is seen to read
 PING_S: Final = 30.0
+CONFIRM_S: Final = 2.0
+STREAMS: Final = 100  # of one connection, as HTTP/2 asks for at least
 MAX_SENT_VALUES: Final = 40_000  # in what a caller sends: what is made of them is made in Python, at 1 us for each
 READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -307,7 +309,11 @@ async def serve(
         options=[
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", 256),
+            ("grpc.max_concurrent_streams", STREAMS),
+            # Nothing is remembered from one head for the next: a head of four kilobytes that only names what was
+            # remembered would be sixteen megabytes. Whoever does not confirm that in time has not heard of it.
+            ("grpc.http2.hpack_table_size.decoder", 0),
+            ("grpc.http2.settings_timeout", int(CONFIRM_S * 1000)),
             ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
             ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
             # Who vanished without a word is found out, and what it had is given back.

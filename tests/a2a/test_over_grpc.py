@@ -253,3 +253,27 @@ def test_who_has_to_leave(there: dict[str, int], busy: dict[str, int], leave: in
     assert len(leaves) == leave
     assert len(short) >= min(3, len(peers) - sum(busy.values()))
     assert not {host for host, _ in leaves} & busy.keys()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+@pytest.mark.parametrize("confirms", [True, False], ids=["who confirms", "who does not"])
+async def test_a_head_that_grows_when_it_is_read_is_the_end_of_its_connection(
+    confirms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.a2a.grpc, "CONFIRM_S", 0.3)
+    remember = b"\x40\x03x-b" + b"\x7f\xbd\x1d" + b"z" * 3900  # 127 + 61 + 29 * 128
+    bomb = b"\x83\x86\x84" + b"\xbe" * 4000  # POST, http, /, and what was remembered, again and again
+    async with agent_world(tmp_path) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.app.grpc_ports[""])
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + (frame(4, 1, 0) if confirms else b""))
+        writer.write(frame(1, 5, 1, b"\x83\x86\x84" + remember) + frame(1, 5, 3, bomb))
+        with suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                while await reader.read(65536):
+                    pass
+        writer.transport.abort()
+        assert (await ask(world, "1.0", "grpc", "message/send", SEND)).error is None
