@@ -62,7 +62,7 @@ async def test_what_is_much_in_few_bytes_is_counted_and_not_read(tmp_path: Path)
         assert (await told(world, MANY_PARTS, ()))[0] == "UNAUTHENTICATED"
         assert await told(world, MANY_PARTS) == (
             "INVALID_ARGUMENT",
-            "The call is malformed: / has more than 100000 values",
+            "The call is malformed: / has more than 40000 values",
         )
 
 
