@@ -57,8 +57,10 @@ class Served:
         self.url = found[1]
 
     def signal(self, number: int) -> None:
+        """ProcessLookupError where it has ended. Not by `send_signal`, which reaps a child that has just ended: whoever
+        awaits its exit code would hear 255."""
         assert self.process is not None
-        self.process.send_signal(number)
+        os.kill(self.process.pid, number)
 
     async def ended(self, within_s: float = 10.0) -> int:
         """Its exit code."""
