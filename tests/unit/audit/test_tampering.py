@@ -81,7 +81,7 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(at=st.integers(0, 10**9), bit=st.integers(0, 7))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_no_changed_bit_is_a_run(block: bytes, at: int, bit: int) -> None:
     changed = bytearray(block)
     changed[at % len(block)] ^= 1 << bit

@@ -69,7 +69,7 @@ def cut_streams(draw: st.DrawFn) -> list[bytes]:
     return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(cut_streams())
 @example([b"data: a\r", b"\ndata: b\r", b"", b"\n\r", b"\n"])
 @example([b"data: a\r", b"\r", b"data: b\r", b"\r"])
