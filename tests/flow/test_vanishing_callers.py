@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -71,9 +73,10 @@ async def nothing_left(running: World, tasks: int, files: int) -> None:
     assert running.upstream_connections <= 4
 
 
-async def test_three_hundred_callers_who_leave_while_they_are_answered(tmp_path: Path) -> None:
-    """BL-019: an RST at a random byte; the server is left within a second."""
+async def test_a_thousand_callers_who_leave_while_they_are_answered(tmp_path: Path) -> None:
+    """BL-019: an RST at a random byte; the server is left within a second, or ten where this machine does much else."""
     chance = random.Random(19)
+    took_s = []
     async with talking(tmp_path) as (running, talker):
         tasks, files = len(asyncio.all_tasks()), open_files()
 
@@ -83,14 +86,17 @@ async def test_three_hundred_callers_who_leave_while_they_are_answered(tmp_path:
                 await connection.reader.readexactly(chance.randrange(1, 4000))
                 connection.reset()
 
-        for _ in range(300 // AT_ONCE):
+        for _ in range(1_000 // AT_ONCE):
             await asyncio.gather(*(leave() for _ in range(AT_ONCE)))
+            left_s = time.monotonic()
             await until(lambda: talker.busy == 0, within_s=10)
-        assert talker.begun == 300
+            took_s.append(time.monotonic() - left_s)
+        assert statistics.median(took_s) < 1
+        assert talker.begun == 1_000
         await nothing_left(running, tasks, files)
-        await until(lambda: len(running.ends()) == 301)
+        await until(lambda: len(running.ends()) == 1_001)
         gone = [record for record in running.ends() if record["reason"] == "caller-gone"]
-        assert len(gone) == 300 == len({record["decision_id"] for record in gone})
+        assert len(gone) == 1_000 == len({record["decision_id"] for record in gone})
 
 
 async def test_a_hundred_callers_who_leave_while_they_ask(tmp_path: Path) -> None:
