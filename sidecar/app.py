@@ -49,7 +49,7 @@ from sidecar.sources import Follower
 from sidecar.status import Status
 from sidecar.upstreams.health import Health
 from sidecar.upstreams.sessions import Sessions
-from sidecar.watching import Look, Watcher, look_at
+from sidecar.watching import Look, Watcher, look_at, with_made
 from sidecar.wiring import way_from
 
 LOOK_EVERY_S = 0.5
@@ -112,6 +112,7 @@ class App:
                 await follower.begin(settings, prove)
                 settings = load_settings(path, environ)
             first = first_snapshot(settings, base_url_of(settings, data), processes)
+            seen = with_made(seen, settings)
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)

@@ -51,6 +51,13 @@ def look_at(config: Path, settings: Settings) -> Look:
     return {str(path): stamp for path in (*singles, *_files_under(folders)) if (stamp := _stamp(path))}
 
 
+def with_made(seen: Look, settings: Settings) -> Look:
+    """A look of before the start, with the signing key that the start itself made: that is no change of anybody's."""
+    path = settings.signing_key_path
+    made = _stamp(path) if str(path) not in seen else ()
+    return {**seen, str(path): made} if made else seen
+
+
 @dataclass(slots=True)
 class Watcher:
     """Tells when the files differ from what was `seen`. `settings` say where they are now."""

@@ -48,7 +48,7 @@ BL-018
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
-  flow/test_vanishing_callers.py test_three_hundred_callers_who_leave_while_they_are_answered
+  flow/test_vanishing_callers.py test_a_thousand_callers_who_leave_while_they_are_answered
   unit/egress/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
 BL-020
   unit/egress/test_who_goes_out.py test_an_address_of_another_scheme_is_refused_where_it_stands

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.settings import Settings, load_settings
-from sidecar.watching import _Places, key_files, look_at
+from sidecar.watching import _Places, key_files, look_at, with_made
 
 CONFIG = """\
 version: 1
@@ -97,3 +97,15 @@ def test_where_a_folder_lies_behind_links_each_of_them_is_listened_to(tmp_path: 
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to("checkout-2")
     assert _Places.of(tmp_path / "sidecar.yaml", settings).inodes != before
+
+
+def test_the_key_that_a_start_makes_is_no_change_and_one_that_was_replaced_is(
+    tmp_path: Path, settings: Settings
+) -> None:
+    key, before = settings.signing_key_path, look_at(tmp_path / "sidecar.yaml", settings)
+    key.parent.mkdir(parents=True)
+    key.write_text("made")
+    made = with_made(before, settings)
+    assert made == look_at(tmp_path / "sidecar.yaml", settings) != before
+    key.write_text("replaced")
+    assert with_made(made, settings) != look_at(tmp_path / "sidecar.yaml", settings)
