@@ -24,7 +24,7 @@ from zlib import crc32
 
 from aiohttp import web
 
-from bench.mixed import Answer, Callers
+from bench.mixed import Answer, Callers, serve
 
 AGENT = "clerk"
 RULES = f"p, nhi:*, nhi:{AGENT}, use, -, -, -, allow\n"
@@ -287,14 +287,5 @@ def _result(answer: Answer) -> dict[str, Any]:
     return found
 
 
-async def _serve(port: int) -> None:
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", Agent().handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    await asyncio.Event().wait()
-
-
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[1]), Agent().handle))

@@ -33,7 +33,7 @@ import click
 import uvloop
 from aiohttp import web
 
-from bench.mixed import STATELESS, Behind, Callers, write_folder
+from bench.mixed import STATELESS, Behind, Callers, serve, write_folder
 from bench.process import free_port
 from bench.stalls import Watch
 from sidecar.app import App
@@ -202,17 +202,7 @@ async def _calls(port: int, seconds: float) -> tuple[list[float], int]:
 
 
 def _serve_behind(told: Connection) -> None:
-    async def serve() -> None:
-        behind = _Large()
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", behind.handle)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", told.recv()).start()
-        told.send(None)
-        await asyncio.Event().wait()
-
-    uvloop.run(serve())
+    uvloop.run(serve(told.recv(), _Large().handle, lambda: told.send(None)))
 
 
 class _Large(Behind):

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,7 @@ upstreams:
 """
 Answer = tuple[int, Any, Mapping[str, str]]
 """Status, body, headers."""
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _EXTENDED: Mapping[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
@@ -277,14 +278,16 @@ def write_folder(folder: Path, **ports: Any) -> None:
     (folder / "sidecar.yaml").write_text(SETTINGS.format(**ports))
 
 
-async def _serve(port: int) -> None:
+async def serve(port: int, handle: Handle, begun: Callable[[], object] = lambda: None) -> None:
+    """Answer whatever comes, for as long as the process lives; `begun` hears that connections are taken."""
     app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", Behind().handle)
+    app.router.add_route("*", "/{tail:.*}", handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
+    begun()
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[1]), Behind().handle))

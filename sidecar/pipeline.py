@@ -6,6 +6,8 @@ or raises a `Refusal`; whatever happens, the record that wraps the way is closed
     arrival     at which address     403 404 405        arrival.py
     identity    who                  401                identity/
     intent      what                 400 404 413 415    fronts.py, intents.py, protocols/; a2a/, task_api/
+                a large body's turn  503                pacing.py
+    admission   is there room        429 503            pressure.py, refusals.py; while draining nobody
     switch      anybody disabled     403                disabled/
     policy      may they             403                policy/
     custody     whose task is it     404                custody.py, tasks/
@@ -93,7 +95,7 @@ class Pipeline:
     pace: Pace = field(default_factory=Pace)
     draining: bool = False
     inside: int = 0
-    over: bool = False
+    grace_over: bool = False
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
@@ -110,7 +112,7 @@ class Pipeline:
         except Refusal as refusal:
             return await self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            gone = Refusal(Reason.DRAINING if self.over else Reason.CALLER_GONE)
+            gone = Refusal(Reason.DRAINING if self.grace_over else Reason.CALLER_GONE)
             if not self._closes(turn, gone):
                 await turn.remember(gone, 499)
             raise
@@ -119,9 +121,9 @@ class Pipeline:
             return await self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
             if not turn.handed_on:
-                self._over(turn)
+                self._finish(turn)
 
-    def _over(self, turn: Turn) -> None:
+    def _finish(self, turn: Turn) -> None:
         self.live.leave(turn.now)
         measure(self.metrics, turn)
         turn.let_go()
@@ -187,7 +189,7 @@ class Pipeline:
             told = asyncio.create_task(turn.remember(Refusal(Reason.CALLER_GONE), 499))
             self._telling.add(told)
             told.add_done_callback(self._telling.discard)
-            told.add_done_callback(lambda _: self._over(turn))
+            told.add_done_callback(lambda _: self._finish(turn))
 
     async def _carry(self, turn: Turn, caller: Caller, intent: Intent) -> web.StreamResponse:
         """From the decision on: what was let in has its answer before the sidecar goes."""
@@ -319,7 +321,7 @@ class Pipeline:
                 while self.inside:
                     self.exchanges.drain()  # again: a stream that was on its way may only now have begun
                     await asyncio.sleep(DRAIN_LOOK_S)
-        self.over = True  # who is cut off from now on did not leave by itself
+        self.grace_over = True  # who is cut off from now on did not leave by itself
 
     async def _identify(self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP) -> Caller:
         turn.enter(server, folder)
