@@ -1,6 +1,6 @@
 """How does one connection stay with whoever counts?
 
-    connected   calls go out at once; a reply later than the deadline ends the connection
+    connected   calls go out at once; a late reply refuses its call, and silence ends the connection (`wire.py`)
     mending     the first attempt to connect again runs; calls wait for it, within the deadline
     down        that attempt failed, others follow once a second; calls are refused at once and cost nothing
 

@@ -157,6 +157,7 @@ def test_a_warning_is_no_rejection(receiver: Receiver) -> None:
     carrier = otlp(receiver.url)
     carrier.carry(ONE)
     carrier.close()
+    assert receiver.attempts == 1
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,7 @@ def test_receivers_that_say_yes_otherwise_are_heard(receiver: Receiver, answer: 
     carrier = otlp(receiver.url)
     carrier.carry(ONE)
     carrier.close()
+    assert receiver.attempts == 1
 
 
 @given(st.integers(0, 2**62), st.text(max_size=300))

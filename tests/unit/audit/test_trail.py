@@ -305,6 +305,7 @@ def test_no_first_line_of_anybody_stops_the_looks_at_the_clock(path: Path) -> No
     audit = open_audit(path, attester=SELDOM, rotation=Rotation(every_s=1.0))
     at_once(audit.look())
     at_once(audit.close())
+    assert path.read_bytes().startswith(line) and not parts_of(path)
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
