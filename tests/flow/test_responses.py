@@ -136,7 +136,8 @@ async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tm
             last = next(line[4:] for line in block.splitlines() if line.startswith("id: "))
             assert await ear.rest() == []
         async with hearing(running.http, address, {**talk.in_session, "Last-Event-ID": last}) as ear:
-            assert (await ear.message())["result"]["content"][0]["text"] == GONE
+            [answer] = await ear.rest()
+        assert answer["result"]["content"][0]["text"] == GONE
         kept = evidence(running)[0]
         asked = next(each for each in running.records() if each["event"] == "decision" and each["method"] == "get_file")
         assert kept["mcp_invocation_id"] == asked["decision_id"]
