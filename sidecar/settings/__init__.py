@@ -29,6 +29,8 @@ S136       what of a store does not belong together
 S140-S141  shadow mode
 S150       sinks of the evidence that do not go together
 S160-S163  a source of policy: beside folders, with nothing taken, its record, the shelf
+S170-S173  agents: what a call may choose, an address' credential, how a program is told and heard, how often it runs
+S175       a time zone that there is none of
 S201-S204  the environment (environment.py)
 """
 

@@ -1,0 +1,14 @@
+"""How is a program on the command line an A2A agent like any other?
+
+    wire.py        what A2A asks of an agent, answered by runs: `upstreams.agents.AgentWire`
+    executions.py  one run from its order to its end: its turn, its tries, what is kept of it
+    states.py      the seed's state machine as a table, and what may be tried again
+    record.py      what is known of one run
+    prompts.py     what a message becomes: a prompt, and what its caller may choose beside it
+    running.py     one try: a process started, told, heard and ended
+    sessions.py    the processes that conversations keep
+    store/         where runs are kept: memory, a file, Redis
+
+A program comes from the operator's settings alone; what a caller says reaches it as data. `processes/` starts and ends
+it; who may call it is decided where that is decided for every agent.
+"""

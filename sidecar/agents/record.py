@@ -1,0 +1,149 @@
+"""What is known of one run?
+
+The seed's AgentExecution and its ExecutionResult in one value. What a person or a program said in it is kept without
+secrets (`sanitizing.py`), and within bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from sidecar.agents.states import ENDS, MOVES, Category, State, Status
+from sidecar.kept_callers import caller_from, plain_caller
+from sidecar.vocabulary import Caller
+
+
+class Usage(NamedTuple):
+    """The seed's ResourceUsage: what a run took, all its processes together. Memory and disk are in bytes."""
+
+    cpu_s: float = 0.0
+    cpu_percent: float = 0.0
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_write_bytes: int = 0
+
+
+class Transition(NamedTuple):
+    """One change of state, `at` seconds since the epoch."""
+
+    state: State
+    at: float
+    why: str = ""
+
+
+class Failure(NamedTuple):
+    """Why a try came to nothing. `message` is ours or the program's last words, safe to show."""
+
+    category: Category
+    message: str
+
+
+class Try(NamedTuple):
+    """One try that is over."""
+
+    started_at: float
+    ended_at: float
+    status: Status
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    failure: Failure | None = None
+    usage: Usage = Usage()
+
+
+class Execution(NamedTuple):
+    """One run. Times are seconds since the epoch; "" and None are what is not known yet.
+
+    `caller` is on whose behalf, `owner` its binding, `target` the agent's name, `schedule` which schedule ordered it.
+    `input` is the prompt and `output` the end of what the program said, without secrets. `task` is the run as A2A's
+    canonical Task. `status` is what it came to, once that is known. `previous_tries` are those before the last.
+    `revision` grows with each change.
+    """
+
+    id: str
+    owner: str
+    caller: Caller
+    target: str
+    context: str
+    created_at: float
+    expires_at: float
+    input: str
+    task: Mapping[str, Any]
+    schedule: str = ""
+    state: State = State.IDLE
+    status: Status | None = None
+    transitions: tuple[Transition, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    failure: Failure | None = None
+    max_retries: int = 0
+    timeout_s: float = 0.0
+    output: str = ""
+    output_bytes: int = 0
+    usage: Usage = Usage()
+    previous_tries: tuple[Try, ...] = ()
+    cancel_requested: bool = False
+    revision: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it came to its end, and nothing of it is left to clean up."""
+        return self.state is State.IDLE and self.status is not None
+
+    @property
+    def retry_count(self) -> int:
+        """How many more tries than one there were so far."""
+        return len(self.previous_tries)
+
+    @property
+    def previous_state(self) -> State | None:
+        """The state before this one."""
+        return self.transitions[-2].state if len(self.transitions) > 1 else None
+
+    def moved(self, state: State, now_s: float, why: str = "", **facts: Any) -> Execution:
+        """In another state, with more known of it. Raises ValueError for a way that the table does not know."""
+        if state not in MOVES[self.state] or self.is_over:
+            raise ValueError(f"a run that is {self.state} cannot be {state}")
+        logged = (*self.transitions, Transition(state, now_s, why))
+        moved = self._replace(state=state, transitions=logged, **facts)
+        if state is State.STARTING and self.started_at is None:
+            moved = moved._replace(started_at=now_s)
+        if state in ENDS:
+            moved = moved._replace(status=ENDS[state], ended_at=now_s)
+        elif state is State.STARTING:
+            moved = moved._replace(status=None, ended_at=None)
+        return moved
+
+
+def encoded(record: Execution) -> bytes:
+    """A run as a store keeps it."""
+    return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)})
+
+
+def decoded(raw: bytes | str) -> Execution:
+    """A run that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
+    plain = orjson.loads(raw)
+    plain["caller"] = caller_from(plain["caller"])
+    plain["state"] = State(plain["state"])
+    plain["status"] = Status(plain["status"]) if plain.get("status") else None
+    plain["transitions"] = tuple(Transition(State(state), at, why) for state, at, why in plain["transitions"])
+    plain["failure"] = _failure(plain.get("failure"))
+    plain["usage"] = Usage(*plain.get("usage", ()))
+    plain["previous_tries"] = tuple(_try(one) for one in plain.get("previous_tries", ()))
+    return Execution(**{name: plain[name] for name in Execution._fields if name in plain})  # a newer one may have more
+
+
+def _failure(plain: Any) -> Failure | None:
+    return None if plain is None else Failure(Category(plain[0]), plain[1])
+
+
+def _try(plain: Any) -> Try:
+    started_at, ended_at, status, pid, code, number, failure, usage = plain
+    return Try(started_at, ended_at, Status(status), pid, code, number, _failure(failure), Usage(*usage))

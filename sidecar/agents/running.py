@@ -1,0 +1,97 @@
+"""What does one try of a program look like to whoever ordered it?
+
+An order goes in; what happens comes out, event by event, and the last is its end. Who stops listening ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from sidecar.agents.record import Failure, Usage
+from sidecar.processes import Exit
+
+
+class Prompt(NamedTuple):
+    """What a message says to a program. `text` is data and nothing else; its caller chose `cli_args`, `envs` and
+    `working_directory` out of what the operator allows. `message` is all of it in A2A's canonical form, for a program
+    that speaks JSON-RPC."""
+
+    text: str
+    cli_args: Mapping[str, str]
+    envs: Mapping[str, str]
+    working_directory: str | None
+    message: Mapping[str, Any]
+
+
+class Order(NamedTuple):
+    """One try that is to be made. `deadline_s` from now bounds it."""
+
+    execution_id: str
+    task_id: str
+    context_id: str
+    owner: str
+    prompt: Prompt
+    deadline_s: float
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process runs; in a conversation that goes on it has run already."""
+
+    pid: int
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More of its answer: text, safe to show."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A part of an artifact, in A2A's canonical form: a TaskArtifactUpdateEvent without ids."""
+
+    update: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is: a sentence, and parts of a whole where it says."""
+
+    message: str
+    done: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of the try. Without a `failure` it did what it was told; `state` is what A2A's Task is then, such as
+    TASK_STATE_COMPLETED, TASK_STATE_INPUT_REQUIRED or TASK_STATE_REJECTED. `message` is its last word, canonical parts;
+    `alone` says that the answer is this message and no task. `timed_out` that its time was over."""
+
+    exit: Exit | None
+    usage: Usage
+    failure: Failure | None = None
+    timed_out: bool = False
+    state: str = "TASK_STATE_COMPLETED"
+    message: tuple[Mapping[str, Any], ...] = ()
+    alone: bool = False
+
+
+Event = Started | Said | Artifact | Progress | Ended
+
+
+class Runner(Protocol):
+    """Makes tries of one agent."""
+
+    def run(self, order: Order) -> AsyncGenerator[Event]:
+        """One try. `Ended` is the last event, and there is always one, unless the generator is closed: then nothing of
+        the process is left when that returns. Never raises for what a program does."""
+
+    async def close(self) -> None:
+        """End every process that is kept for a conversation."""

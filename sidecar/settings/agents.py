@@ -1,0 +1,427 @@
+"""Which programs are agents, and how is each started, fed, heard and bounded?
+
+The seed's AgentConfiguration, field by field. A program comes from here alone: no request names one (threats X1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal, NamedTuple
+from uuid import UUID
+
+from pydantic import AfterValidator, Field, model_validator
+
+from sidecar.settings.fields import (
+    Argument,
+    Bytes,
+    Command,
+    Count,
+    HeaderName,
+    Many,
+    NhiName,
+    PathField,
+    Seconds,
+    Section,
+    VariableName,
+)
+from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.health import Breaker, Probe
+
+Mode = Literal["task", "interactive"]
+Input = Literal["stdin", "file", "args", "json-rpc"]
+Output = Literal["stdout", "file", "json-rpc"]
+Access = Literal["read-only", "read-write"]
+Method = Literal["message/send", "message/stream", "tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe"]
+METHODS: Final[tuple[Method, ...]] = (
+    "message/send",
+    "message/stream",
+    "tasks/get",
+    "tasks/list",
+    "tasks/cancel",
+    "tasks/resubscribe",
+)
+# What the seed's `agent_type` says in one word.
+TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
+    "stdin-stdout": ("stdin", "stdout"),
+    "stdin-file": ("stdin", "file"),
+    "file-input": ("file", "stdout"),
+    "file-file": ("file", "file"),
+    "args-stdout": ("args", "stdout"),
+    "args-file": ("args", "file"),
+    "json-rpc": ("json-rpc", "json-rpc"),
+}
+INPUT_FILE: Final = "{input_file}"
+OUTPUT_FILE: Final = "{output_file}"
+PROMPT: Final = "{prompt}"
+# Which word of `args` belongs to which pattern.
+_PLACES: Final[tuple[tuple[str, str, str], ...]] = (
+    (INPUT_FILE, "file", "input"),
+    (PROMPT, "args", "input"),
+    (OUTPUT_FILE, "file", "output"),
+)
+MAX_READ_ONLY: Final = 4  # by default: a program is not a request
+
+
+def _template(text: str) -> str:
+    if not text or "/" in text or "\0" in text or text in (".", ".."):
+        reject(Finding("a file's template is a name, not a path", hint="such as input-{execution_id}.md"))
+    left = text.replace("{execution_id}", "")
+    if "{" in left or "}" in left:
+        reject(Finding("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md"))
+    return text
+
+
+FileTemplate = Annotated[str, Field(max_length=200), AfterValidator(_template)]
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        reject(Finding(f"this is no regular expression: {error}"))
+    return text
+
+
+Pattern = Annotated[str, Field(max_length=512), AfterValidator(_pattern)]
+
+
+class Allowed(Section):
+    """Which values a call may choose: one of a list, or what a regular expression matches as a whole."""
+
+    values: Many[Argument] = ()
+    """Each of them as it stands."""
+    matches: Pattern | None = None
+    """A regular expression, for the whole of a value of at most 256 characters."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Allowed:
+        if bool(self.values) == (self.matches is not None):
+            reject(Finding("write values or matches, one of them", "S170", on_key=True))
+        return self
+
+    def admits(self, value: str) -> bool:
+        """Whether a call may choose this."""
+        if self.matches is None:
+            return value in self.values
+        return len(value) <= 256 and "\0" not in value and re.fullmatch(self.matches, value) is not None
+
+
+class PerCall(Section):
+    """What a call may choose beside its prompt. Nothing, unless it is named here."""
+
+    cli_args: dict[Argument, Allowed] = Field(default_factory=dict)
+    """Options, by name as in `cli_args`, and the values that each may have."""
+    envs: dict[VariableName, Allowed] = Field(default_factory=dict)
+    """Variables of its environment, and the values that each may have."""
+    working_directories: Many[PathField] = ()
+    """Folders in which it may be asked to work."""
+
+
+class Resources(Section):
+    """What one process of it may take (setrlimit); the operating system ends or refuses what goes beyond."""
+
+    cpu_s: Count | None = None
+    """Seconds of CPU time."""
+    memory: Bytes | None = None
+    """Address space. An interpreter with many threads reserves far more than it uses."""
+    open_files: Count | None = None
+    """Open files."""
+    processes: Count | None = None
+    """Processes of its operating system's user, all programs of that user counted."""
+    file_size: Bytes | None = None
+    """The largest file that it may write."""
+
+
+class Retries(Section):
+    """When a run that failed is tried again: only for what may be gone the next time."""
+
+    max: Annotated[int, Field(ge=0, le=20)] = 0
+    """How many more tries there are."""
+    backoff_s: Seconds = 1.0
+    """The rest before the first of them, twice as long before each further one, give or take a fifth."""
+    max_backoff_s: Seconds = 60.0
+    """The longest rest."""
+    exit_codes: Many[Annotated[int, Field(ge=1, le=255)]] = ()
+    """Exit codes that mean "try again", such as 75 (EX_TEMPFAIL)."""
+    retry_read_write: bool = False
+    """Whether that holds for a read-write agent too: what it did before it failed, it does again."""
+
+
+class Skill(Section):
+    """One thing that it can do, as its card says. A call names it in its metadata, and rules read it as `call.tool`."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-/]+$")]
+    """Its name in calls."""
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """Its name for people."""
+    description: Annotated[str, Field(max_length=4_000)] = ""
+    """What it does."""
+    tags: Many[Annotated[str, Field(min_length=1, max_length=64)]] = ()
+    """Words to find it by."""
+    examples: Many[Annotated[str, Field(min_length=1, max_length=1_000)]] = ()
+    """Prompts that it is for."""
+
+
+class Capabilities(Section):
+    """The seed's A2ACapabilities: what its card says, and what holds."""
+
+    supported_methods: Many[Method] = METHODS
+    """What it can be asked; every other method is refused as unsupported."""
+    max_input_size: Bytes = 1024 * 1024
+    """The largest prompt."""
+    max_output_size: Bytes = 1024 * 1024
+    """The most that a run may say; the run of a program that says more is ended, and has failed."""
+    streaming_support: bool = True
+    """Whether what it says can be heard as it comes."""
+    concurrent_execution: bool | None = None
+    """Whether it runs several times at once, as it follows from `max_concurrent_executions`; written, it must agree."""
+    supported_content_types: Many[Annotated[str, Field(pattern=r"^[a-z]+/[A-Za-z0-9.+\-*]+$", max_length=128)]] = (
+        "text/plain",
+        "application/json",
+    )
+    """Media types of the parts that it takes."""
+
+
+class EndpointAuth(Section):
+    """The seed's A2AAuth: a credential of this agent's address alone, beside those of `identity`."""
+
+    type: Literal["bearer_token", "api_key", "none"]
+    """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
+    token_path: PathField | None = None
+    """File with the token."""
+    header_name: HeaderName | None = None
+    """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
+    principal: NhiName | None = None
+    """Whoever shows the token is this NHI."""
+    required: bool = True
+    """Whether callers without this token are refused; else they may show any other credential."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> EndpointAuth:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        shown = [key for key in ("token_path", "header_name", "principal") if getattr(self, key) is not None]
+        if self.type == "none":
+            for key in shown:
+                yield Finding(f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True)
+            return
+        for key in ("token_path", "principal"):
+            if getattr(self, key) is None:
+                yield Finding(f'the key "{key}" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
+        if self.type == "bearer_token" and self.header_name is not None and self.header_name.lower() != "authorization":
+            hint = "write type: api_key, or leave the header out"
+            yield Finding("a bearer token is in Authorization", "S171", hint, ("header_name",))
+
+
+class RateLimiting(Section):
+    """The seed's A2ARateLimit: as an entry of `tools:` in budgets.yaml for `nhi:<name>`."""
+
+    requests_per_second: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
+    """Messages a second, of all callers together."""
+    burst: Count | None = None
+    """How many may come at once."""
+    daily_quota: Annotated[int | None, Field(ge=0, le=1_000_000_000)] = None
+    """Messages a day (UTC); 0 is without bound."""
+    per_principal: bool = False
+    """Whether each caller has all of that."""
+
+
+class Endpoint(Section):
+    """The seed's A2AEndpoint: how it is offered over A2A."""
+
+    agent_id: Annotated[UUID | None, Field(strict=False)] = None
+    """The UUID by which the task API knows it, beside its name."""
+    base_path: Annotated[str | None, Field(max_length=256, pattern=r"^(/[A-Za-z0-9_.~-]+)+$")] = None
+    """Another address of it beside `/agents/<name>`."""
+    grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
+    transport_protocols: Many[Literal["json_rpc", "http_json", "grpc"]] = ("json_rpc", "http_json", "grpc")
+    """What is spoken at its addresses."""
+    authentication: EndpointAuth | None = None
+    """A credential of its own."""
+    rate_limiting: RateLimiting | None = None
+    """How often it may be called."""
+    capabilities: Capabilities = Field(default_factory=Capabilities)
+    """What it can do."""
+    version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
+    """Its version, as its card says."""
+    skills: Many[Skill] = ()
+    """What it is good for; by default one, of its own name."""
+
+
+class Patterns(NamedTuple):
+    """How it is told, and how it answers."""
+
+    input: Input
+    output: Output
+
+
+class CliAgent(Section):
+    """A program that is an agent: the seed's AgentConfiguration."""
+
+    id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    """Its identifier; by default its key here."""
+    name: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    """Its name for people, unlike every other one's; by default its key here."""
+    description: Annotated[str, Field(max_length=4_000)] = ""
+    """What it is for, as its card says."""
+    agent_type: (
+        Literal["stdin-stdout", "stdin-file", "file-input", "file-file", "args-stdout", "args-file", "json-rpc"] | None
+    ) = None
+    """Both patterns in one word."""
+    executable: Command
+    """The program: a path, or a name on PATH. No shell reads it."""
+    args: Many[Argument] = ()
+    """Its arguments, each as it stands here, but for `{input_file}`, `{output_file}` and `{prompt}`, where one of these
+    is a whole argument."""
+    cli_args: dict[Argument, Argument] = Field(default_factory=dict)
+    """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
+    working_directory: PathField | None = None
+    """Its working folder; by default an empty one of its own for each run, which goes with it."""
+    envs: dict[VariableName, Argument] = Field(default_factory=dict)
+    """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    env_path: PathField | None = None
+    """File with more of its environment, a line `NAME=value` each, for what is secret: its values are taken out of
+    whatever the program says. `envs` wins."""
+    mode: Mode = "task"
+    """`task` is a process for each run, `interactive` one for each conversation of a caller."""
+    input_pattern: Input | None = None
+    """How it is told what to do; by default on its standard input."""
+    output_pattern: Output | None = None
+    """Where its answer is; by default on its standard output."""
+    input_file_template: FileTemplate = "input-{execution_id}.txt"
+    """The name of the file that holds the prompt; its path stands where `args` say `{input_file}`, else last."""
+    output_file_template: FileTemplate = "output-{execution_id}.txt"
+    """The name of the file that it writes; its path stands where `args` say `{output_file}`, else last."""
+    access_type: Access = "read-only"
+    """A read-write agent runs once at a time, on all replicas together."""
+    max_concurrent_executions: Count | None = None
+    """How many runs there are at once here: 1 of a read-write agent, by default 4 of a read-only one."""
+    max_queue: Count = 100
+    """How many wait for their turn; further ones are refused."""
+    queue_timeout: Seconds = 600.0
+    """How long one waits for its turn, until it has failed."""
+    timeout: Seconds = 300.0
+    """How long a try, or a turn of a conversation, may take."""
+    session_timeout: Seconds = 3600.0
+    """How long the process of a conversation may live."""
+    idle_timeout: Seconds = 300.0
+    """How long it is kept while nothing is said."""
+    keep_alive: bool = True
+    """Whether the process of a conversation is kept between its turns; else each turn has a new one."""
+    max_sessions: Count = 16
+    """How many conversations have a process at once; a further one ends the one that was silent longest."""
+    turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
+    """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
+    strip_control: bool = True
+    """Whether terminal control sequences are taken out of what it says."""
+    per_call: PerCall = Field(default_factory=PerCall)
+    """What a call may choose."""
+    resources: Resources = Field(default_factory=Resources)
+    """What a process of it may take."""
+    retries: Retries = Field(default_factory=Retries)
+    """When a run is tried again."""
+    keep_runs: Count = 1_000
+    """How many runs that are over are kept."""
+    enabled: bool = True
+    """Whether it can be called; one that cannot is no upstream."""
+    anonymous: bool = False
+    """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
+    a2a: Endpoint = Field(default_factory=Endpoint)
+    """How it is offered over A2A."""
+    breaker: Breaker = Field(default_factory=Breaker)
+    """When calls of it are refused at once."""
+    probe: Probe = Field(default_factory=Probe)
+    """How it is looked whether its program is there."""
+
+    @property
+    def patterns(self) -> Patterns:
+        """How it is told, and how it answers."""
+        told, answers = TYPES.get(self.agent_type or "", (None, None))
+        spoken = self.input_pattern or told or ("json-rpc" if self.output_pattern == "json-rpc" else "stdin")
+        said = self.output_pattern or answers or ("json-rpc" if spoken == "json-rpc" else "stdout")
+        return Patterns(spoken, said)
+
+    @property
+    def places(self) -> int:
+        """How many runs there are at once in one process of ours."""
+        return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
+
+    @property
+    def writes(self) -> bool:
+        """Whether two runs of it must never meet."""
+        return self.access_type == "read-write"
+
+    @property
+    def tries(self) -> int:
+        """How many tries a run has, the first one counted."""
+        return 1 if self.writes and not self.retries.retry_read_write else 1 + self.retries.max
+
+    @property
+    def longest_s(self) -> float:
+        """How long a call may take in all, with its waiting and every try."""
+        retries = self.retries
+        rests = sum(min(retries.backoff_s * 2.0**n, retries.max_backoff_s) for n in range(self.tries - 1))
+        return self.queue_timeout + self.tries * (self.timeout + 10.0) + 1.2 * rests
+
+    @model_validator(mode="after")
+    def _fitting(self) -> CliAgent:
+        reject_any(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[Finding]:
+        yield from self._faults_of_patterns()
+        yield from self._faults_of_access()
+        for name in self.per_call.cli_args:
+            if not name.startswith("-"):
+                hint = "such as --language; a call chooses values of options, never more arguments"
+                yield Finding(f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
+
+    def _faults_of_patterns(self) -> Iterator[Finding]:
+        told, said = TYPES.get(self.agent_type or "", (None, None))
+        for key, chosen, typed in (
+            ("input_pattern", self.input_pattern, told),
+            ("output_pattern", self.output_pattern, said),
+        ):
+            if chosen is not None and typed is not None and chosen != typed:
+                what = f"agent_type: {self.agent_type} means {key}: {typed}"
+                yield Finding(what, "S172", "remove one of them", (key,))
+        patterns = self.patterns
+        if patterns.input == "json-rpc" and patterns.output == "stdout":
+            hint = "write output_pattern: json-rpc, or file"
+            yield Finding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
+        if patterns.output == "json-rpc" and patterns.input != "json-rpc":
+            yield Finding("JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True)
+        if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
+            hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
+            at = ("input_pattern",) if self.input_pattern is not None else ()
+            yield Finding("a process that runs is told nothing by arguments or files", "S172", hint, at)
+        for word, pattern, key in (
+            (INPUT_FILE, "file", "input"),
+            (PROMPT, "args", "input"),
+            (OUTPUT_FILE, "file", "output"),
+        ):
+            for index, argument in enumerate(self.args):
+                if word in argument and (argument != word or getattr(patterns, key) != pattern):
+                    why = "must be a whole argument" if argument != word else f"is for {key}_pattern: {pattern}"
+                    yield Finding(f"{word} {why}", "S172", at=("args", index))
+
+    def _faults_of_access(self) -> Iterator[Finding]:
+        many = self.max_concurrent_executions
+        if self.writes and many not in (None, 1):
+            hint = "write 1, or access_type: read-only"
+            yield Finding("a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",))
+        says = self.a2a.capabilities.concurrent_execution
+        if says is not None and says is not (self.places > 1):
+            what = f"{self.places} at once is not concurrent_execution: {str(says).lower()}"
+            yield Finding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
+        if self.retries.retry_read_write and not self.writes:
+            at = ("retries", "retry_read_write")
+            yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
+        offered = self.a2a.authentication
+        if offered is not None and offered.type == "none" and not self.anonymous:
+            hint = "write anonymous: true beside it; rules must still allow anonymous"
+            yield Finding("callers without a credential are anonymous", "S171", hint, ("a2a", "authentication", "type"))
