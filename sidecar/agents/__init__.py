@@ -5,6 +5,7 @@
     states.py      the seed's state machine as a table, and what may be tried again
     record.py      what is known of one run
     prompts.py     what a message becomes: a prompt, and what its caller may choose beside it
+    telling.py     a run as A2A's Task, and what is told of it
     running.py     one try: a process started, told, heard and ended
     sessions.py    the processes that conversations keep
     store/         where runs are kept: memory, a file, Redis
