@@ -8,7 +8,6 @@
     telling.py     a run as A2A's Task, and what is told of it
     running.py     one try: a process started, told, heard and ended
     sessions.py    the processes that conversations keep
-    store/         where runs are kept: memory, a file, Redis
 
 A program comes from the operator's settings alone; what a caller says reaches it as data. `processes/` starts and ends
 it; who may call it is decided where that is decided for every agent.

@@ -93,9 +93,14 @@ class Execution(NamedTuple):
     revision: int = 0
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it came to its end, and nothing of it is left to clean up."""
         return self.state is State.IDLE and self.status is not None
+
+    @property
+    def standing(self) -> str:
+        """The word by which it is counted and found: what it came to, or its state until then."""
+        return self.status if self.is_done and self.status else self.state
 
     @property
     def retry_count(self) -> int:
@@ -109,7 +114,7 @@ class Execution(NamedTuple):
 
     def moved(self, state: State, now_s: float, why: str = "", **facts: Any) -> Execution:
         """In another state, with more known of it. Raises ValueError for a way that the table does not know."""
-        if state not in MOVES[self.state] or self.is_over:
+        if state not in MOVES[self.state] or self.is_done:
             raise ValueError(f"a run that is {self.state} cannot be {state}")
         logged = (*self.transitions, Transition(state, now_s, why))
         moved = self._replace(state=state, transitions=logged, **facts)

@@ -1,0 +1,121 @@
+"""What does a store of records do?
+
+Each verb is one atomic step: fit for a dictionary, a file, or a server that several replicas share. Whoever has a
+record on their hands (`holder`) has it until a time that they set further and further; one that nobody holds any more
+is another's to take up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeVar
+
+
+class StoreOut(Exception):
+    """The store did not answer, or not in time."""
+
+
+class Kept(Protocol):
+    """What a store knows of a record; all else is between whoever writes it and whoever reads it.
+
+    `standing` is the one word by which it is counted and found. `is_done` says that nothing of it is left to do: who
+    takes up what is left behind does not want it, and it may be forgotten from `expires_at` on. `revision` grows by one
+    with each change. Times are seconds since the epoch.
+    """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def standing(self) -> str: ...
+    @property
+    def is_done(self) -> bool: ...
+    @property
+    def created_at(self) -> float: ...
+    @property
+    def expires_at(self) -> float: ...
+    @property
+    def revision(self) -> int: ...
+
+
+R = TypeVar("R", bound=Kept)
+
+
+class Added(Enum):
+    """What became of a new record."""
+
+    KEPT = "kept"
+    KNOWN = "known"  # there is one of this id, which stays as it is; where a reply got lost it may be one's own
+    FULL = "full"  # there is no room
+
+
+class Bounds(NamedTuple):
+    """How many records there may be: of one owner, whose oldest that is done gives way, and in all. Beyond
+    `done_per_target` the oldest of a target that are done are forgotten."""
+
+    per_owner: int = 1_000
+    total: int = 100_000
+    done_per_target: int | None = None
+
+
+class Share(NamedTuple):
+    """How many records are seen to at once: in all, and of one owner, so that whose never end keep nobody else's
+    waiting."""
+
+    total: int = 1_000
+    per_owner: int = 250
+
+
+class Page(NamedTuple):
+    """Which records are wanted, newest first."""
+
+    targets: Collection[str]
+    standing: str | None = None
+    limit: int = 20
+    offset: int = 0
+
+
+class Store(Protocol[R]):
+    """Where records live. Everything raises StoreOut. `up` says whether it answered last."""
+
+    @property
+    def up(self) -> bool: ...
+
+    async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
+        """Keep a new record, held. An id is taken once, as long as its record is kept. When this returns KEPT, no crash
+        loses it."""
+
+    async def get(self, record_id: str) -> R | None:
+        """The record of this id, whoever owns it."""
+
+    async def page(self, owner: str | None, page: Page) -> tuple[list[R], int]:
+        """Some records of an owner (None: of everybody, which is for operators), and how many there are in all."""
+
+    async def replace(self, record: R) -> bool:
+        """Keep this in place of the revision before. False where that is not what is there, or where it is done and
+        this is not: who goes on with it says so with `reopen`."""
+
+    async def reopen(self, record: R, holder: str, until_s: float) -> bool:
+        """Keep this in place of the revision before, which is done: it goes on, and is held. False where that is not
+        what is there."""
+
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+        """What is not done and is this holder's, or nobody's any more, as much as they have room for: it is theirs
+        until then. What is theirs already comes first, then the oldest. Nobody holds anything for twice as long as
+        they want it: who seems to had a clock that was ahead."""
+
+    async def let_go(self, holder: str) -> None:
+        """Nothing is this holder's any more."""
+
+    async def counts(self) -> Mapping[str, int]:
+        """How many there are of each standing that there is one of."""
+
+    async def sweep(self, now_s: float) -> int:
+        """Forget what is done and was kept long enough; how many that were."""
+
+    async def close(self) -> None:
+        """Let go of the store. Twice is no fault."""
