@@ -142,7 +142,7 @@ class Listening:
         first = live.current.tls
         credentials = None if first is None else credentials_from(lambda: (live.current.tls or first).pair)
         handle = partial(self.pipeline.handle, entrance=Entrance(None))
-        ports = {name: one.a2a.grpc_port for name, one in settings.upstreams.items() if one.a2a is not None}
+        ports = {name: agent.grpc_port for name, agent in live.current.agents.items()}
         wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
         for name, port in wanted:
             place = str(replace(address, port=port))

@@ -41,8 +41,7 @@ def named(now: Snapshot, name: str) -> Agent:
     except ValueError:
         raise Refusal(Reason.UPSTREAM_UNKNOWN) from None
     for agent in now.agents.values():
-        section = agent.definition.a2a
-        if section is not None and section.agent_id == wanted:
+        if agent.agent_id == wanted:
             return agent
     raise Refusal(Reason.UPSTREAM_UNKNOWN)
 
@@ -64,9 +63,7 @@ def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, 
 
 def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:
     """A card of the agent's, canonical, as ours."""
-    section = agent.definition.a2a
-    url = "" if section is None else section.url
-    return cards.ours(card, view.interfaces, view.skills.__contains__, agent_url=url, has_extended=True)
+    return cards.ours(card, view.interfaces, view.skills.__contains__, agent_url=agent.url, has_extended=True)
 
 
 def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface, ...]:
@@ -78,10 +75,10 @@ def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface,
         cards.Interface(f"{here}/", "jsonrpc", "0.3"),
         cards.Interface(here, "http_json", "0.3"),
     ]
-    address, section = now.settings.server.grpc, agent.definition.a2a
-    if isinstance(address, Address) and section is not None:
+    address = now.settings.server.grpc
+    if isinstance(address, Address):
         host = urlsplit(base).hostname or address.host
-        own = section.grpc_port
+        own = agent.grpc_port
         port = own if own is not None else address.port
         if port:  # what the system chose is nobody's to tell from here
             tenant = "" if own is not None else agent.name

@@ -73,17 +73,13 @@ def name_of(now: Snapshot, given: str) -> str:
         wanted = UUID(given)
     except ValueError:
         return given
-    found = (
-        agent.name for agent in now.agents.values() if (section := agent.definition.a2a) and section.agent_id == wanted
-    )
-    return next(found, given)
+    return next((agent.name for agent in now.agents.values() if agent.agent_id == wanted), given)
 
 
 def id_of(now: Snapshot, name: str) -> str:
     """How people know an agent: by its UUID, where it has one."""
     agent = now.agents.get(name)
-    section = agent.definition.a2a if agent is not None else None
-    return name if section is None or section.agent_id is None else str(section.agent_id)
+    return name if agent is None or agent.agent_id is None else str(agent.agent_id)
 
 
 def order_in(now: Snapshot, caller: Caller, raw: bytes) -> Order:

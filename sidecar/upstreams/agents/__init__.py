@@ -6,7 +6,7 @@ watched      the breaker and the share of a caller, around any wire
 agent        one agent that stands behind us, all of it
 """
 
-from sidecar.upstreams.agents.agent import Agent, agent_from
+from sidecar.upstreams.agents.agent import Agent, Cards, agent_from
 from sidecar.upstreams.agents.wire import AgentWire, Heard, Outgoing
 
-__all__ = ["Agent", "AgentWire", "Heard", "Outgoing", "agent_from"]
+__all__ = ["Agent", "AgentWire", "Cards", "Heard", "Outgoing", "agent_from"]

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from sidecar.egress import fetch
 from sidecar.protocols.a2a.operations import Version
@@ -15,43 +16,53 @@ from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.health import Probe
 from sidecar.settings.upstreams import Upstream as Definition
-from sidecar.upstreams.agents.card import MAX_BYTES, CardKeeper, CardProbe
+from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper, CardProbe
 from sidecar.upstreams.agents.over_http import HttpJsonWire, Line, RpcWire
 from sidecar.upstreams.agents.watched import WatchedAgent
 from sidecar.upstreams.agents.wire import AgentWire
 from sidecar.upstreams.credentials import CredentialSource, Signer, source_from
+from sidecar.upstreams.health import Asked
 from sidecar.upstreams.registry import Account
 
 TOKEN_TTL_S: Final = 120.0  # of what an agent is shown by default; CONTRACT: at most five minutes
 
 
+class Cards(Protocol):
+    """What an agent says of itself."""
+
+    async def prepare(self) -> None:
+        """Before it is called: find out of it what is not known."""
+
+    async def card(self) -> Card:
+        """Its card in the canonical form; one that says the same is the same object. Raises Refusal."""
+
+    async def close(self) -> None:
+        """Look at it no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One A2A agent that stands behind us. `account` is how it stands."""
+    """One agent that stands behind us, whatever it is. `definition` is what it was made of, `account` how it stands,
+    `asked` whom to ask whether it is well, and `probe` how. `url` is where it is dialled, "" where nobody dials.
+
+    `agent_id` is the UUID by which the task API knows it, `grpc_port` the port of ours for it alone; `needs_token` says
+    that it is shown the caller's own token, or what that is exchanged for.
+    """
 
     name: str
-    definition: Definition
+    definition: object
     wire: AgentWire
     account: Account
-    cards: CardKeeper
+    cards: Cards
+    asked: Asked
+    probe: Probe
     timeout_s: float
+    url: str = ""
+    agent_id: UUID | None = None
+    grpc_port: int | None = None
+    needs_token: bool = False
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
-
-    @property
-    def probe(self) -> Probe:
-        """How it is asked whether it is well."""
-        return self.definition.probe
-
-    @property
-    def asked(self) -> CardProbe:
-        """Whom to ask whether it is well."""
-        return CardProbe(self.cards, self.account)
-
-    @property
-    def needs_token(self) -> bool:
-        """Whether it is shown the caller's own token, or what that is exchanged for."""
-        return self.definition.credential is not None and self.definition.credential.needs_token
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -75,7 +86,22 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     keeper = CardKeeper(get, section.spoken, spoken, time.monotonic, beside=beside)
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
     watched = WatchedAgent(wire, account, section.share, section.timeout_s, section.url)
-    return Agent(name, definition, watched, account, keeper, section.timeout_s, definition.anonymous, definition.scopes)
+    return Agent(
+        name,
+        definition,
+        watched,
+        account,
+        keeper,
+        CardProbe(keeper, account),
+        definition.probe,
+        section.timeout_s,
+        url=section.url,
+        agent_id=section.agent_id,
+        grpc_port=section.grpc_port,
+        needs_token=shown.needs_token,
+        anonymous=definition.anonymous,
+        scopes=definition.scopes,
+    )
 
 
 async def _fetched(url: str, deadline_s: float) -> bytes:
