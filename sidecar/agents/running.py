@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sidecar.agents.record import Failure, Usage
 from sidecar.processes import Exit
+from sidecar.vocabulary import Caller
 
 
 class Prompt(NamedTuple):
@@ -26,7 +27,8 @@ class Prompt(NamedTuple):
 
 
 class Order(NamedTuple):
-    """One try that is to be made. `deadline_s` from now bounds it."""
+    """One try that is to be made. `deadline_s` from now bounds it. `owner` is the binding of `caller`, on whose behalf
+    it is; a process that is kept for them ends when they may no longer speak with it."""
 
     execution_id: str
     task_id: str
@@ -35,6 +37,7 @@ class Order(NamedTuple):
     prompt: Prompt
     deadline_s: float
     attempt: int = 1
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A part of an artifact, in A2A's canonical form: a TaskArtifactUpdateEvent without ids."""
+    """A part of an artifact, in A2A's canonical form: a TaskArtifactUpdateEvent without ids. An artifact without an
+    `artifactId` is more of its answer, beside what it `Said`."""
 
     update: Mapping[str, Any]
 
@@ -91,7 +95,8 @@ class Runner(Protocol):
 
     def run(self, order: Order) -> AsyncGenerator[Event]:
         """One try. `Ended` is the last event, and there is always one, unless the generator is closed: then nothing of
-        the process is left when that returns. Never raises for what a program does."""
+        the process is left when that returns, but for that of a conversation whose program agreed to give up the turn.
+        Never raises for what a program does."""
 
     async def close(self) -> None:
         """End every process that is kept for a conversation."""

@@ -54,6 +54,8 @@ def after(task: Task, event: Event, now_s: float) -> Told:
             return _with_artifact(task, {"artifactId": output_of(task), "parts": [{"text": text}]}, append=True)
         case Artifact(update):
             last = {"lastChunk": True} if update.get("lastChunk") else {}
+            if "artifactId" not in update["artifact"]:
+                return _with_artifact(task, update["artifact"] | {"artifactId": output_of(task)}, append=True, **last)
             return _with_artifact(task, update["artifact"], append=bool(update.get("append")), **last)
         case Progress():
             return _in_state(task, "TASK_STATE_WORKING", _progress(task, event, now_s), now_s)

@@ -32,6 +32,7 @@ Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
 Output = Literal["stdout", "file", "json-rpc"]
 Access = Literal["read-only", "read-write"]
+Newlines = Literal["refuse", "space", "json"]
 Method = Literal["message/send", "message/stream", "tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe"]
 METHODS: Final[tuple[Method, ...]] = (
     "message/send",
@@ -316,6 +317,12 @@ class CliAgent(Section):
     """How many conversations have a process at once; a further one ends the one that was silent longest."""
     turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
     """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
+    newlines: Newlines = "refuse"
+    """What becomes of a prompt of several lines in a conversation on standard input, where a line is a turn: it is
+    refused, its lines are joined by a `space`, or each prompt is a string as `json` writes it, line ends spelt out."""
+    greets: bool = False
+    """Whether it says `turn_end` once before it is told anything, as what shows a prompt of its own does; what it says
+    until then is no answer."""
     strip_control: bool = True
     """Whether terminal control sequences are taken out of what it says."""
     per_call: PerCall = Field(default_factory=PerCall)
@@ -354,6 +361,11 @@ class CliAgent(Section):
     def writes(self) -> bool:
         """Whether two runs of it must never meet."""
         return self.access_type == "read-write"
+
+    @property
+    def keeps_processes(self) -> bool:
+        """Whether the process of a conversation goes on between its turns."""
+        return self.mode == "interactive" and self.keep_alive
 
     @property
     def tries(self) -> int:
@@ -399,6 +411,11 @@ class CliAgent(Section):
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
             yield Finding("a process that runs is told nothing by arguments or files", "S172", hint, at)
+        if not (self.keeps_processes and patterns.input == "stdin"):
+            for key in ("turn_end", "newlines", "greets"):
+                if key in self.model_fields_set:
+                    what = f"{key} is for a conversation on standard input, and this is none"
+                    yield Finding(what, "S172", "remove it", (key,), on_key=True)
         for word, pattern, key in (
             (INPUT_FILE, "file", "input"),
             (PROMPT, "args", "input"),
@@ -418,6 +435,9 @@ class CliAgent(Section):
         if says is not None and says is not (self.places > 1):
             what = f"{self.places} at once is not concurrent_execution: {str(says).lower()}"
             yield Finding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
+        if self.keeps_processes and self.max_sessions < self.places:
+            what = f"{self.places} conversations may speak at once, and max_sessions is {self.max_sessions}"
+            yield Finding(what, "S173", f"write at least {self.places}", ("max_sessions",))
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
             yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)

@@ -141,3 +141,9 @@ def test_no_task_is_changed_in_place() -> None:
     for event in (Said("b"), TABLE, Progress("x"), DONE):
         telling.after(before, event, NOW_S)
     assert repr(before) == kept
+
+
+def test_an_artifact_without_a_name_is_more_of_the_answer() -> None:
+    task, heard = told(Started(7), Said("a"), Artifact({"artifact": {"parts": [{"data": [1]}]}}), Said("b"), DONE)
+    assert task["artifacts"] == [{"artifactId": "output", "parts": [{"text": "a"}, {"data": [1]}, {"text": "b"}]}]
+    assert [one["artifactUpdate"].get("append") for one in heard if "artifactUpdate" in one] == [None, True, True]
