@@ -38,7 +38,7 @@ A call's way, and where each question is answered:
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
     paired     the stream that all answers of an HTTP+SSE session share
     egress/    every connection that we open; processes/: every program that we start
-    settings/  what the operator decided
+    settings/  what the operator decided; calendar: when what runs by the clock is due
     suites/    the policy's own tests; workbench/: what else a policy goes through before it serves
     clients/   the configuration that MCP clients already have, and how it comes behind us
     cli/       one file per command

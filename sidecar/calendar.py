@@ -186,4 +186,3 @@ def _misfit(fields: list[str]) -> UnreadableError:
         except _UNREAD:
             return UnreadableError(f"{fields[place]} is no {name.replace('-', ' ')}", hint)
     return UnreadableError("there is no such day", "no month of these has so many days")
-

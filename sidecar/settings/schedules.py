@@ -5,13 +5,19 @@ The seed's ScheduledTask. What it changes by itself (its last and next run, paus
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, available_timezones
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field
 
+from sidecar.calendar import Calendar, UnreadableError, calendar_from
 from sidecar.settings.fields import NhiName, Seconds, Section, Slug
 from sidecar.settings.findings import Finding, did_you_mean, reject
+from sidecar.settings.nodes import Loc
+
+MOST: Final = 1_000
+ON_TIME_S: Final = 60.0
 
 
 def _zone(name: str) -> str:
@@ -19,6 +25,14 @@ def _zone(name: str) -> str:
         hint = did_you_mean(name, available_timezones()) or "such as Europe/Berlin, or UTC"
         reject(Finding(f"there is no time zone {name}", "S175", hint))
     return name
+
+
+def _cron(expression: str) -> str:
+    try:
+        calendar_from(expression)
+    except UnreadableError as error:
+        reject(Finding(str(error), "S176", error.hint))
+    return expression
 
 
 class Schedule(Section):
@@ -30,7 +44,7 @@ class Schedule(Section):
     """Its name for people, unlike every other one's; by default its key here."""
     agent: Slug
     """Whom to call: an agent of `agents`, or an A2A agent of `upstreams`."""
-    cron: Annotated[str, Field(min_length=1, max_length=256)]
+    cron: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_cron)]
     """When: minute, hour, day of month, month, day of week, as cron has them, or `@hourly`, `@daily`, `@midnight`,
     `@weekly`, `@monthly`, `@yearly`, `@annually`."""
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
@@ -46,11 +60,43 @@ class Schedule(Section):
     missed: Literal["once", "skip"] = "once"
     """What becomes of runs that were due while nobody was there: one run for all of them, or none."""
     missed_within: Seconds = 3600.0
-    """How late a run may begin; one that was due longer ago is not made up for."""
+    """How late a run may begin; one that was due longer ago is not made up for. With `missed: skip` it is a minute at
+    most."""
     overlap: Literal["skip", "allow"] = "skip"
     """What becomes of a run that is due while the one before goes on: it is left out, or runs beside it."""
 
     @property
-    def zone(self) -> ZoneInfo:
-        """The time zone of `cron`."""
-        return ZoneInfo(self.timezone)
+    def calendar(self) -> Calendar:
+        """All moments at which it is due."""
+        return Calendar(self.cron, self.timezone)
+
+    @property
+    def late_s(self) -> float:
+        """How late a run may begin: a minute is no delay of cron's, and what is later was missed."""
+        return self.missed_within if self.missed == "once" else min(self.missed_within, ON_TIME_S)
+
+
+def acts_as(key: str, schedule: Schedule) -> str:
+    """Whose permissions it has."""
+    return schedule.principal or f"nhi:{key}"
+
+
+def schedule_faults(
+    schedules: Mapping[str, Schedule], agents: Collection[str], names: Collection[str]
+) -> Iterator[Finding]:
+    """What does not fit the rest. `agents` are those that can be called, `names` all that stands behind us."""
+    seen: dict[tuple[str, str], str] = {}
+    for key, schedule in schedules.items():
+        if schedule.agent not in agents:
+            what = f"there is no agent {schedule.agent} that is enabled"
+            yield Finding(what, "S177", did_you_mean(schedule.agent, agents), ("schedules", key, "agent"))
+        who = acts_as(key, schedule)
+        if who.removeprefix("nhi:") in names:
+            at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")
+            hint = "write principal: nhi:… of its own" if schedule.principal is None else "give it a name of its own"
+            yield Finding(f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2)
+        for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
+            other = seen.setdefault((field, value), key)
+            if other != key:
+                at = ("schedules", key) if getattr(schedule, field) is None else ("schedules", key, field)
+                yield Finding(f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2)

@@ -168,7 +168,9 @@ DAYS = st.sampled_from(["* * *", "*/2 * *", "1 * *", "* * 0", "L * *"])
 
 
 @settings(max_examples=60)
-@given(PARTS, HOURS, DAYS, st.sampled_from([*FORWARD, "UTC", "Africa/Cairo", "America/Santiago"]), st.integers(0, 10**6))
+@given(
+    PARTS, HOURS, DAYS, st.sampled_from([*FORWARD, "UTC", "Africa/Cairo", "America/Santiago"]), st.integers(0, 10**6)
+)
 def test_what_is_due_next_is_the_same_wherever_one_looks_from(
     minutes: str, hours: str, days: str, zone: str, offset: int
 ) -> None:

@@ -1,0 +1,74 @@
+"""Does a schedule in sidecar.yaml say what its operator will get, and is the rest refused with a place and a hint?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sidecar.settings.findings import Finding, findings_of
+from sidecar.settings.schedules import Schedule, acts_as, schedule_faults
+
+
+def schedule(**more: Any) -> Schedule:
+    return Schedule.model_validate({"agent": "summariser", "cron": "0 2 * * *", **more})
+
+
+def faults_of(**more: Any) -> list[Finding]:
+    with pytest.raises(ValidationError) as raised:
+        schedule(**more)
+    return list(findings_of(raised.value, Schedule))
+
+
+def test_when_it_is_due_and_how_late_it_may_be() -> None:
+    nightly = schedule(cron="@daily", timezone="Europe/Berlin")
+    assert nightly.calendar.next_after(1_790_000_000.0) == 1_790_028_000.0  # 2026-09-22T00:00+02:00
+    assert nightly.late_s == 3600.0
+    assert schedule(missed="skip").late_s == 60.0, "cron's grain: what is later was missed"
+    assert schedule(missed="skip", missed_within="5s").late_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        ({"cron": "0 25 * * *"}, "S176", "25 is no hour"),
+        ({"cron": "0 0 2 * * *"}, "S176", "it has six fields, and cron has five"),
+        ({"cron": "@fortnightly"}, "S176", "@fortnightly is none of cron's words"),
+        ({"timezone": "Europe/Bärlin"}, "S175", "there is no time zone Europe/Bärlin"),
+    ],
+)
+def test_what_is_no_time_is_refused_where_it_stands(more: Mapping[str, Any], code: str, message: str) -> None:
+    (found,) = faults_of(**more)
+    assert (found.code, found.message, found.at) == (code, message, tuple(more))
+    assert found.hint
+
+
+def told(schedules: Mapping[str, Schedule]) -> list[tuple[str, str, tuple[Any, ...]]]:
+    faults = schedule_faults(schedules, {"summariser", "linter"}, {"summariser", "linter", "off", "github"})
+    return [(fault.code, fault.message, fault.at) for fault in faults]
+
+
+def test_a_schedule_calls_an_agent_that_is_there_as_somebody_who_is_none() -> None:
+    assert told({"nightly": schedule(), "hourly": schedule(agent="linter", principal="nhi:nightly")}) == []
+    assert acts_as("nightly", schedule()) == "nhi:nightly"
+    assert told({"a": schedule(agent="off")}) == [
+        ("S177", "there is no agent off that is enabled", ("schedules", "a", "agent"))
+    ]
+    would = "stands behind us, and would call as itself"
+    assert told({"github": schedule()}) == [("S179", f"nhi:github {would}", ("schedules", "github"))]
+    assert told({"a": schedule(principal="nhi:linter")}) == [
+        ("S179", f"nhi:linter {would}", ("schedules", "a", "principal"))
+    ]
+
+
+def test_no_two_have_one_name_or_id() -> None:
+    twice = {"a": schedule(name="Nightly", id="1"), "b": schedule(name="Nightly", id="a"), "c": schedule(id="1")}
+    assert told(twice) == [
+        ("S178", "Nightly is the name of schedule a too", ("schedules", "b", "name")),
+        ("S178", "1 is the id of schedule a too", ("schedules", "c", "id")),
+    ]
+    assert told({"a": schedule(), "b": schedule(name="a")}) == [
+        ("S178", "a is the name of schedule a too", ("schedules", "b", "name"))
+    ]
