@@ -5,9 +5,14 @@ Everything that rules, the kill switch and issuers are asked about; never the to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final
 
-from sidecar.vocabulary import Caller, Credential, Principal
+from pydantic import Field, TypeAdapter
+
+from sidecar.vocabulary import Caller, Credential, CredentialKind, Principal
+
+_Chain = Annotated[list[tuple[str, str, frozenset[str], frozenset[str]]], Field(min_length=1)]
+_PLAIN: Final = TypeAdapter(tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None])
 
 
 def plain_caller(caller: Caller) -> list[Any]:
@@ -18,9 +23,6 @@ def plain_caller(caller: Caller) -> list[Any]:
 
 
 def caller_from(plain: Any) -> Caller:
-    """The same caller."""
-    chain, credentials, expires_at = plain
-    principals = tuple(
-        Principal(name, issuer, frozenset(roles), frozenset(scopes)) for name, issuer, roles, scopes in chain
-    )
-    return Caller(principals, tuple(Credential(*one) for one in credentials), expires_at)
+    """The same caller. Raises ValueError for what is none."""
+    chain, credentials, expires_at = _PLAIN.validate_python(plain)
+    return Caller(tuple(Principal(*one) for one in chain), tuple(Credential(*one) for one in credentials), expires_at)

@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from sidecar.agents.record import RUNS, Execution
 from sidecar.audit import load_key
 from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
@@ -28,6 +29,9 @@ from sidecar.limits import Store, StoreUnavailable, open_store
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
+from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, check_file
+from sidecar.records import Store as RecordStore
+from sidecar.records.store import R
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
@@ -36,10 +40,7 @@ from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
-from sidecar.task_api import store as task_api
-from sidecar.task_api.memory import MemoryStore
-from sidecar.task_api.redis import RedisStore
-from sidecar.task_api.sqlite import SqliteStore, check_file
+from sidecar.task_api.records import TASKS, Record
 from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.tls import Tls, tls_from
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
@@ -87,6 +88,8 @@ def _check_data(settings: Settings, together: Together) -> None:
         check_callbacks(settings)
     with together.noted():
         task_store_from(settings, nobody)
+    with together.noted():
+        run_store_from(settings, nobody)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
     for path in settings.previous_audit_key_paths:
@@ -132,15 +135,24 @@ async def run_at(shared: Store, script: str, key: str, arguments: Sequence[str])
         raise ConnectionError(str(error)) from None
 
 
-def task_store_from(settings: Settings, shared: Store) -> task_api.Store:
+def task_store_from(settings: Settings, shared: Store) -> RecordStore[Record]:
     """The tasks of the task API; `shared` is the store of limits. Raises SettingsError for a file that cannot be used;
     makes none yet."""
+    return _store_of(TASKS, settings, settings.task_api_path, shared)
+
+
+def run_store_from(settings: Settings, shared: Store) -> RecordStore[Execution]:
+    """The runs of agents that are programs, likewise."""
+    return _store_of(RUNS, settings, settings.runs_path, shared)
+
+
+def _store_of(kind: Kind[R], settings: Settings, path: Path, shared: Store) -> RecordStore[R]:
     if settings.tasks.store == "memory":
         return MemoryStore()
     if settings.tasks.store == "redis":
-        return RedisStore(partial(run_at, shared))
-    check_file(settings.task_api_path)
-    return SqliteStore(settings.task_api_path)
+        return RedisStore(partial(run_at, shared), kind)
+    check_file(path, kind)
+    return SqliteStore(path, kind)
 
 
 def services_from(

@@ -21,8 +21,9 @@ from sidecar.identity.proofs import KEY, SCRIPT
 from sidecar.limits import Limiter, StoreUnavailable, open_store
 from sidecar.loading import run_at, task_store_from, tasks_from
 from sidecar.metrics import Metrics
+from sidecar.records import Store
 from sidecar.settings import Settings
-from sidecar.task_api.store import Store as TaskStore
+from sidecar.task_api.records import Record
 from sidecar.tasks import Tasks
 
 log = logging.getLogger("sidecar.shared")
@@ -35,7 +36,7 @@ class Shared:
     limiter: Limiter
     counting: StoreWatch
     tasks: Tasks
-    task_store: TaskStore
+    task_store: Store[Record]
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, audit: Audit, undo: AsyncExitStack) -> Self:

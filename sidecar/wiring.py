@@ -23,6 +23,7 @@ from sidecar.pipeline import Pipeline
 from sidecar.places import Places
 from sidecar.plain import Plain
 from sidecar.pressure import Pressure
+from sidecar.records import Bounds
 from sidecar.refusals import Refusals
 from sidecar.settings import Settings
 from sidecar.shared import Shared
@@ -32,7 +33,6 @@ from sidecar.task_api.calling_back import announces
 from sidecar.task_api.following import Means, Patience
 from sidecar.task_api.front import TaskFront
 from sidecar.task_api.running import FILE, Runner
-from sidecar.task_api.store import Bounds
 from sidecar.upstreams.roaming import Roaming
 from sidecar.upstreams.sessions import Sessions
 

@@ -7,12 +7,14 @@ secrets (`sanitizing.py`), and within bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
+from pydantic import TypeAdapter
 
 from sidecar.agents.states import ENDS, MOVES, Category, State, Status
 from sidecar.kept_callers import caller_from, plain_caller
+from sidecar.records import Codec, Kind
 from sidecar.vocabulary import Caller
 
 
@@ -129,26 +131,41 @@ class Execution(NamedTuple):
 
 def encoded(record: Execution) -> bytes:
     """A run as a store keeps it."""
-    return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)})
+    return orjson.dumps({**record._asdict(), "caller": plain_caller(record.caller)}, default=_named)
 
 
 def decoded(raw: bytes | str) -> Execution:
     """A run that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
-    plain = orjson.loads(raw)
-    plain["caller"] = caller_from(plain["caller"])
-    plain["state"] = State(plain["state"])
-    plain["status"] = Status(plain["status"]) if plain.get("status") else None
-    plain["transitions"] = tuple(Transition(State(state), at, why) for state, at, why in plain["transitions"])
-    plain["failure"] = _failure(plain.get("failure"))
-    plain["usage"] = Usage(*plain.get("usage", ()))
-    plain["previous_tries"] = tuple(_try(one) for one in plain.get("previous_tries", ()))
-    return Execution(**{name: plain[name] for name in Execution._fields if name in plain})  # a newer one may have more
+    known = _known(Execution, orjson.loads(raw))
+    known["caller"] = caller_from(known["caller"])
+    known["transitions"] = [_known(Transition, one) for one in known["transitions"]]
+    known["previous_tries"] = [_with_parts(_known(Try, one)) for one in known["previous_tries"]]
+    return _WHOLE.validate_python(_with_parts(known))
 
 
-def _failure(plain: Any) -> Failure | None:
-    return None if plain is None else Failure(Category(plain[0]), plain[1])
+def _named(part: Any) -> Mapping[str, Any]:
+    """A part of a run by names, so that a newer version may know more of it."""
+    return dict(part._asdict())
 
 
-def _try(plain: Any) -> Try:
-    started_at, ended_at, status, pid, code, number, failure, usage = plain
-    return Try(started_at, ended_at, Status(status), pid, code, number, _failure(failure), Usage(*usage))
+def _known(kind: type[_Part], plain: Any) -> dict[str, Any]:
+    """As much of a part as this version knows."""
+    return {name: plain[name] for name in kind._fields if name in plain}
+
+
+def _with_parts(known: dict[str, Any]) -> dict[str, Any]:
+    failure = known["failure"]
+    return {**known, "failure": failure and _known(Failure, failure), "usage": _known(Usage, known["usage"])}
+
+
+_Part = Execution | Transition | Try | Failure | Usage
+_WHOLE: Final = TypeAdapter(Execution)
+RUNS: Final = Kind(
+    "a run",
+    Codec(encoded, decoded),
+    table="runs",
+    key="agent-runs",
+    broken="T105",
+    newer="T106",
+    lost="runs that were begun before are not known then, and nobody sees what became of them",
+)

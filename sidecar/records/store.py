@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+FORGOTTEN_AT_ONCE: Final = 100  # of a target with too many that are done; the next one that is added forgets the rest
 
 
 class StoreOut(Exception):

@@ -131,6 +131,11 @@ class Settings(Section):
         return self.data / "a2a-tasks.sqlite"
 
     @property
+    def runs_path(self) -> Path:
+        """The file of the runs of agents that are programs."""
+        return self.data / "runs.sqlite"
+
+    @property
     def base_url(self) -> str:
         """Our address as callers write it, as far as the settings tell: a port 0 is not known before it is taken."""
         scheme = "http" if self.server.tls is None else "https"

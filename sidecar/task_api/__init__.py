@@ -1,8 +1,7 @@
 """How is work handed to an agent by people and scripts that speak no A2A?
 
-    records      a task in the seeds' words, the agent's own state beside it, and what of it is done: two tables
-    store        what a store of them does: memory.py (this process), sqlite.py (a file, which a restart survives), or
-                 redis.py (a server, which replicas share)
+    records      a task in the seeds' words, the agent's own state beside it, and what of it is done: two tables; they
+                 are kept by `sidecar/records/`
     models       what is said at these addresses: the seed's models
     reading      what a request at these addresses wants: one canonical operation of A2A
     front        what happens to it, beside what happens to every request

@@ -31,12 +31,12 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
 from sidecar.limits import Lease, Limiter, Plan, plan_charges
 from sidecar.protocols.a2a.errors import AgentError
+from sidecar.records import Store, StoreOut
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
 from sidecar.task_api.reading import cancels, gets, hears, sends
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
-from sidecar.task_api.store import Store, StoreOut
 from sidecar.tasks import Tasks
 from sidecar.upstreams.agents import Agent, Outgoing
 from sidecar.vocabulary import Caller, Decision
@@ -77,7 +77,7 @@ class Patience:
 class Means:
     """What every task needs on its way."""
 
-    store: Store
+    store: Store[Record]
     tasks: Tasks
     live: Live
     switch: KillSwitch

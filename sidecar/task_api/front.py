@@ -26,13 +26,13 @@ from sidecar.limits import Lease
 from sidecar.oversight import end_of
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
+from sidecar.records import Page, StoreOut
 from sidecar.task_api.calling_back import without_result
 from sidecar.task_api.models import A2aTask
 from sidecar.task_api.reading import Order, Wanted, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.running import Runner, unavailable
 from sidecar.task_api.shapes import cancelled, created, shown
-from sidecar.task_api.store import Page, StoreOut
 from sidecar.turn import Overseen, Turn
 from sidecar.upstreams.agents import Outgoing
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -172,7 +172,8 @@ class TaskFront:
             order.input,
             order.callback_url,
         )
-        await self.runner.add(record)
+        if not await self.runner.add(record):
+            raise ValueError("an id came twice")  # nobody may have another's task
         lease.forwarded = True
         try:
             response = _respond(turn, 201, created(record), {"Location": f"{turn.prefix}/a2a/tasks/{record.id}"})

@@ -6,18 +6,17 @@ knows what it may still do. What the agent itself says stands beside, word for w
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import orjson
+from pydantic import TypeAdapter
 
 from sidecar.kept_callers import caller_from, plain_caller
+from sidecar.records import Codec, Kind
 from sidecar.vocabulary import Caller
-
-log = logging.getLogger("sidecar.task_api")
 
 
 class State(StrEnum):
@@ -103,6 +102,16 @@ class Record(NamedTuple):
         """Whether it reached its end, told or not."""
         return not MOVES[self.state]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left for us to do."""
+        return self.step is Step.OVER
+
+    @property
+    def standing(self) -> str:
+        """The word by which it is counted and found."""
+        return self.state
+
     def at(self, step: Step) -> Record:
         """With our own part so far."""
         if step not in STEPS[self.step]:
@@ -135,30 +144,24 @@ def encoded(record: Record) -> bytes:
     return orjson.dumps(plain)
 
 
-class UnreadableRecord(Exception):
-    """What is kept says nothing to us: it was damaged, or a newer version wrote it."""
+def decoded(raw: bytes | str) -> Record:
+    """A record that a store kept. Raises ValueError, TypeError or LookupError for what says nothing to us."""
+    plain = orjson.loads(raw)
+    plain["caller"] = caller_from(plain["caller"])
+    known = {name: plain[name] for name in Record._fields if name in plain}  # a newer one may have more
+    return _WHOLE.validate_python(known)
 
 
-def decoded(raw: bytes | str | None) -> Record:
-    """A record that a store kept. Raises UnreadableRecord."""
-    try:
-        plain = orjson.loads(raw or b"")
-        plain["caller"] = caller_from(plain["caller"])
-        plain["state"], plain["step"] = State(plain["state"]), Step(plain["step"])
-        return Record(**{name: plain[name] for name in Record._fields if name in plain})  # a newer one may have more
-    except (ValueError, TypeError, LookupError):
-        raise UnreadableRecord from None
-
-
-def readable(bodies: Iterable[bytes | str | None]) -> list[Record]:
-    """Those of the records that can be read: one that cannot is no other task's trouble."""
-    found = []
-    for raw in bodies:
-        try:
-            found.append(decoded(raw))
-        except UnreadableRecord:
-            log.warning("a task that is kept cannot be read")
-    return found
+_WHOLE: Final = TypeAdapter(Record)
+TASKS: Final = Kind(
+    "a task",
+    Codec(encoded, decoded),
+    table="a2a_tasks",
+    key="a2a-tasks",
+    broken="T103",
+    newer="T104",
+    lost="tasks that were created before are not known then, and nobody follows them",
+)
 
 
 def moment(epoch_s: float | None) -> str | None:

@@ -17,9 +17,9 @@ from typing import Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
+from sidecar.records import Added, Bounds, Share, StoreOut
 from sidecar.task_api.following import Course, Means
 from sidecar.task_api.records import Record, State
-from sidecar.task_api.store import Bounds, Share, StoreOut
 from sidecar.vocabulary import Caller
 
 FILE: Final = "file"  # who holds what is in a file: nobody else is there to take it up
@@ -44,18 +44,20 @@ class Runner:
     _untaken: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _closing: bool = False
 
-    async def add(self, record: Record) -> None:
-        """Keep a new task; it is ours. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+    async def add(self, record: Record) -> bool:
+        """Keep a new task; it is ours. False where there is one of this id, which stays as it is. Raises Refusal:
+        TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         until_s = self.means.live.clock() + HELD_S
         try:
-            has_room = await self.means.store.add(record, self.holder, until_s, self.bounds())
+            added = await self.means.store.add(record, self.holder, until_s, self.bounds())
         except StoreOut as out:
             self._untaken[record.id] = None  # it may be there all the same, and its caller hears that it is not
             while len(self._untaken) > MAX_UNTAKEN:
                 self._untaken.popitem(last=False)
             raise unavailable(out) from None
-        if not has_room:
+        if added is Added.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
+        return added is Added.KEPT
 
     def begin(self, record: Record, caller: Caller) -> None:
         """Carry a task out that is ours; one too many, of all or of its owner, waits for the next look."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.records import Share, StoreOut
 from sidecar.task_api import running
-from sidecar.task_api.store import Share, StoreOut
 from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.described import Operation as Described
 from tests.flow.described import check_described

@@ -12,10 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from sidecar.records import Bounds, Share, SqliteStore
 from sidecar.task_api.following import UNKNOWN_WHETHER_SENT
-from sidecar.task_api.records import Record, State, Step
-from sidecar.task_api.sqlite import SqliteStore
-from sidecar.task_api.store import Bounds, Share
+from sidecar.task_api.records import TASKS, Record, State, Step
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
@@ -77,8 +76,8 @@ class Restarted:
         return record
 
     @asynccontextmanager
-    async def _store(self) -> AsyncIterator[SqliteStore]:
-        store = SqliteStore(self.served.folder / "data" / "a2a-tasks.sqlite")
+    async def _store(self) -> AsyncIterator[SqliteStore[Record]]:
+        store = SqliteStore(self.served.folder / "data" / "a2a-tasks.sqlite", TASKS)
         try:
             yield store
         finally:

@@ -350,7 +350,7 @@ PARTS = {
     "disabled principals and tools, always": ("disabled/*.lua",),
     "news between replicas, always": ("replicas.lua",),
     "`sessions.store: redis`": ("upstreams/*.lua",),
-    "`tasks.store: redis`": ("tasks/*.lua", "task_api/*.lua", "callbacks/*.lua"),
+    "`tasks.store: redis`": ("tasks/*.lua", "records/*.lua", "callbacks/*.lua"),
     "proofs of DPoP that are believed once": ("identity/proofs.py",),
     "checkpoints, `to: [store]`": ("audit/herald.py",),
 }

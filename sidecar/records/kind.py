@@ -1,0 +1,55 @@
+"""How is one kind of record written down, and where?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from sidecar.records.store import R, StoreOut
+
+log = logging.getLogger("sidecar.records")
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[R]):
+    """A record as bytes, and back. `decode` raises ValueError, TypeError or LookupError for what says nothing to us: it
+    was damaged, or a newer version wrote it. What it gives is whole, each part of its type: whoever reads on looks at
+    nothing twice."""
+
+    encode: Callable[[R], bytes]
+    decode: Callable[[bytes | str], R]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[R]):
+    """One kind of record. `what` is one of them in a sentence, `table` has them in a file and `key` in Redis: these and
+    the codec are a format, which neighbouring versions share. A file that cannot be used is told with the codes
+    `broken` and `newer`, and what is `lost` without it."""
+
+    what: str
+    codec: Codec[R]
+    table: str
+    key: str
+    broken: str
+    newer: str
+    lost: str
+
+    def read(self, body: bytes | str | None) -> R:
+        """The record that was kept so. Raises StoreOut: nothing is said of what we cannot read, and least of all that
+        it is not there."""
+        try:
+            return self.codec.decode(body or b"")
+        except (ValueError, TypeError, LookupError):
+            raise StoreOut(f"{self.what} cannot be read") from None
+
+    def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
+        """Those of the records that can be read: one that cannot is no other's trouble."""
+        found = []
+        for body in bodies:
+            try:
+                found.append(self.read(body))
+            except StoreOut as unreadable:
+                log.warning("%s", unreadable)
+        return found

@@ -1,0 +1,171 @@
+"""Which records are there, as long as this process lives?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
+from typing import Final, Generic, NamedTuple
+
+from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share
+
+_NOBODY: Final = ("", 0.0)
+
+
+class _At(NamedTuple):
+    """A place in time, which orders what came at once as it came."""
+
+    created_at: float
+    number: int
+    id: str
+
+
+@dataclass(slots=True)
+class MemoryStore(Generic[R]):
+    """Records in a dictionary. A restart forgets them, also those that something is still done for."""
+
+    up: bool = True
+    _records: dict[str, R] = field(default_factory=dict)
+    _of_owner: dict[str, dict[str, None]] = field(default_factory=dict)
+    _held: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _places: dict[str, _At] = field(default_factory=dict)
+    _standing: defaultdict[tuple[str, str], list[_At]] = field(default_factory=lambda: defaultdict(list))
+    _done: defaultdict[str, list[_At]] = field(default_factory=lambda: defaultdict(list))
+    _added: int = 0
+
+    async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
+        """As `Store.add`."""
+        if record.id in self._records:
+            return Added.KNOWN
+        if bounds.done_per_target is not None:
+            done = self._done[record.target]
+            beyond = max(0, len(done) - bounds.done_per_target)
+            for old in done[: min(beyond, FORGOTTEN_AT_ONCE)]:
+                self._forget(old.id)
+        mine = self._of_owner.get(record.owner, {})
+        if len(mine) >= bounds.per_owner:
+            done_with = next((one for one in mine if self._records[one].is_done), None)
+            if done_with is None:
+                return Added.FULL
+            self._forget(done_with)
+        if len(self._records) >= bounds.total:
+            return Added.FULL
+        self._added += 1
+        self._held[record.id] = holder, until_s
+        self._places[record.id] = _At(record.created_at, self._added, record.id)
+        self._of_owner.setdefault(record.owner, {})[record.id] = None
+        self._put(record)
+        return Added.KEPT
+
+    async def get(self, record_id: str) -> R | None:
+        """As `Store.get`."""
+        return self._records.get(record_id)
+
+    async def page(self, owner: str | None, page: Page) -> tuple[list[R], int]:
+        """As `Store.page`."""
+        if owner is None:
+            return self._page_of_all(page)
+        mine = [self._records[one] for one in reversed(self._of_owner.get(owner, {}))]
+        wanted = [one for one in mine if one.target in page.targets and page.standing in (None, one.standing)]
+        return wanted[page.offset : page.offset + page.limit], len(wanted)
+
+    async def replace(self, record: R) -> bool:
+        """As `Store.replace`."""
+        standing = self._before(record)
+        if standing is None or (standing.is_done and not record.is_done):
+            return False
+        self._lift(standing)
+        self._put(record)
+        return True
+
+    async def reopen(self, record: R, holder: str, until_s: float) -> bool:
+        """As `Store.reopen`."""
+        standing = self._before(record)
+        if standing is None or record.is_done or not standing.is_done:
+            return False
+        self._lift(standing)
+        self._put(record)
+        self._held[record.id] = holder, until_s
+        return True
+
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+        """As `Store.take`."""
+        beyond_s = until_s + (until_s - now_s)
+        free = (one for one, (by, until) in self._held.items() if by == holder or not now_s < until <= beyond_s)
+        found = [self._records[one] for one in free]
+        found.sort(key=lambda one: (self._held[one.id][0] != holder, one.created_at))
+        taken: list[R] = []
+        of = Counter[str]()
+        for one in found:
+            of[one.owner] += 1
+            if len(taken) < share.total and of[one.owner] <= share.per_owner:
+                taken.append(one)
+        self._held |= {one.id: (holder, until_s) for one in taken}
+        return taken
+
+    async def let_go(self, holder: str) -> None:
+        """As `Store.let_go`."""
+        self._held |= {one: _NOBODY for one, (by, _) in self._held.items() if by == holder}
+
+    async def counts(self) -> Mapping[str, int]:
+        """As `Store.counts`."""
+        counts = Counter[str]()
+        for (_, standing), places in self._standing.items():
+            counts[standing] += len(places)
+        return +counts
+
+    async def sweep(self, now_s: float) -> int:
+        """As `Store.sweep`."""
+        done = [at.id for places in self._done.values() for at in places]
+        expired = [one for one in done if self._records[one].expires_at <= now_s]
+        for record_id in expired:
+            self._forget(record_id)
+        return len(expired)
+
+    async def close(self) -> None:
+        """As `Store.close`."""
+
+    def _page_of_all(self, page: Page) -> tuple[list[R], int]:
+        lists = [
+            places
+            for (target, standing), places in self._standing.items()
+            if target in page.targets and page.standing in (None, standing)
+        ]
+        newest = merge(*map(reversed, lists), reverse=True)
+        found = [self._records[one.id] for one in islice(newest, page.offset, page.offset + page.limit)]
+        return found, sum(map(len, lists))
+
+    def _before(self, record: R) -> R | None:
+        """The revision before this one, if that is what is there."""
+        standing = self._records.get(record.id)
+        return standing if standing is not None and standing.revision == record.revision - 1 else None
+
+    def _put(self, record: R) -> None:
+        at = self._places[record.id]
+        self._records[record.id] = record
+        insort(self._standing[record.target, record.standing], at)
+        if record.is_done:
+            self._held.pop(record.id, None)
+            insort(self._done[record.target], at)
+
+    def _lift(self, record: R) -> None:
+        at = self._places[record.id]
+        _remove(self._standing[record.target, record.standing], at)
+        if record.is_done:
+            _remove(self._done[record.target], at)
+
+    def _forget(self, record_id: str) -> None:
+        self._lift(self._records[record_id])
+        del self._places[record_id]
+        owner = self._records.pop(record_id).owner
+        mine = self._of_owner[owner]
+        del mine[record_id]
+        if not mine:
+            del self._of_owner[owner]
+
+
+def _remove(places: list[_At], at: _At) -> None:
+    del places[bisect_left(places, at)]

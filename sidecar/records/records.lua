@@ -1,0 +1,198 @@
+-- Every record of one kind of a deployment, one verb at a time. KEYS[1] names them all; what is derived from it has its
+-- hash tag.
+--
+--   <key>:task:<id>      owner, target, state (its standing), over (whether it is done), revision, body
+--   <key>:of:<owner>     their ids, by when they were created
+--   <key>:open           ids that are not done, by until when they are held; <key>:holders says by whom
+--   <key>:over           ids that are done, by when they may be forgotten
+--   <key>:counts         how many there are of each standing
+--   <key>:at:<target>:<standing>   ids, by when they were created; no standing has a colon in it
+--   <key>:done:<target>  ids that are done, likewise
+--
+-- The last two came later than the task API: what a version without them changes while replicas are updated is missing
+-- there, or out of place, until the record changes once more or a page meets it. Nothing but pages of everybody and the
+-- history of a target is read from them.
+local key, verb = KEYS[1], ARGV[1]
+local open, over, holders, counts = key .. ':open', key .. ':over', key .. ':holders', key .. ':counts'
+local function task(id) return key .. ':task:' .. id end
+local function of(owner) return key .. ':of:' .. owner end
+local function at(target, state) return key .. ':at:' .. target .. ':' .. state end
+local function done(target) return key .. ':done:' .. target end
+
+local function count(state, by)
+  if redis.call('HINCRBY', counts, state, by) <= 0 then redis.call('HDEL', counts, state) end
+end
+
+local function place(id, target, state, is_done, created)
+  count(state, 1)
+  redis.call('ZADD', at(target, state), created, id)
+  if is_done == '1' then redis.call('ZADD', done(target), created, id) end
+end
+
+local function lift(id, target, state)
+  count(state, -1)
+  redis.call('ZREM', at(target, state), id)
+  redis.call('ZREM', done(target), id)
+end
+
+local function hold(id, holder, held)
+  redis.call('ZADD', open, held, id)
+  redis.call('HSET', holders, id, holder)
+end
+
+local function finish(id, expires)
+  redis.call('ZREM', open, id)
+  redis.call('HDEL', holders, id)
+  redis.call('ZADD', over, expires, id)
+end
+
+local function forget(id)
+  local owner, target, state = unpack(redis.call('HMGET', task(id), 'owner', 'target', 'state'))
+  redis.call('ZREM', over, id)
+  if not owner then return end
+  redis.call('DEL', task(id))
+  redis.call('ZREM', of(owner), id)
+  lift(id, target, state)
+end
+
+if verb == 'add' then
+  local id, state, is_done, created, expires, revision, body, holder, held, owner, target = unpack(ARGV, 2, 12)
+  local per_owner, total, history, at_once = unpack(ARGV, 13)
+  if redis.call('HGET', task(id), 'owner') then return 'known' end
+  if history ~= '' then
+    local beyond = math.min(redis.call('ZCARD', done(target)) - tonumber(history), tonumber(at_once))
+    if beyond > 0 then
+      for _, old in ipairs(redis.call('ZRANGE', done(target), 0, beyond - 1)) do
+        forget(old)
+        redis.call('ZREM', done(target), old)
+      end
+    end
+  end
+  if redis.call('ZCARD', of(owner)) >= tonumber(per_owner) then
+    local gone
+    for _, old in ipairs(redis.call('ZRANGE', of(owner), 0, -1)) do
+      if redis.call('HGET', task(old), 'over') == '1' then gone = old break end
+    end
+    if not gone then return 'full' end
+    forget(gone)
+  end
+  if redis.call('ZCARD', open) + redis.call('ZCARD', over) >= tonumber(total) then return 'full' end
+  redis.call('HSET', task(id), 'owner', owner, 'target', target, 'state', state, 'over', is_done, 'revision', revision,
+    'body', body)
+  redis.call('ZADD', of(owner), created, id)
+  place(id, target, state, is_done, created)
+  if is_done == '1' then finish(id, expires) else hold(id, holder, held) end
+  return 'kept'
+end
+
+if verb == 'get' then return redis.call('HGET', task(ARGV[2]), 'body') end
+
+-- An owner has as many as the bounds let them: each is looked at.
+if verb == 'page' then
+  local owner, state, limit, offset, targets = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), {}
+  for number = 6, #ARGV do targets[ARGV[number]] = true end
+  local found, total = {}, 0
+  for _, id in ipairs(redis.call('ZREVRANGE', of(owner), 0, -1)) do
+    local known = redis.call('HMGET', task(id), 'target', 'state')
+    if targets[known[1]] and (state == '' or known[2] == state) then
+      total = total + 1
+      if total > offset and #found < limit then found[#found + 1] = redis.call('HGET', task(id), 'body') end
+    end
+  end
+  return {total, found}
+end
+
+-- Those of all are many: only the newest of each target and standing are looked at, as far as the page goes.
+if verb == 'everybody' then
+  local state, limit, offset, states = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), {ARGV[2]}
+  if state == '' then
+    states = {}
+    for number, word in ipairs(redis.call('HGETALL', counts)) do
+      if number % 2 == 1 then states[#states + 1] = word end
+    end
+  end
+  local total, newest, found = 0, {}, {}
+  for number = 5, #ARGV do
+    for _, standing in ipairs(states) do
+      local from = at(ARGV[number], standing)
+      total = total + redis.call('ZCARD', from)
+      local some = redis.call('ZREVRANGE', from, 0, offset + limit - 1, 'WITHSCORES')
+      for n = 1, #some, 2 do
+        newest[#newest + 1] = {id = some[n], created = tonumber(some[n + 1]), from = from, state = standing}
+      end
+    end
+  end
+  table.sort(newest, function(one, other)
+    if one.created ~= other.created then return one.created > other.created end
+    return one.id > other.id
+  end)
+  for number = offset + 1, math.min(offset + limit, #newest) do
+    local one = newest[number]
+    local target, stands, body = unpack(redis.call('HMGET', task(one.id), 'target', 'state', 'body'))
+    if stands == one.state then
+      found[#found + 1] = body
+    else
+      redis.call('ZREM', one.from, one.id)
+      if target then redis.call('ZADD', at(target, stands), one.created, one.id) end
+    end
+  end
+  return {total, found}
+end
+
+if verb == 'replace' or verb == 'reopen' then
+  local id, state, is_done, created, expires, revision, body, holder, held = unpack(ARGV, 2)
+  local known = redis.call('HMGET', task(id), 'target', 'state', 'over', 'revision')
+  local target, stood, was_done = known[1], known[2], known[3]
+  if not target or tonumber(known[4]) ~= tonumber(revision) - 1 then return 0 end
+  if (was_done == '1' and is_done == '0') ~= (verb == 'reopen') then return 0 end
+  redis.call('HSET', task(id), 'state', state, 'over', is_done, 'revision', revision, 'body', body)
+  lift(id, target, stood)
+  place(id, target, state, is_done, created)
+  if is_done == '1' then
+    finish(id, expires)
+  elseif verb == 'reopen' then
+    redis.call('ZREM', over, id)
+    hold(id, holder, held)
+  end
+  return 1
+end
+
+if verb == 'take' then
+  local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+  local beyond = 2 * tonumber(held) - tonumber(now)
+  local mine, free, found, has = {}, {}, {}, {}
+  for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
+    if redis.call('HGET', holders, id) == holder then
+      mine[#mine + 1] = id
+    else
+      local till = tonumber(redis.call('ZSCORE', open, id))
+      if till <= tonumber(now) or till > beyond then
+        free[#free + 1] = id
+      end
+    end
+  end
+  for _, ids in ipairs({mine, free}) do
+    for _, id in ipairs(ids) do
+      local owner = redis.call('HGET', task(id), 'owner')
+      has[owner] = (has[owner] or 0) + 1
+      if #found < limit and has[owner] <= of_owner then
+        hold(id, holder, held)
+        found[#found + 1] = redis.call('HGET', task(id), 'body')
+      end
+    end
+  end
+  return found
+end
+
+if verb == 'let_go' then
+  for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
+    if redis.call('HGET', holders, id) == ARGV[2] then hold(id, '', 0) end
+  end
+  return 1
+end
+
+if verb == 'counts' then return redis.call('HGETALL', counts) end
+
+local gone = redis.call('ZRANGEBYSCORE', over, '-inf', ARGV[2], 'LIMIT', 0, tonumber(ARGV[3]))
+for _, id in ipairs(gone) do forget(id) end
+return #gone

@@ -1,0 +1,82 @@
+"""Which records are there, for every replica?
+
+One key for each kind (`shared_key.py`), worked on by one script (`records.lua`), each verb in one step. A reply that
+does not come in time leaves open whether it was done; whoever asked then looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Generic
+
+from sidecar.records.kind import Kind
+from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share, StoreOut
+from sidecar.shared_key import Run, SharedKey
+
+SCRIPT: Final = Path(__file__).with_name("records.lua")
+
+
+class RedisStore(Generic[R]):
+    """Records in Redis or Valkey, which replicas share."""
+
+    def __init__(self, run: Run, kind: Kind[R]) -> None:
+        self._kind = kind
+        self._shared = SharedKey(run, kind.key, SCRIPT, StoreOut)
+
+    @property
+    def up(self) -> bool:
+        """As `Store.up`."""
+        return self._shared.up
+
+    async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
+        """As `Store.add`."""
+        done = "" if bounds.done_per_target is None else bounds.done_per_target
+        room = (bounds.per_owner, bounds.total, done, FORGOTTEN_AT_ONCE)
+        whose = (holder, until_s, record.owner, record.target)
+        return Added((await self._shared.ask("add", *self._about(record), *whose, *room)).decode())
+
+    async def get(self, record_id: str) -> R | None:
+        """As `Store.get`."""
+        body = await self._shared.ask("get", record_id)
+        return None if body is None else self._kind.read(body)
+
+    async def page(self, owner: str | None, page: Page) -> tuple[list[R], int]:
+        """As `Store.page`."""
+        whose = ("everybody",) if owner is None else ("page", owner)
+        wanted = (page.standing or "", page.limit, page.offset, *dict.fromkeys(page.targets))
+        total, bodies = await self._shared.ask(*whose, *wanted)
+        return self._kind.readable(bodies), total
+
+    async def replace(self, record: R) -> bool:
+        """As `Store.replace`."""
+        return bool(await self._shared.ask("replace", *self._about(record)))
+
+    async def reopen(self, record: R, holder: str, until_s: float) -> bool:
+        """As `Store.reopen`."""
+        return bool(await self._shared.ask("reopen", *self._about(record), holder, until_s))
+
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+        """As `Store.take`."""
+        return self._kind.readable(await self._shared.ask("take", holder, now_s, until_s, *share))
+
+    async def let_go(self, holder: str) -> None:
+        """As `Store.let_go`."""
+        await self._shared.ask("let_go", holder)
+
+    async def counts(self) -> Mapping[str, int]:
+        """As `Store.counts`."""
+        told = await self._shared.ask("counts")
+        return {standing.decode(): int(count) for standing, count in zip(told[::2], told[1::2], strict=True)}
+
+    async def sweep(self, now_s: float) -> int:
+        """As `Store.sweep`."""
+        return await self._shared.sweep(now_s)
+
+    async def close(self) -> None:
+        """As `Store.close`: the connection is that of the limits."""
+
+    def _about(self, record: R) -> tuple[object, ...]:
+        """What the script knows of a record, and its body."""
+        when = (record.created_at, record.expires_at, record.revision)
+        return (record.id, record.standing, int(record.is_done), *when, self._kind.codec.encode(record).decode())

@@ -1,0 +1,211 @@
+"""Which records are there, also after a restart?
+
+One SQLite file in the data folder for each kind (`sqlite_file.py`). What is asked for stands in columns, everything
+else in `body`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic
+
+import orjson
+
+from sidecar.records.kind import Kind
+from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share, StoreOut
+from sidecar.sqlite_file import DEADLINE_S, Format, SqliteFile, check_sqlite_file
+
+SWEPT_AT_ONCE: Final = 1000
+_COLUMNS: Final = (
+    "id", "owner", "target", "state", "over", "revision", "created_at", "expires_at", "holder", "held_until", "body",
+)  # fmt: skip
+
+
+# RECORDS is the kind's table; `state` is a record's standing there, and `over` whether it is done.
+_SCHEMA: Final = """
+CREATE TABLE RECORDS (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL CHECK (owner <> ''), target TEXT NOT NULL,
+    state TEXT NOT NULL, over INTEGER NOT NULL, revision INTEGER NOT NULL,
+    created_at REAL NOT NULL, expires_at REAL NOT NULL,
+    holder TEXT NOT NULL, held_until REAL NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX RECORDS_of_owner ON RECORDS (owner, created_at);
+CREATE INDEX RECORDS_open ON RECORDS (over, held_until);
+CREATE INDEX RECORDS_by_state ON RECORDS (state);
+"""
+_DERIVED: Final = """
+CREATE INDEX IF NOT EXISTS RECORDS_newest ON RECORDS (created_at, target, state);
+CREATE INDEX IF NOT EXISTS RECORDS_of_target ON RECORDS (target, over, created_at);
+"""
+_KNOWN: Final = "SELECT 1 FROM RECORDS WHERE id = ?"
+_COUNT: Final = "SELECT count(*) FROM RECORDS"
+_OF_OWNER: Final = "SELECT count(*) FROM RECORDS WHERE owner = ?"
+_MAKE_ROOM: Final = """
+DELETE FROM RECORDS WHERE id IN (
+    SELECT id FROM RECORDS WHERE owner = ? AND over = 1 ORDER BY created_at, rowid LIMIT 1
+)
+"""
+_END_HISTORY: Final = """
+DELETE FROM RECORDS WHERE id IN (
+    SELECT id FROM RECORDS WHERE target = ?1 AND over = 1 ORDER BY created_at, rowid
+    LIMIT (SELECT max(0, min(?3, count(*) - ?2)) FROM RECORDS WHERE target = ?1 AND over = 1)
+)
+"""
+_ADD: Final = "INSERT INTO RECORDS VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_GET: Final = "SELECT body FROM RECORDS WHERE id = ?"
+_WANTED: Final = "target IN (SELECT value FROM json_each(?)) AND state = coalesce(?, state)"
+_NEWEST: Final = "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?"
+_OF_ONE: Final = f"FROM RECORDS WHERE owner = ? AND {_WANTED}"
+# One index answers all of it but the bodies, and only those of the page are read.
+_OF_ALL: Final = f"FROM RECORDS INDEXED BY RECORDS_newest WHERE {_WANTED}"
+_REPLACE: Final = """
+UPDATE RECORDS SET state = ?, over = ?, expires_at = ?, revision = ?, body = ?
+WHERE id = ? AND revision = ? AND over <= ?
+"""
+_REOPEN: Final = """
+UPDATE RECORDS SET state = ?, over = ?, expires_at = ?, revision = ?, body = ?, holder = ?, held_until = ?
+WHERE id = ? AND revision = ? AND over > ?
+"""
+_FREE: Final = """
+SELECT id, body FROM RECORDS WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER (PARTITION BY owner ORDER BY holder <> ?1, created_at, rowid) AS place
+        FROM RECORDS WHERE over = 0 AND (holder = ?1 OR held_until <= ?2 OR held_until > ?5)
+    ) WHERE place <= ?4
+)
+ORDER BY holder <> ?1, created_at LIMIT ?3
+"""
+_TAKE: Final = "UPDATE RECORDS SET holder = ?, held_until = ? WHERE id IN (SELECT value FROM json_each(?))"
+_LET_GO: Final = "UPDATE RECORDS SET holder = '', held_until = 0 WHERE over = 0 AND holder = ?"
+_COUNTS: Final = "SELECT state, count(*) FROM RECORDS GROUP BY state"
+_SWEEP: Final = """
+DELETE FROM RECORDS WHERE id IN (SELECT id FROM RECORDS WHERE over = 1 AND expires_at <= ? LIMIT ?)
+"""
+
+
+class SqliteStore(Generic[R]):
+    """Records of one kind in a file, which is made when the first one is kept or looked for."""
+
+    def __init__(self, path: Path, kind: Kind[R], *, deadline_s: float = DEADLINE_S) -> None:
+        self._kind = kind
+        self._file = SqliteFile(path, _format(kind), StoreOut, name=kind.key, deadline_s=deadline_s)
+
+    @property
+    def up(self) -> bool:
+        """As `Store.up`."""
+        return self._file.up
+
+    async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
+        """As `Store.add`."""
+        body = self._kind.codec.encode(record)
+        whose = (record.id, record.owner, record.target)
+        how = (record.standing, record.is_done, record.revision, record.created_at, record.expires_at)
+        row = (*whose, *how, holder, until_s, body)
+        return await self._file.run(lambda connection: self._add(connection, row, bounds))
+
+    async def get(self, record_id: str) -> R | None:
+        """As `Store.get`."""
+        row = await self._file.run(lambda connection: self._do(connection, _GET, (record_id,)).fetchone())
+        return None if row is None else self._kind.read(row[0])
+
+    async def page(self, owner: str | None, page: Page) -> tuple[list[R], int]:
+        """As `Store.page`."""
+        wanted = (*(() if owner is None else (owner,)), _json(page.targets), page.standing)
+        whose = _OF_ALL if owner is None else _OF_ONE
+
+        def work(connection: sqlite3.Connection) -> tuple[list[R], int]:
+            (total,) = self._do(connection, f"SELECT count(*) {whose}", wanted).fetchone()
+            rows = self._do(connection, f"SELECT body {whose} {_NEWEST}", (*wanted, page.limit, page.offset))
+            return self._kind.readable(body for (body,) in rows), int(total)
+
+        return await self._file.run(work)
+
+    async def replace(self, record: R) -> bool:
+        """As `Store.replace`."""
+        return await self._change(_REPLACE, record)
+
+    async def reopen(self, record: R, holder: str, until_s: float) -> bool:
+        """As `Store.reopen`."""
+        return await self._change(_REOPEN, record, holder, until_s)
+
+    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+        """As `Store.take`."""
+        if not self._file.is_there:
+            return []
+
+        def work(connection: sqlite3.Connection) -> list[R]:
+            asked = (holder, now_s, *share, until_s + (until_s - now_s))
+            rows = self._do(connection, _FREE, asked).fetchall()
+            self._do(connection, _TAKE, (holder, until_s, _json([row[0] for row in rows])))
+            return self._kind.readable(body for _, body in rows)
+
+        return await self._file.run(work)
+
+    async def let_go(self, holder: str) -> None:
+        """As `Store.let_go`."""
+        if self._file.is_there:
+            await self._file.run(lambda connection: self._do(connection, _LET_GO, (holder,)))
+
+    async def counts(self) -> Mapping[str, int]:
+        """As `Store.counts`."""
+        if not self._file.is_there:
+            return {}
+        return await self._file.run(lambda connection: dict(self._do(connection, _COUNTS)))
+
+    async def sweep(self, now_s: float) -> int:
+        """As `Store.sweep`; a thousand in one step, so that nobody waits behind it for long."""
+        if not self._file.is_there:
+            return 0
+        swept, limits = 0, (now_s, SWEPT_AT_ONCE)
+        while some := await self._file.run(lambda connection: self._do(connection, _SWEEP, limits).rowcount):
+            swept += some
+        return swept
+
+    async def close(self) -> None:
+        """As `Store.close`."""
+        await self._file.close()
+
+    def _add(self, connection: sqlite3.Connection, row: tuple[Any, ...], bounds: Bounds) -> Added:
+        record_id, owner, target = row[:3]
+        if self._do(connection, _KNOWN, (record_id,)).fetchone():
+            return Added.KNOWN
+        if bounds.done_per_target is not None:
+            self._do(connection, _END_HISTORY, (target, bounds.done_per_target, FORGOTTEN_AT_ONCE))
+        (mine,) = self._do(connection, _OF_OWNER, (owner,)).fetchone()
+        if mine >= bounds.per_owner and not self._do(connection, _MAKE_ROOM, (owner,)).rowcount:
+            return Added.FULL
+        (total,) = self._do(connection, _COUNT).fetchone()
+        if total >= bounds.total:
+            return Added.FULL
+        self._do(connection, _ADD, row)
+        return Added.KEPT
+
+    async def _change(self, statement: str, record: R, *held: object) -> bool:
+        body = self._kind.codec.encode(record)
+        changed = (record.standing, record.is_done, record.expires_at, record.revision, body)
+        parameters = (*changed, *held, record.id, record.revision - 1, record.is_done)
+        return await self._file.run(lambda connection: self._do(connection, statement, parameters).rowcount == 1)
+
+    def _do(self, connection: sqlite3.Connection, statement: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        return connection.execute(_in(self._kind, statement), parameters)
+
+
+def check_file(path: Path, kind: Kind[Any]) -> None:
+    """Whether a start could use this file; none is fine. Reads only. Raises SettingsError."""
+    hint = f"restore it from a backup; {kind.lost}"
+    format_ = _format(kind)
+    check_sqlite_file(path, format_, broken=kind.broken, newer=kind.newer, hint=hint, without=kind.lost)
+
+
+def _format(kind: Kind[Any]) -> Format:
+    return Format(_in(kind, _SCHEMA), 1, {kind.table: _COLUMNS}, _in(kind, _DERIVED))
+
+
+def _in(kind: Kind[Any], statement: str) -> str:
+    return statement.replace("RECORDS", kind.table)
+
+
+def _json(names: Collection[str]) -> str:
+    return orjson.dumps([*names]).decode()

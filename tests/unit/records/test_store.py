@@ -1,0 +1,354 @@
+"""Does every store keep the same promises, of every kind of record? And does the file keep its own?"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sidecar.agents.record import RUNS
+from sidecar.agents.states import State as RunState
+from sidecar.agents.states import Status
+from sidecar.errors import SettingsError
+from sidecar.limits import open_store
+from sidecar.loading import run_at
+from sidecar.records import (
+    Added,
+    Bounds,
+    Codec,
+    Kind,
+    MemoryStore,
+    Page,
+    RedisStore,
+    Share,
+    SqliteStore,
+    Store,
+    StoreOut,
+    check_file,
+)
+from sidecar.settings.store import StoreSettings
+from sidecar.task_api.records import TASKS, Step
+from sidecar.task_api.records import State as TaskState
+from tests.unit.agents.runs import run
+from tests.unit.task_api.test_records import record as task
+from tests.valkey import Valkey, running_valkey
+
+ROOM, SHARE = Bounds(per_owner=3, total=5), Share()
+ALL = Page(("researcher",))
+
+
+class Sort(NamedTuple):
+    """A kind of record, as these tests make some: new, seen to, and done. Each has its own standing."""
+
+    kind: Kind[Any]
+    made: Callable[..., Any]
+    at_work: dict[str, Any]
+    done: dict[str, Any]
+
+
+SORTS = {
+    "tasks": Sort(
+        TASKS,
+        task,
+        {"state": TaskState.RUNNING, "step": Step.SENT},
+        {"state": TaskState.COMPLETED, "step": Step.OVER},
+    ),
+    "runs": Sort(
+        RUNS,
+        run,
+        {"state": RunState.RUNNING, "status": None},
+        {"state": RunState.IDLE, "status": Status.SUCCESS},
+    ),
+}
+
+
+class World(NamedTuple):
+    """A store, and what is kept in it."""
+
+    store: Store[Any]
+    sort: Sort
+
+    def made(self, name: str, owner: str = "alice", *, at: float = 0.0, until: float = 100.0, **more: Any) -> Any:
+        return self.sort.made(id=name, owner=owner, created_at=at, expires_at=until, **more)
+
+    def done(self, before: Any) -> Any:
+        return after(before, **self.sort.done)
+
+    def at_work(self, before: Any) -> Any:
+        return after(before, **self.sort.at_work)
+
+    async def add(self, name: str, owner: str = "alice", *, room: Bounds = ROOM, by: str = "me", **more: Any) -> Added:
+        return await self.store.add(self.made(name, owner, **more), by, 10.0, room)
+
+    async def page(self, owner: str | None, page: Page) -> tuple[list[str], int]:
+        found, total = await self.store.page(owner, page)
+        return [one.id for one in found], total
+
+
+def after(before: Any, **more: Any) -> Any:
+    return before._replace(revision=before.revision + 1, **more)
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(how: str, kind: Kind[Any], tmp_path: Path, server: Callable[[], Valkey]) -> AsyncIterator[Store[Any]]:
+    if how != "redis":
+        yield MemoryStore() if how == "memory" else SqliteStore(tmp_path / "kept.sqlite", kind)
+        return
+    with server().client() as client:
+        client.flushall()
+    shared = open_store(StoreSettings(url=server().url), time.time)
+    try:
+        yield RedisStore(partial(run_at, shared), kind)
+    finally:
+        await shared.close()
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=SORTS)
+async def world(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    sort = SORTS[request.param]
+    async with opened(how, sort.kind, tmp_path, lambda: request.getfixturevalue("valkey")) as store:
+        yield World(store, sort)
+        await store.close()
+        await store.close()
+
+
+async def test_what_is_kept_is_found(world: World) -> None:
+    made = world.made("1")
+    assert await world.store.take("me", 0.0, 1.0, SHARE) == []
+    assert await world.store.get("1") is None
+    assert await world.add("1") is Added.KEPT
+    assert await world.store.get("1") == made
+    assert await world.store.counts() == {made.standing: 1}
+
+
+async def test_an_id_is_taken_once_whoever_wants_it_and_however_full_it_is(world: World) -> None:
+    wanted = [world.store.add(world.made("1", owner), owner, 10.0, ROOM) for owner in ("alice", "bob", "carol")]
+    answers = await asyncio.gather(*wanted)
+    assert sorted(answers, key=str) == [Added.KEPT, Added.KNOWN, Added.KNOWN]
+    first = await world.store.get("1")
+    await world.store.replace(world.done(first))
+    assert await world.store.add(first, "me", 10.0, Bounds(1, 1, 0)) is Added.KNOWN, "and nothing gives way to it"
+    assert await world.store.get("1") == world.done(first)
+    assert await world.store.counts() == {world.done(first).standing: 1}
+
+
+async def test_of_two_who_change_one_revision_the_first_has_it(world: World) -> None:
+    await world.add("1")
+    changes = [after(world.made("1"), expires_at=200.0 + n) for n in range(20)]
+    assert sum(await asyncio.gather(*map(world.store.replace, changes))) == 1
+    assert not await world.store.replace(after(world.made("1")))
+    assert not await world.store.replace(after(world.made("unknown")))
+
+
+async def test_a_page_holds_an_owners_own_newest_first(world: World) -> None:
+    for at, name in enumerate("abc"):
+        await world.add(name, at=at)
+    await world.add("d", "bob")
+    await world.store.replace(world.done(world.made("b", at=1)))
+    assert await world.page("alice", ALL) == (["c", "b", "a"], 3)
+    assert await world.page("alice", ALL._replace(limit=1, offset=1)) == (["b"], 3)
+    assert await world.page("alice", ALL._replace(standing=world.done(world.made("b")).standing)) == (["b"], 1)
+    assert await world.page("alice", Page(("writer",))) == ([], 0)
+    assert await world.page("alice", Page(())) == ([], 0)
+    assert await world.page("carol", ALL) == ([], 0)
+    assert await world.page("", ALL) == ([], 0), "nobody is not everybody"
+
+
+async def test_a_page_of_everybodys_is_in_order_whatever_became_of_them(world: World) -> None:
+    room = Bounds(10, 20)
+    for at, name in enumerate("abcdef"):
+        await world.add(name, name, at=at, target="writer" if name == "c" else "researcher", room=room)
+    for name in "ebd":
+        standing = await world.store.get(name)
+        await world.store.replace(world.at_work(standing))
+    await world.store.replace(world.done(world.at_work(world.made("d", "d", at=3))))
+    both = Page(("researcher", "writer", "researcher", "nobody"))
+    new, at_work = world.made("x"), world.at_work(world.made("x"))
+    assert await world.page(None, both) == (["f", "e", "d", "c", "b", "a"], 6)
+    assert await world.page(None, both._replace(limit=2, offset=3)) == (["c", "b"], 6)
+    assert await world.page(None, both._replace(offset=6)) == ([], 6)
+    assert await world.page(None, ALL) == (["f", "e", "d", "b", "a"], 5)
+    assert await world.page(None, both._replace(standing=at_work.standing)) == (["e", "b"], 2)
+    assert await world.page(None, both._replace(standing=new.standing)) == (["f", "c", "a"], 3)
+    assert await world.page(None, both._replace(standing=world.done(at_work).standing)) == (["d"], 1)
+    assert await world.page(None, Page(())) == ([], 0)
+    await world.store.sweep(1000.0)
+    assert await world.page(None, both) == (["f", "e", "c", "b", "a"], 5)
+
+
+async def test_an_owner_has_room_as_long_as_something_of_theirs_is_done(world: World) -> None:
+    for name in "abc":
+        assert await world.add(name) is Added.KEPT
+    assert await world.add("d") is Added.FULL
+    await world.store.replace(world.done(world.made("b")))
+    assert await world.add("d") is Added.KEPT
+    assert await world.store.get("b") is None
+    assert {await world.add("x", "bob"), await world.add("y", "bob")} == {Added.KEPT}
+    assert await world.add("z", "carol") is Added.FULL, "as many as there may be in all"
+
+
+async def test_of_a_target_so_many_are_kept_that_are_done_and_the_oldest_give_way(world: World) -> None:
+    room = Bounds(10, 20, done_per_target=2)
+    for at, name in enumerate("abcdef"):
+        await world.add(name, at=at, target="writer" if name == "a" else "researcher", room=room)
+        if name != "c":
+            await world.store.replace(world.done(await world.store.get(name)))
+    assert await world.page("alice", ALL) == (["f", "e", "d", "c"], 4), "one gives way when another is added"
+    await world.add("g", at=6.0, room=room)
+    assert await world.page("alice", Page(("researcher", "writer"))) == (["g", "f", "e", "c", "a"], 5)
+    await world.add("h", "bob", at=7.0, room=room._replace(done_per_target=0))
+    assert await world.page(None, ALL) == (["h", "g", "c"], 3), "what is not done stays, and whose it was is the same"
+
+
+async def test_what_is_done_goes_on_only_if_that_is_said(world: World) -> None:
+    await world.add("a", by="one")
+    done = world.done(world.made("a"))
+    again = world.at_work(done)
+    assert not await world.store.reopen(world.at_work(world.made("a")), "two", 30.0), "it is not done"
+    assert await world.store.replace(done)
+    assert not await world.store.replace(again)
+    assert not await world.store.reopen(after(done), "two", 30.0), "it would not go on"
+    assert not await world.store.reopen(after(again), "two", 30.0), "that is not what is there"
+    assert await world.store.reopen(again, "two", 30.0)
+    assert await world.store.sweep(1000.0) == 0
+    assert await world.store.counts() == {again.standing: 1}
+    assert await world.store.take("one", 12.0, 22.0, SHARE) == [], "another has it"
+    assert await world.store.take("two", 12.0, 22.0, SHARE) == [again]
+    assert await world.store.replace(world.done(again)) and await world.store.sweep(1000.0) == 1
+    assert not await world.store.reopen(after(again), "two", 30.0), "it was forgotten"
+
+
+async def test_what_nobody_holds_any_more_is_taken_by_one(world: World) -> None:
+    store = world.store
+    for name in "abc":
+        await world.add(name, by="one")
+    await store.replace(world.done(world.made("b")))
+    assert await store.take("two", 5.0, 20.0, SHARE) == []
+    assert {one.id for one in await store.take("one", 5.0, 12.0, SHARE)} == {"a", "c"}, "what is mine is mine again"
+    assert await store.take("two", 11.0, 20.0, SHARE) == []
+    taken = await asyncio.gather(*(store.take(f"n{n}", 13.0, 20.0, Share(1, 1)) for n in range(5)))
+    assert sorted(one.id for some in taken for one in some) == ["a", "c"]
+    await store.let_go("n0")
+    await store.let_go("n1")
+    assert {one.id for one in await store.take("two", 13.0, 20.0, SHARE)} == {"a", "c"}
+
+
+async def test_who_held_it_by_a_clock_that_was_hours_ahead_holds_it_no_more(world: World) -> None:
+    await world.store.add(world.made("a"), "ahead", 50_000.0, ROOM)
+    await world.store.add(world.made("b"), "somewhat ahead", 24.0, ROOM)
+    assert [one.id for one in await world.store.take("two", 5.0, 15.0, SHARE)] == ["a"]
+
+
+async def test_nobody_takes_more_of_one_owner_than_their_share(world: World) -> None:
+    store, room = world.store, Bounds(10, 20)
+    for n in range(6):
+        await store.add(world.made(f"a{n}", at=float(n)), "me" if n > 3 else "", 0.0, room)
+    await store.add(world.made("b0", "bob", at=9.0), "", 0.0, room)
+    taken = await store.take("me", 5.0, 12.0, Share(total=4, per_owner=3))
+    assert [one.id for one in taken] == ["a4", "a5", "a0", "b0"], "what is mine first, then the oldest"
+    assert [one.id for one in await store.take("me", 5.0, 12.0, Share(total=2, per_owner=3))] == ["a0", "a4"]
+    assert {one.id for one in await store.take("two", 5.0, 12.0, SHARE)} == {"a1", "a2", "a3"}
+
+
+async def test_what_is_done_is_forgotten_in_its_time_and_what_is_not_never(world: World) -> None:
+    await world.add("a", until=10.0)
+    await world.add("b", until=10.0)
+    await world.store.replace(world.done(world.made("a"))._replace(expires_at=20.0))
+    assert await world.store.sweep(19.0) == 0, "when it is done says how long it is kept"
+    assert await world.store.sweep(20.0) == 1
+    assert await world.store.get("a") is None and await world.store.get("b") is not None
+    assert await world.store.counts() == {world.made("b").standing: 1}
+
+
+@pytest.mark.parametrize("sort", SORTS.values(), ids=[*SORTS])
+@pytest.mark.parametrize("how", ["file", "redis"])
+async def test_what_cannot_be_read_is_no_others_trouble(
+    how: str, sort: Sort, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A newer version may have put it there, as replicas do where they are changed one after the other."""
+    newer = replace(sort.kind, codec=Codec(lambda _: b'{"state": "paused"}', sort.kind.codec.decode))
+    path = tmp_path / "odd"
+    path.mkdir()
+    async with opened(how, sort.kind, path, lambda: request.getfixturevalue("valkey")) as store:
+        world = World(store, sort)
+        await world.add("good")
+        store._kind = newer  # type: ignore[attr-defined]
+        await world.add("odd")
+        assert [one.id for one in await store.take("me", 5.0, 12.0, SHARE)] == ["good"]
+        assert await world.page("alice", ALL) == (["good"], 2)
+        assert await world.page(None, ALL) == (["good"], 2)
+        with pytest.raises(StoreOut):
+            await store.get("odd")
+        await store.close()
+
+
+async def test_a_server_that_is_gone_is_a_store_that_is_out() -> None:
+    shared = open_store(StoreSettings(url="unix:///nowhere.sock"), time.time)
+    store = RedisStore(partial(run_at, shared), TASKS)
+    with pytest.raises(StoreOut):
+        await store.get("1")
+    assert not store.up
+    await shared.close()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sort", SORTS.values(), ids=[*SORTS])
+async def test_a_file_is_there_with_its_first_record_and_only_its_owner_reads_it(sort: Sort, tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    store = SqliteStore(path, sort.kind)
+    assert await store.counts() == {} and await store.sweep(1.0) == 0
+    await store.let_go("me")
+    assert not path.exists()
+    world = World(store, sort)
+    await world.add("1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await store.close()
+    check_file(path, sort.kind)
+    again = SqliteStore(path, sort.kind)
+    assert await again.get("1") == world.made("1")
+    await again.close()
+
+
+@pytest.mark.parametrize(("kind", "code"), [(TASKS, "T103"), (RUNS, "T105")])
+async def test_a_file_that_is_none_stops_the_start_and_is_out_while_it_runs(
+    kind: Kind[Any], code: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "kept.sqlite"
+    path.write_text("something else" * 20)
+    with pytest.raises(SettingsError, match=code):
+        check_file(path, kind)
+    store = SqliteStore(path, kind)
+    with pytest.raises(StoreOut):
+        await store.get("1")
+    assert not store.up
+    await store.close()
+
+
+async def test_a_file_of_another_kind_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    store = SqliteStore(path, TASKS)
+    await World(store, SORTS["tasks"]).add("1")
+    await store.close()
+    with pytest.raises(SettingsError, match="T105"):
+        check_file(path, RUNS)
