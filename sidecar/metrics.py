@@ -53,6 +53,8 @@ REVISIONS = ("same", "other")
 RELOADS = ("ok", "failed")
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
+AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus
+AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
 AUDIT_COPIES = ("copied", "lost")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
@@ -81,6 +83,7 @@ class Metrics:
     def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = (), budgets: Iterable[str] = ()) -> None:
         # Choices of labels; `reconfigured` fills them.
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
+        self._agents = set[str]()  # those that are programs; `agents_offered` fills it
         self._requests = Table(
             "counter",
             "requests_total",
@@ -183,6 +186,27 @@ class Metrics:
         self._inflight = Table("gauge", "inflight_requests", "Requests under way.", {"protocol": PROTOCOLS})
         self._streams = Table("gauge", "open_streams", "Event streams open to callers.", {"protocol": PROTOCOLS})
         self._task_states = Table("gauge", "a2a_tasks", "Tasks of the task API that are kept.", {"state": TASK_STATES})
+        self._agent_runs = Table(
+            "counter",
+            "agent_runs_total",
+            "Runs of agents that are programs, by what they came to.",
+            {"agent": self._agents, "status": AGENT_STATUSES},
+        )
+        self._agent_queue = Table(
+            "gauge", "agent_queue_length", "Runs of the agent that wait for their turn here.", {"agent": self._agents}
+        )
+        self._agent_executions = Table(
+            "gauge",
+            "agent_executions",
+            "Runs of the agent that are under way here, by their state; idle waits for its turn.",
+            {"agent": self._agents, "state": AGENT_STATES},
+        )
+        self._agent_pool = Table(
+            "gauge",
+            "agent_pool_used_ratio",
+            "How many runs of the agent are at work here, of those that may be at once.",
+            {"agent": self._agents},
+        )
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
         self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
         self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", {"revision": AS_GIVEN})
@@ -382,6 +406,27 @@ class Metrics:
         """How many of the task API are in each state."""
         for state in TASK_STATES:
             self._task_states.set((state,), counts.get(state, 0))
+
+    def agents_offered(self, names: Iterable[str]) -> None:
+        """These agents are programs now."""
+        self._agents.clear()
+        self._agents.update(names)
+        for gauge in (self._agent_queue, self._agent_executions, self._agent_pool):
+            gauge.keep(self._agents)
+            gauge.declare(sorted(self._agents), *([AGENT_STATES] if gauge is self._agent_executions else []))
+        self._agent_runs.chosen_anew()
+        self._agent_runs.declare(sorted(self._agents), AGENT_STATUSES)
+
+    def agent_ran(self, agent: str, status: str) -> None:
+        """One run of it is over: `success`, `failure`, `timeout` or `cancelled`."""
+        self._agent_runs.add((agent, status))
+
+    def agent_stands(self, agent: str, running: int, waiting: int, places: int, states: Mapping[str, int]) -> None:
+        """So many of its runs are at work, wait, may be at work at once, and are in each state."""
+        self._agent_queue.set((agent,), waiting)
+        self._agent_pool.set((agent,), running / places)
+        for state in AGENT_STATES:
+            self._agent_executions.set((agent, state), states.get(state, 0))
 
     def sessions(self, count: int) -> None:
         """How many are alive."""

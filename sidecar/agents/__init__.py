@@ -1,7 +1,9 @@
 """How is a program on the command line an A2A agent like any other?
 
     wire.py        what A2A asks of an agent, answered by runs: `upstreams.agents.AgentWire`
-    executions.py  one run from its order to its end: its turn, its tries, what is kept of it
+    executions.py  which runs there are, and who sees to each
+    course.py      one run from its order to its end: its turn (turns.py, leases.py), its tries (retrying.py),
+                   what is kept of it (saving.py, left_behind.py), who hears of it (hearing.py)
     states.py      the seed's state machine as a table, and what may be tried again
     record.py      what is known of one run
     prompts.py     what a message becomes: a prompt, and what its caller may choose beside it

@@ -1,15 +1,54 @@
-"""What becomes of a run, from its order to its end?"""
+"""Which runs are there, and who sees to each?
+
+Every run that is not over is on somebody's hands: of the process that it was ordered at, which says so again and again
+(`course.py` is its way). What nobody holds any more was left behind by a process that is gone: it has failed, and is
+not run again, for nobody knows what it had done. What is under way here is newer than what is kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from sidecar.agents.record import Execution
+from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
+from sidecar.agents.leases import Leases
+from sidecar.agents.left_behind import left_behind
+from sidecar.agents.record import Execution, Failure, Transition
 from sidecar.agents.running import Prompt, Runner
-from sidecar.agents.states import State
+from sidecar.agents.states import Category, State, Status
+from sidecar.agents.telling import WAITS, StreamResponse, begun, stood, went_on
+from sidecar.agents.turns import Turns
+from sidecar.errors import Reason, Refusal
+from sidecar.metrics import Metrics
+from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut
 from sidecar.settings.agents import CliAgent
+from sidecar.shared_key import Run
 from sidecar.vocabulary import Caller
+
+HELD_S: Final = 15.0
+LOOK_EVERY_S: Final = 1.0
+LOOK_ALONE_EVERY_S: Final = 5.0  # where nobody else has a hand in the store
+SWEEP_EVERY_S: Final = 60.0
+CANCEL_S: Final = 10.0  # how long who gives a run up waits for its end
+ENDING_S: Final = 15.0  # what a program that is ended may take for it
+FOLLOW_EVERY_S: Final = 1.0
+OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
+MAX_INPUT_CHARS: Final = 16 * 1024
+MAX_UNKEPT: Final = 1_000
+SHARE: Final = Share(100_000, 100_000)  # all that were begun: queues bound them
+STOPPED: Final = "the sidecar stopped"
+UNKEPT: Final = "the store did not say in time that it is kept"
+
+MakeRunner = Callable[[str, CliAgent], Runner]
+"""What makes the tries of an agent. Raises SettingsError."""
+
+log = logging.getLogger("sidecar.agents")
 
 
 class Pool(NamedTuple):
@@ -21,47 +60,363 @@ class Pool(NamedTuple):
     places: int
 
 
-class Executions(Protocol):
-    """Every run of every agent that is a program. Everything that asks the store raises
-    Refusal(STORE_UNAVAILABLE)."""
+@dataclass(slots=True)
+class Executions:
+    """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
+    that replicas share, None where there is none. `clock` gives seconds since the epoch, `random` numbers from 0 to 1;
+    `keep_s` is how long a run that is over is kept."""
+
+    store: Store[Execution]
+    make_runner: MakeRunner
+    metrics: Metrics
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    holder: str
+    random: Callable[[], float]
+    bounds: Callable[[], Bounds]
+    keep_s: Callable[[], float]
+    run_shared: Run | None = None
+    _means: Means = field(init=False)
+    _offers: dict[str, Offer] = field(default_factory=dict)
+    _retired: set[Offer] = field(default_factory=set)
+    _turns: dict[str, Turns] = field(default_factory=dict)
+    _courses: dict[str, Course] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        leases = None if self.run_shared is None else Leases(self.run_shared, self.holder)
+        about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
+        self._means = Means(*about, asyncio.Event())
+
+    # --- agents -------------------------------------------------------------------------------------------------------
 
     def offer(self, definitions: Mapping[str, CliAgent]) -> None:
-        """These agents are in force: all of them, or, where one raises SettingsError, those before. An agent whose
-        definition is the same keeps its conversations; what waits for one that is gone has failed."""
+        """These agents are in force. One whose definition is the same keeps its conversations; what was ordered of
+        another runs as it was when it was ordered, and what waits for one that is gone has failed. Raises
+        SettingsError, and then all is as before."""
+        offers = {name: self._offered(name, one) for name, one in definitions.items() if one.enabled}
+        self._retired |= set(self._offers.values()) - set(offers.values())
+        self._offers = offers
+        for name, offer in offers.items():
+            self._turns[name].resized(offer.definition.places, offer.definition.max_queue)
+        for course in list(self._courses.values()):
+            if course.offer.name not in offers and course.waits:
+                why = "the agent is not offered any more"
+                course.give_up(GivenUp(State.FAILED, why, Failure(Category.PERMANENT, why)))
+        self._turns = {name: one for name, one in self._turns.items() if name in offers or one.running or one.waiting}
+        self.metrics.agents_offered(offers)
+        self._let_go_of_retired()
 
     def runner_of(self, name: str) -> Runner:
         """What makes the tries of an agent. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        return self._offer_of(name).runner
 
     def standing(self, name: str) -> Pool:
         """How an agent stands here. Raises Refusal(UPSTREAM_UNKNOWN)."""
+        turns = self._offer_of(name).turns
+        return Pool(turns.running, turns.waiting, turns.places)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str, *, schedule: str = "") -> Execution:
         """A new run, which waits for its turn from now on; it is kept when this returns. Raises Refusal:
-        TOO_MANY_CONCURRENT where its queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        TOO_MANY_CONCURRENT where its queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
+        offer, now_s, execution_id = self._offer_of(name), self.clock(), self.new_id()
+        record = Execution(
+            execution_id,
+            caller.binding,
+            caller,
+            name,
+            context,
+            created_at=now_s,
+            expires_at=now_s + self.keep_s(),
+            input=prompt.text[:MAX_INPUT_CHARS],
+            task=begun(execution_id, context, prompt.message, now_s),
+            schedule=schedule,
+            transitions=(Transition(State.IDLE, now_s, "it was ordered"),),
+            max_retries=offer.definition.tries - 1,
+            timeout_s=offer.definition.timeout,
+        )
+        bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
+
+        async def keep() -> None:
+            added = await self.store.add(record, self.holder, now_s + HELD_S, bounds)
+            if added is Added.FULL:
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
+
+        return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, execution_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """One more turn of a run whose task is INPUT_REQUIRED or AUTH_REQUIRED. Raises Refusal as `begin`, and
-        TASK_UNKNOWN, and MALFORMED_CALL for what cannot go on."""
+        """One more turn of a run whose task waits for its caller. Raises Refusal as `begin`, and TASK_UNKNOWN;
+        MALFORMED_CALL for one that does not wait."""
+        record = await self._kept(execution_id)
+        if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
+            raise _does_not_wait()
+        offer, now_s = self._offer_of(record.target), self.clock()
+        anew = record._replace(
+            caller=caller,
+            input=prompt.text[:MAX_INPUT_CHARS],
+            task=went_on(record.task, prompt.message, now_s)[0],
+            status=None,
+            transitions=(*record.transitions, Transition(State.IDLE, now_s, "it goes on")),
+            ended_at=None,
+            previous_tries=(),
+            cancel_requested=False,
+            max_retries=offer.definition.tries - 1,
+            timeout_s=offer.definition.timeout,
+            revision=record.revision + 1,
+        )
 
-    def follow(self, execution_id: str) -> AsyncGenerator[Mapping[str, Any] | None]:
+        async def keep() -> None:
+            if not await self.store.reopen(anew, self.holder, now_s + HELD_S):
+                raise _does_not_wait()
+
+        return await self._enter(offer, anew, prompt, keep)
+
+    async def follow(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
         """Its canonical StreamResponses: first the Task as it stands, then what becomes of it until its end; None is a
-        sign of life. Who reads too slowly hears the whole Task again in place of what was missed. Raises Refusal:
-        TASK_UNKNOWN."""
+        sign of life. Who reads too slowly is told the whole Task again in place of what was missed; of another
+        replica's run there is never anything else. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        course = self._courses.get(execution_id)
+        told = course.hearers.hear() if course is not None else self._follow_kept(execution_id)
+        async with aclosing(told):
+            async for event in told:
+                yield event
 
     async def get(self, execution_id: str) -> Execution | None:
-        """The run of this id, whoever owns it; what is under way here is newer than what is kept."""
+        """The run of this id, whoever owns it. Raises Refusal(STORE_UNAVAILABLE)."""
+        course = self._courses.get(execution_id)
+        if course is not None:
+            return course.record
+        try:
+            return await self.store.get(execution_id)
+        except StoreOut as out:
+            raise _unavailable(out) from None
 
     async def page(
-        self, owner: str | None, targets: Collection[str], state: State | None, limit: int, offset: int
+        self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
     ) -> tuple[list[Execution], int]:
-        """Some runs of an owner (None: of everybody), newest first, and how many there are in all."""
+        """Some runs of an owner (None: of everybody), newest first, and how many there are in all. Raises
+        Refusal(STORE_UNAVAILABLE)."""
+        try:
+            kept, count = await self.store.page(owner, Page(targets, standing, limit, offset))
+        except StoreOut as out:
+            raise _unavailable(out) from None
+        return [self._courses[one.id].record if one.id in self._courses else one for one in kept], count
 
     async def cancel(self, execution_id: str, why: str) -> Execution:
-        """Give a run up, wherever it is, and wait a while for its end. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE."""
+        """Give a run up, wherever it is, and wait a while for its end. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
+        STORE_UNAVAILABLE."""
+        course = self._courses.get(execution_id)
+        if course is None:
+            return await self._cancel_kept(execution_id, why)
+        course.give_up(GivenUp(State.CANCELLED, why))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_S):
+                await course.over.wait()
+        if course.record.status is not Status.CANCELLED:
+            raise Refusal(Reason.NOT_CANCELABLE)
+        return course.record
+
+    # --- as long as the process lives ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Hold what is ours, see what others ask of it, end what somebody left behind, forget what is old. Runs as long
-        as the process."""
+        """Hold what is ours, hear what others ask of it, end what was left behind, forget what is old. Runs as long as
+        the process."""
+        looked_s = swept_s = float("-inf")
+        look_every_s = LOOK_ALONE_EVERY_S if self.run_shared is None else LOOK_EVERY_S
+        if self._means.leases is not None:
+            with suppress(ConnectionError):
+                await self._means.leases.greet()
+        while True:
+            with suppress(StoreOut):  # `up` says so, and the next look is soon
+                if time.monotonic() - looked_s >= look_every_s:
+                    looked_s = time.monotonic()
+                    await self._look()
+                if time.monotonic() - swept_s >= SWEEP_EVERY_S:
+                    swept_s = time.monotonic()
+                    await self.store.sweep(self.clock())
+            self._tell_places()
+            self.measure()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def measure(self) -> None:
+        """How every agent stands, as series."""
+        states = {name: Counter[str]() for name in self._offers}
+        for course in self._courses.values():
+            if course.offer.name in states:
+                states[course.offer.name][course.record.state] += 1
+        for name in self._offers:
+            self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     async def close(self, grace_s: float) -> None:
         """Begin nothing more, give what runs a while, then end it; the store says so."""
+        self._means.closing.set()
+        self._stop([course for course in self._courses.values() if course.waits], "before it could run")
+        await self._wait(grace_s)
+        self._stop(list(self._courses.values()), "while it ran")
+        await self._wait(ENDING_S)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        offers, self._offers = {*self._offers.values(), *self._retired}, {}
+        await asyncio.gather(*(offer.runner.close() for offer in offers), *self._ending, return_exceptions=True)
+        with suppress(StoreOut):
+            await self.store.let_go(self.holder)
+        await self.store.close()
+
+    # --- agents, inside -----------------------------------------------------------------------------------------------
+
+    def _offered(self, name: str, definition: CliAgent) -> Offer:
+        known = self._offers.get(name)
+        if known is not None and known.definition == definition:
+            return known
+        turns = self._turns.setdefault(name, Turns(definition.places, definition.max_queue))
+        return Offer(name, definition, self.make_runner(name, definition), turns)
+
+    def _offer_of(self, name: str) -> Offer:
+        if name not in self._offers:
+            raise Refusal(Reason.DRAINING if self._means.closing.is_set() else Reason.UPSTREAM_UNKNOWN)
+        return self._offers[name]
+
+    def _let_go_of_retired(self) -> None:
+        """What makes the tries of an agent that is not in force ends with the last of its runs."""
+        used = {course.offer for course in self._courses.values()}
+        for offer in self._retired - used:
+            self._retired.discard(offer)
+            closing = asyncio.create_task(offer.runner.close(), name=f"ends agent {offer.name}")
+            self._ending.add(closing)
+            closing.add_done_callback(self._ending.discard)
+
+    # --- runs, inside -------------------------------------------------------------------------------------------------
+
+    async def _enter(
+        self, offer: Offer, record: Execution, prompt: Prompt, keep: Callable[[], Awaitable[None]]
+    ) -> Execution:
+        """Its place first, so that what is refused is never kept; then it is kept, and then it begins."""
+        if self._means.closing.is_set():
+            raise Refusal(Reason.DRAINING)
+        place = offer.turns.enter(record.owner)
+        course = self._courses[record.id] = Course(self._means, offer, record, prompt, place)
+        try:
+            await keep()
+        except BaseException as error:
+            del self._courses[record.id]
+            offer.turns.leave(place)
+            self._unkept[record.id] = None  # it may be there all the same, and nobody will run it
+            while len(self._unkept) > MAX_UNKEPT:
+                self._unkept.popitem(last=False)
+            if isinstance(error, StoreOut):
+                raise _unavailable(error) from None
+            raise
+        self._tasks[record.id] = asyncio.create_task(course.run(), name=f"sees to run {record.id}")
+        self._tasks[record.id].add_done_callback(lambda task: self._over(record.id, task))
+        return course.record
+
+    def _over(self, execution_id: str, task: asyncio.Task[None]) -> None:
+        del self._courses[execution_id], self._tasks[execution_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("bug", extra={"run": execution_id}, exc_info=error)
+        if not self._means.closing.is_set():
+            self._let_go_of_retired()
+
+    def _tell_places(self) -> None:
+        courses = {course.place: course for course in self._courses.values()}
+        for offer in {course.offer for course in self._courses.values()}:
+            for index, place in enumerate(offer.turns.order()):
+                if place in courses:
+                    courses[place].tell_place(index)
+
+    async def _kept(self, execution_id: str) -> Execution:
+        record = await self.get(execution_id)
+        if record is None:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        return record
+
+    async def _follow_kept(self, execution_id: str) -> AsyncGenerator[StreamResponse | None]:
+        record = await self._kept(execution_id)
+        yield {"task": record.task}
+        heard_s = time.monotonic()
+        while not record.is_done:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            try:
+                found = await self._kept(execution_id)
+            except Refusal as refusal:
+                if refusal.reason is not Reason.STORE_UNAVAILABLE or time.monotonic() - heard_s > OUT_S:
+                    raise
+                continue
+            heard_s = time.monotonic()
+            yield {"task": found.task} if found.task != record.task else None
+            record = found
+
+    async def _cancel_kept(self, execution_id: str, why: str) -> Execution:
+        until_s, asked = time.monotonic() + CANCEL_S, False
+        while True:
+            record = await self._kept(execution_id)
+            if record.is_done and not (asked and record.status is Status.CANCELLED):
+                if record.task["status"]["state"] not in WAITS:
+                    raise Refusal(Reason.NOT_CANCELABLE)
+                await self._replace(_lapsed(record, why, self.clock()))
+                asked = True
+                continue
+            if record.is_done or time.monotonic() >= until_s:
+                return record
+            if not record.cancel_requested:
+                await self._replace(record._replace(cancel_requested=True, revision=record.revision + 1))
+            asked = True
+            await asyncio.sleep(FOLLOW_EVERY_S / 4)
+
+    async def _replace(self, record: Execution) -> None:
+        """Where somebody else was faster, the next look says so. Raises Refusal(STORE_UNAVAILABLE)."""
+        try:
+            await self.store.replace(record)
+        except StoreOut as out:
+            raise _unavailable(out) from None
+
+    # --- whose they are -----------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Raises StoreOut."""
+        now_s = self.clock()
+        for record in await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
+            course = self._courses.get(record.id)
+            if course is not None:
+                course.saving.look(record)
+            else:
+                await self._left_behind(record)
+
+    async def _left_behind(self, record: Execution) -> None:
+        """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there."""
+        why = UNKEPT if record.id in self._unkept else STOPPED
+        ended = left_behind(record, why, self.clock(), self.keep_s())
+        if await self.store.replace(ended) and ended.status is not None and record.status is None:
+            self.metrics.agent_ran(record.target, ended.status)
+            log.warning("a run was left behind", extra={"run": record.id, "agent": record.target})
+        self._unkept.pop(record.id, None)
+
+    def _stop(self, courses: list[Course], when: str) -> None:
+        why = f"{STOPPED} {when}"
+        for course in courses:
+            course.give_up(GivenUp(State.FAILED, why, Failure(Category.SYSTEM, why)))
+
+    async def _wait(self, limit_s: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=limit_s)
+
+
+def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
+    """A run whose task waited for its caller, given up."""
+    task, _ = stood(record.task, CANCELED, why, now_s)
+    open_ = record._replace(status=None, task=task, revision=record.revision + 1)
+    return open_.moved(State.CANCELLED, now_s, why).moved(State.CLEANUP, now_s).moved(State.IDLE, now_s)
+
+
+def _does_not_wait() -> Refusal:
+    return Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
+
+
+def _unavailable(out: StoreOut) -> Refusal:
+    log.warning("the store of runs is out", extra={"error": str(out)})
+    return Refusal(Reason.STORE_UNAVAILABLE)

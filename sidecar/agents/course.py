@@ -1,0 +1,363 @@
+"""What becomes of one run, from its order to its end?
+
+    idle        its turn here, and among replicas where it writes; or given up, or its turn comes too late
+    starting    a try begins, told on disk without waiting for it
+    running     what its program says goes to whoever listens, and once a second to the store
+    failed      for good, or it rests until the next try
+    cleanup     its end is known, and what is left of it is ended
+    idle        nothing is left of it, its turn is another's, its end is in the store: now everybody hears of it
+
+A run is given up at one place (`give_up`): its state says so at once, and its body is cancelled once, wherever it is;
+that ends the program. Nobody hears of an end before the store has it, unless that is out: an end that was told is the
+end, also after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from sidecar.agents.hearing import Hearers
+from sidecar.agents.leases import Lease, Leases
+from sidecar.agents.record import Execution, Failure, Try, Usage
+from sidecar.agents.retrying import rest_s
+from sidecar.agents.running import Ended, Event, Order, Prompt, Runner, Said, Started
+from sidecar.agents.saving import Saving
+from sidecar.agents.states import Category, State, Status
+from sidecar.agents.telling import StreamResponse, Told, after, anew, stood
+from sidecar.agents.turns import Place, Turns
+from sidecar.metrics import Metrics
+from sidecar.records import Store
+from sidecar.settings.agents import CliAgent
+
+MAX_OUTPUT_CHARS: Final = 16 * 1024
+OVERTIME_S: Final = 10.0  # a try ends itself at its deadline; what does not even do that is ended so much later
+TOLD_WITHIN_S: Final = 2.0
+FAILED: Final = "TASK_STATE_FAILED"
+CANCELED: Final = "TASK_STATE_CANCELED"
+
+log = logging.getLogger("sidecar.agents")
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """An agent that is in force, or was when a run of it was ordered."""
+
+    name: str
+    definition: CliAgent
+    runner: Runner
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
+    how long one that is over is kept. Once `closing` is set, no try begins."""
+
+    store: Store[Execution]
+    metrics: Metrics
+    clock: Callable[[], float]
+    random: Callable[[], float]
+    keep_s: Callable[[], float]
+    leases: Leases | None
+    closing: asyncio.Event
+
+
+class GivenUp(NamedTuple):
+    """Why a run ends that did not end by itself."""
+
+    state: State
+    why: str
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """One run on its way. `record` is what is known of it now."""
+
+    means: Means
+    offer: Offer
+    record: Execution
+    prompt: Prompt
+    place: Place
+    hearers: Hearers = field(init=False)
+    saving: Saving = field(init=False)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _body: asyncio.Task[None] | None = None
+    _lease: Lease | None = None
+    _last: tuple[StreamResponse, ...] = ()
+    _heard_of_turn: str = ""
+
+    def __post_init__(self) -> None:
+        self.hearers = Hearers(lambda: self.record.task)
+        self.saving = Saving(self.means.store, lambda: self.record, self._asked, self._lost)
+
+    async def run(self) -> None:
+        """All of it. Whoever is cancelled here leaves its record as a kill would; `give_up` is the way to end it."""
+        saving = asyncio.create_task(self.saving.run(), name=f"keeps run {self.record.id}")
+        try:
+            if not self.is_ending:
+                self._body = asyncio.create_task(self._to_its_end(), name=f"run {self.record.id}")
+                await asyncio.wait({self._body})
+                self._judge(self._body)
+            self.offer.turns.leave(self.place)
+            if not self.saving.is_lost:
+                self._move(State.IDLE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOLD_WITHIN_S):
+                    await self.saving.settle()
+            self.hearers.tell(self._last)
+            self._end()
+            await self.saving.settle()
+        finally:
+            saving.cancel()
+            if self._body is not None and not self._body.done():
+                self._body.cancel()
+                await asyncio.wait({self._body})
+            self._end()
+
+    def give_up(self, because: GivenUp) -> None:
+        """End it, if it has no end yet. The first word holds."""
+        if self.is_ending:
+            return
+        if because.failure is not None:
+            self.record = self.record._replace(failure=because.failure)
+        told = stood(self.record.task, _AS_TOLD[because.state], because.why, self._now())
+        self._ends(because.state, because.why, told)
+        if self._body is not None:
+            self._body.cancel()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its turn, or for its next try."""
+        return self.record.state in (State.IDLE, State.FAILED) and not self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its end is known, or it is somebody else's."""
+        return self.record.state is State.CLEANUP or self.record.is_done or self.saving.is_lost
+
+    def tell_place(self, place: int) -> None:
+        """Whoever listens hears how many turns come before its own, if that is another number than before."""
+        if not len(self.hearers) or self.record.state is not State.IDLE or self.is_ending:
+            return
+        ahead = 0 if self._lease is None else self._lease.ahead
+        said = f"waits for its turn: {place + ahead} before it"
+        if said != self._heard_of_turn:
+            self._heard_of_turn = said
+            task, events = stood(self.record.task, "TASK_STATE_SUBMITTED", said, self._now())
+            self.record = self.record._replace(task=task)  # not worth a write: it is another a moment later
+            self.hearers.tell(events)
+
+    # --- its way ------------------------------------------------------------------------------------------------------
+
+    async def _to_its_end(self) -> None:
+        """Until its end is known and nothing is left of its program."""
+        definition = self.offer.definition
+        keeping: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(definition.queue_timeout):
+                await self.place.come()
+                if definition.writes and self.means.leases is not None:
+                    lease = self.means.leases.of(self.offer.name, self.record.id)
+                    self._lease = lease
+                    await lease.come()
+                    keeping = asyncio.create_task(self._keep(lease))
+        except TimeoutError:
+            why = f"its turn did not come within {definition.queue_timeout:g} s"
+            self._fails(State.TIMEOUT, Failure(Category.SYSTEM, why))
+            return
+        self.place.at_work = True
+        try:
+            await self._tries()
+        finally:
+            if keeping is not None and self._lease is not None:
+                keeping.cancel()
+                await self._lease.leave()
+
+    async def _keep(self, lease: Lease) -> None:
+        await lease.keep()
+        why = "the store that replicas share did not say in time that it is still its turn"
+        self.give_up(GivenUp(State.FAILED, why, Failure(Category.SYSTEM, why)))
+
+    async def _tries(self) -> None:
+        attempt = 1
+        while (rest := await self._try(attempt)) is not None:
+            of = self.offer.definition.tries
+            failure = self.record.failure.message if self.record.failure else ""
+            self._tell(
+                anew(self.record.task, f"{failure}; try {attempt + 1} of {of} begins in {rest:.1f} s", self._now())
+            )
+            await asyncio.sleep(rest)
+            attempt += 1
+
+    async def _try(self, attempt: int) -> float | None:
+        """One try, until nothing of it is left. How long to rest before the next one, None where there is none."""
+        why = "its turn came" if attempt == 1 else f"try {attempt}"
+        tries = self.record.previous_tries if attempt == 1 else (*self.record.previous_tries, _last_try(self.record))
+        self._move(
+            State.STARTING, why, previous_tries=tries, started_at=self._now(), pid=None, exit_code=None, signal=None,
+            failure=None, usage=Usage(), output="", output_bytes=0,
+        )  # fmt: skip
+        timeout_s = self.offer.definition.timeout
+        told = self.offer.runner.run(self._order(attempt, timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s + OVERTIME_S):
+                async for event in told:
+                    if isinstance(event, Ended):
+                        return self._ended(event, attempt)
+                    self._hear(event)
+            ended = Ended(None, Usage(), Failure(Category.SYSTEM, "nothing was heard of its end"))
+        except TimeoutError:
+            ended = Ended(None, Usage(), timed_out=True)
+        finally:
+            await _closed(told)
+        return self._ended(ended, attempt)
+
+    def _order(self, attempt: int, timeout_s: float) -> Order:
+        record = self.record
+        return Order(
+            record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller
+        )  # fmt: skip
+
+    def _hear(self, event: Event) -> None:
+        if self.is_ending:
+            return
+        if self.record.state is State.STARTING:
+            resumed = isinstance(event, Started) and event.resumed
+            self._move(State.RUNNING, "in the process of its conversation" if resumed else "")
+        if isinstance(event, Started):
+            self.record = self.record._replace(pid=event.pid)
+        elif isinstance(event, Said):
+            output = (self.record.output + event.text)[-MAX_OUTPUT_CHARS:]
+            size = self.record.output_bytes + len(event.text.encode())
+            self.record = self.record._replace(output=output, output_bytes=size)
+        self._tell(after(self.record.task, event, self._now()))
+
+    def _ended(self, event: Ended, attempt: int) -> float | None:
+        """What a try came to; how long to rest before the next one."""
+        if event.timed_out and event.failure is None:
+            why = f"it did not end within {self.offer.definition.timeout:g} s"
+            event = replace(event, failure=Failure(Category.AGENT, why))
+        failure = event.failure
+        if failure is None and event.state in _FAILURES:
+            failure = Failure(Category.AGENT, _words(event) or "it says so")
+        code, number = (None, None) if event.exit is None else event.exit
+        self.record = self.record._replace(exit_code=code, signal=number, usage=event.usage)
+        if self.is_ending:
+            return None
+        self.record = self.record._replace(failure=failure)
+        state, why = _state_of(event), "" if failure is None else failure.message
+        if state is State.COMPLETED and self.record.state is State.STARTING:
+            self._move(State.RUNNING)
+        rest = None
+        if not self.means.closing.is_set():
+            rest = rest_s(self.offer.definition, event, attempt, self.means.random)
+        if rest is None:
+            self._ends(state, why, after(self.record.task, event, self._now()))
+        else:
+            self._move(state, why)
+        return rest
+
+    # --- its record ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, body: asyncio.Task[None]) -> None:
+        """A bug of ours in a run is its end too, and no other run's trouble."""
+        if not body.cancelled() and (error := body.exception()) is not None:
+            log.error("bug", extra={"run": self.record.id}, exc_info=error)
+        if not self.is_ending:
+            self._fails(State.FAILED, Failure(Category.SYSTEM, "internal error"))
+
+    def _fails(self, state: State, failure: Failure) -> None:
+        self.record = self.record._replace(failure=failure)
+        self._ends(state, failure.message, stood(self.record.task, FAILED, failure.message, self._now()))
+
+    def _ends(self, state: State, why: str, told: Told) -> None:
+        """Its end is known; what there is to tell of it is told when nothing is left of it."""
+        task, self._last = told
+        self.record = self.record._replace(task=task)
+        if self.record.state is not state:  # one that rested before its next try has failed already
+            self._move(state, why)
+        self._move(State.CLEANUP)
+        if self.record.status is not None:
+            self.means.metrics.agent_ran(self.offer.name, self.record.status)
+
+    def _move(self, state: State, why: str = "", **facts: Any) -> None:
+        if state is State.IDLE:
+            facts["expires_at"] = self._now() + self.means.keep_s()
+        self.record = self.record.moved(state, self._now(), why, **facts)
+        self.saving.moved()
+        about = {"run": self.record.id, "agent": self.offer.name, "state": state.value, "why": why}
+        log.info("a run is in another state", extra=about)
+
+    def _tell(self, told: Told) -> None:
+        task, events = told
+        self.record = self.record._replace(task=task)
+        self.saving.spoke()
+        self.hearers.tell(events)
+
+    def _asked(self) -> None:
+        self.record = self.record._replace(cancel_requested=True)
+        self.give_up(GivenUp(State.CANCELLED, "it was cancelled"))
+
+    def _lost(self, theirs: Execution | None) -> None:
+        """It is somebody else's, who ended it: what there is goes for what was."""
+        log.warning("a run was taken for left behind, and is given up", extra={"run": self.record.id})
+        if theirs is not None:
+            self.record, self._last = theirs, ({"task": theirs.task},)
+        else:
+            self._last = stood(self.record.task, FAILED, "nothing is kept of it any more", self._now())[1]
+        if self._body is not None:
+            self._body.cancel()
+
+    def _end(self) -> None:
+        self.offer.turns.leave(self.place)
+        self.hearers.end()
+        self.over.set()
+
+    def _now(self) -> float:
+        return self.means.clock()
+
+
+_AS_TOLD: Final = {State.CANCELLED: CANCELED, State.FAILED: FAILED, State.TIMEOUT: FAILED}
+_FAILURES: Final = (FAILED, "TASK_STATE_REJECTED")
+
+
+def _state_of(event: Ended) -> State:
+    if event.timed_out:
+        return State.TIMEOUT
+    if event.failure is not None or event.state in _FAILURES:
+        return State.FAILED
+    return State.CANCELLED if event.state == CANCELED else State.COMPLETED
+
+
+def _words(event: Ended) -> str:
+    return " ".join(part["text"] for part in event.message if isinstance(part.get("text"), str))
+
+
+def _last_try(record: Execution) -> Try:
+    began, ended = record.started_at or record.created_at, record.ended_at or record.created_at
+    status = record.status or Status.FAILURE
+    about = (record.pid, record.exit_code, record.signal, record.failure, record.usage)
+    return Try(began, ended, status, *about)
+
+
+async def _closed(told: AsyncGenerator[Event]) -> None:
+    """See a try to its end, also when the run is given up meanwhile: its end is then told to whoever waits."""
+    closing = asyncio.create_task(told.aclose())
+    given_up: asyncio.CancelledError | None = None
+    while not closing.done():
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError as cancelled:
+            given_up = cancelled
+        except Exception:
+            break
+    if not closing.cancelled() and (error := closing.exception()) is not None:
+        log.error("bug", exc_info=error)
+    if given_up is not None:
+        raise given_up

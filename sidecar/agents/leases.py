@@ -1,0 +1,113 @@
+"""How do replicas agree that only one run of an agent that writes is at work?
+
+By a lease in the store that they share (`leases.lua`): asked for by the first in each replica's queue, given in the
+order in which they came, kept by a heartbeat. A store that is out gives none, so nothing begins: two at once could
+destroy each other's work, and one that waits destroys nothing. A lease that could not be kept is lost long enough
+before it ends there that what ran under it has ended by then.
+
+What no lease can do: a process of ours that the operating system stops for longer than the lease does not notice, and
+a store whose failover forgets its last second may have forgotten a lease of that second; its holder hears of it with
+the next heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.shared_key import Run
+
+KEY: Final = "agent-turns"
+SCRIPT: Final = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
+LEASE_S: Final = 20.0
+ASKED_TIMES, KEPT_TIMES = 40, 8  # in the time of a lease
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """The turns among replicas. `me` names this process, `run` asks the store."""
+
+    run: Run
+    me: str
+    lease_s: float = LEASE_S
+    clock_mono: Callable[[], float] = time.monotonic
+
+    async def greet(self) -> None:
+        """Be asked once before anybody runs: the first answer of a store that knows nothing is to wait."""
+        await self._ask("greet")
+
+    def of(self, agent: str, execution_id: str) -> Lease:
+        """One run's, which is not asked for yet."""
+        return Lease(self, agent, f"{self.me}/{execution_id}")
+
+    async def _ask(self, verb: str, *words: str) -> Any:
+        return await self.run(SCRIPT, KEY, [verb, str(int(self.lease_s * 1000)), *words])
+
+
+@dataclass(slots=True)
+class Lease:
+    """One run's right to be the only one. `ahead` is how many are before it, as far as is known."""
+
+    leases: Leases
+    agent: str
+    who: str
+    ahead: int = 0
+    _good_until_mono_s: float = 0.0
+
+    async def come(self) -> None:
+        """Until it is had. Whoever is cancelled has none."""
+        try:
+            while not await self._comes():  # noqa: ASYNC110 - nobody here knows when another replica is done
+                await asyncio.sleep(self.leases.lease_s / ASKED_TIMES)
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def keep(self) -> None:
+        """For as long as it can be kept: when this returns, it is lost."""
+        clock = self.leases.clock_mono
+        while True:
+            left_s = self._good_until_mono_s - clock()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, self.leases.lease_s / KEPT_TIMES))
+            asked_s = clock()
+            try:
+                async with asyncio.timeout(max(0.0, self._good_until_mono_s - asked_s)):
+                    kept = await self._ask("keep")
+            except (ConnectionError, TimeoutError):
+                continue
+            if kept == 0:
+                return
+            self._had(asked_s)
+
+    async def leave(self) -> None:
+        """Let the next one. Where the store is out, it ends there by itself."""
+        try:
+            await self._ask("leave")
+        except ConnectionError:
+            pass
+
+    async def _comes(self) -> bool:
+        asked_s = self.leases.clock_mono()
+        try:
+            answer = await self._ask("come")
+        except ConnectionError:
+            return False  # fail closed: nobody can say whether another is at work
+        if answer is None:  # nobody shares this store
+            self._good_until_mono_s = float("inf")
+            return True
+        came, self.ahead = answer
+        self._had(asked_s)
+        return bool(came)
+
+    def _had(self, asked_s: float) -> None:
+        """From when it was asked for, and for half of its time: the other half is for ending what runs."""
+        self._good_until_mono_s = max(self._good_until_mono_s, asked_s + self.leases.lease_s / 2)
+
+    async def _ask(self, verb: str) -> Any:
+        return await self.leases._ask(verb, self.agent, self.who)

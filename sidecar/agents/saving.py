@@ -1,0 +1,104 @@
+"""When is what is known of a run in the store, and what if somebody else wrote there?
+
+Each change of its state at once, what it says at most once a second; one write is under way at a time, always of the
+newest. A store that is out is told as soon as it answers again. Two others may write into a run that is ours: whoever
+wants it given up sets `cancel_requested`; and who took it for left behind, because we were not heard for too long, has
+ended it: then it is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from sidecar.agents.record import Execution
+from sidecar.records import Store, StoreOut
+
+SPOKEN_EVERY_S: Final = 1.0
+AGAIN_S: Final = 1.0
+
+log = logging.getLogger("sidecar.agents")
+
+
+class Saving:
+    """The writes of one run. `newest` gives it as it is now; `asked` is called once somebody wants it given up, `lost`
+    with what is there in its place, None for nothing."""
+
+    def __init__(
+        self,
+        store: Store[Execution],
+        newest: Callable[[], Execution],
+        asked: Callable[[], None],
+        lost: Callable[[Execution | None], None],
+    ) -> None:
+        self.revision = newest().revision
+        self.is_lost = False
+        self._store, self._newest, self._asked, self._lost = store, newest, asked, lost
+        self._changed, self._at_once = asyncio.Event(), asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    def spoke(self) -> None:
+        """There is more of it, which may wait."""
+        self._settled.clear()
+        self._changed.set()
+
+    def moved(self) -> None:
+        """It is in another state."""
+        self.spoke()
+        self._at_once.set()
+
+    async def settle(self) -> None:
+        """Until all of it is there, or it is somebody else's."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Write, as long as it lasts."""
+        while not self.is_lost:
+            await self._changed.wait()
+            self._changed.clear()
+            self._at_once.clear()
+            try:
+                await self._write()
+            except StoreOut as out:
+                log.warning("the store of runs is out", extra={"error": str(out)})
+                self._changed.set()
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if not self._changed.is_set():
+                self._settled.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SPOKEN_EVERY_S):
+                    await self._at_once.wait()
+        self._settled.set()
+
+    def look(self, theirs: Execution) -> None:
+        """What somebody saw in the store."""
+        if theirs.revision > self.revision and not self._takes(theirs):
+            self._changed.set()
+            self._at_once.set()  # and the next write finds it out
+
+    async def _write(self) -> None:
+        """Raises StoreOut."""
+        while not self.is_lost:
+            record = self._newest()._replace(revision=self.revision + 1)
+            if await self._store.replace(record):
+                self.revision = record.revision
+                return
+            theirs = await self._store.get(record.id)
+            if theirs is None or not self._takes(theirs):
+                self.is_lost = True
+                self._lost(theirs)
+
+    def _takes(self, theirs: Execution) -> bool:
+        """Whether what is there is ours: an earlier one, where a reply got lost, or one that we are asked to give
+        up."""
+        if theirs.transitions[-1] not in self._newest().transitions:
+            return False
+        self.revision = theirs.revision
+        if theirs.cancel_requested:
+            self._asked()
+        return True
