@@ -107,9 +107,7 @@ class Course:
             self.offer.turns.leave(self.place)
             if not self.saving.is_lost:
                 self._move(State.IDLE)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TOLD_WITHIN_S):
-                    await self.saving.settle()
+            await self._settled()
             self.hearers.tell(self._last)
             self._end()
             await self.saving.settle()
@@ -119,6 +117,12 @@ class Course:
                 self._body.cancel()
                 await asyncio.wait({self._body})
             self._end()
+
+    async def shown(self) -> Execution:
+        """The run as it may be told: an end only once the store has it, unless that is out."""
+        if self.is_ending:
+            await self._settled()
+        return self.record
 
     def give_up(self, because: GivenUp) -> None:
         """End it, if it has no end yet. The first word holds."""
@@ -313,6 +317,11 @@ class Course:
             self._last = stood(self.record.task, FAILED, "nothing is kept of it any more", self._now())[1]
         if self._body is not None:
             self._body.cancel()
+
+    async def _settled(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_WITHIN_S):
+                await self.saving.settle()
 
     def _end(self) -> None:
         self.offer.turns.leave(self.place)

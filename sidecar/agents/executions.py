@@ -16,6 +16,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import orjson
+
 from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
 from sidecar.agents.leases import Leases
 from sidecar.agents.left_behind import left_behind
@@ -40,6 +42,8 @@ ENDING_S: Final = 15.0  # what a program that is ended may take for it
 FOLLOW_EVERY_S: Final = 1.0
 OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
 MAX_INPUT_CHARS: Final = 16 * 1024
+MAX_TASK_BYTES: Final = 8 * 2**20  # of one that goes on again and again
+MAX_TRANSITIONS: Final = 100  # that are kept of its turns before
 MAX_UNKEPT: Final = 1_000
 SHARE: Final = Share(100_000, 100_000)  # all that were begun: queues bound them
 STOPPED: Final = "the sidecar stopped"
@@ -150,17 +154,20 @@ class Executions:
 
     async def goes_on(self, execution_id: str, prompt: Prompt, caller: Caller) -> Execution:
         """One more turn of a run whose task waits for its caller. Raises Refusal as `begin`, and TASK_UNKNOWN;
-        MALFORMED_CALL for one that does not wait."""
+        MALFORMED_CALL for one that does not wait, TOO_LARGE for one that has grown beyond all bounds."""
         record = await self._kept(execution_id)
         if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
             raise _does_not_wait()
         offer, now_s = self._offer_of(record.target), self.clock()
+        task, _ = went_on(record.task, prompt.message, now_s)
+        if len(orjson.dumps(task)) > MAX_TASK_BYTES:
+            raise Refusal(Reason.TOO_LARGE, "this task has become too large: begin another")
         anew = record._replace(
             caller=caller,
             input=prompt.text[:MAX_INPUT_CHARS],
-            task=went_on(record.task, prompt.message, now_s)[0],
+            task=task,
             status=None,
-            transitions=(*record.transitions, Transition(State.IDLE, now_s, "it goes on")),
+            transitions=(*record.transitions[-MAX_TRANSITIONS:], Transition(State.IDLE, now_s, "it goes on")),
             ended_at=None,
             previous_tries=(),
             cancel_requested=False,
@@ -180,6 +187,8 @@ class Executions:
         sign of life. Who reads too slowly is told the whole Task again in place of what was missed; of another
         replica's run there is never anything else. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         course = self._courses.get(execution_id)
+        if course is not None:
+            await course.shown()
         told = course.hearers.hear() if course is not None else self._follow_kept(execution_id)
         async with aclosing(told):
             async for event in told:
@@ -189,7 +198,7 @@ class Executions:
         """The run of this id, whoever owns it. Raises Refusal(STORE_UNAVAILABLE)."""
         course = self._courses.get(execution_id)
         if course is not None:
-            return course.record
+            return await course.shown()
         try:
             return await self.store.get(execution_id)
         except StoreOut as out:
@@ -204,7 +213,7 @@ class Executions:
             kept, count = await self.store.page(owner, Page(targets, standing, limit, offset))
         except StoreOut as out:
             raise _unavailable(out) from None
-        return [self._courses[one.id].record if one.id in self._courses else one for one in kept], count
+        return [self._newest(one) for one in kept], count
 
     async def cancel(self, execution_id: str, why: str) -> Execution:
         """Give a run up, wherever it is, and wait a while for its end. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
@@ -328,6 +337,10 @@ class Executions:
             for index, place in enumerate(offer.turns.order()):
                 if place in courses:
                     courses[place].tell_place(index)
+
+    def _newest(self, kept: Execution) -> Execution:
+        course = self._courses.get(kept.id)
+        return kept if course is None or course.is_ending else course.record
 
     async def _kept(self, execution_id: str) -> Execution:
         record = await self.get(execution_id)

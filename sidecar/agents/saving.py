@@ -63,8 +63,9 @@ class Saving:
             self._at_once.clear()
             try:
                 await self._write()
-            except StoreOut as out:
-                log.warning("the store of runs is out", extra={"error": str(out)})
+            except Exception as error:  # also a bug of ours: what is not kept may be tomorrow
+                bug = None if isinstance(error, StoreOut) else error
+                log.warning("a run cannot be kept right now", extra={"error": str(error)}, exc_info=bug)
                 self._changed.set()
                 await asyncio.sleep(AGAIN_S)
                 continue
