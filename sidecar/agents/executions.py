@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
-from sidecar.agents.leases import Leases
+from sidecar.agents.leases import LEASE_S, Leases
 from sidecar.agents.left_behind import left_behind
 from sidecar.agents.record import Execution, Failure, Transition
 from sidecar.agents.running import Prompt, Runner
@@ -47,7 +47,7 @@ MAX_TRANSITIONS: Final = 100  # that are kept of its turns before
 MAX_UNKEPT: Final = 1_000
 SHARE: Final = Share(100_000, 100_000)  # all that were begun: queues bound them
 STOPPED: Final = "the sidecar stopped"
-UNKEPT: Final = "the store did not say in time that it is kept"
+UNKEPT: Final = "it was refused, because the store did not answer,"
 
 MakeRunner = Callable[[str, CliAgent], Runner]
 """What makes the tries of an agent. Raises SettingsError."""
@@ -67,7 +67,7 @@ class Pool(NamedTuple):
 @dataclass(slots=True)
 class Executions:
     """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
-    that replicas share, None where there is none. `clock` gives seconds since the epoch, `random` numbers from 0 to 1;
+    that replicas share, None where there is none; `lease_s` is how long a turn among them is given. `clock` gives seconds since the epoch, `random` numbers from 0 to 1;
     `keep_s` is how long a run that is over is kept."""
 
     store: Store[Execution]
@@ -80,6 +80,7 @@ class Executions:
     bounds: Callable[[], Bounds]
     keep_s: Callable[[], float]
     run_shared: Run | None = None
+    lease_s: float = LEASE_S
     _means: Means = field(init=False)
     _offers: dict[str, Offer] = field(default_factory=dict)
     _retired: set[Offer] = field(default_factory=set)
@@ -90,7 +91,7 @@ class Executions:
     _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        leases = None if self.run_shared is None else Leases(self.run_shared, self.holder)
+        leases = None if self.run_shared is None else Leases(self.run_shared, self.holder, self.lease_s)
         about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
         self._means = Means(*about, asyncio.Event())
 
@@ -147,7 +148,7 @@ class Executions:
 
         async def keep() -> None:
             added = await self.store.add(record, self.holder, now_s + HELD_S, bounds)
-            if added is Added.FULL:
+            if added is Added.FULL:  # an id that is known is this one's: nobody else has it, and the reply got lost
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
 
         return await self._enter(offer, record, prompt, keep)

@@ -302,7 +302,7 @@ class CliAgent(Section):
     max_concurrent_executions: Count | None = None
     """How many runs there are at once here: 1 of a read-write agent, by default 4 of a read-only one."""
     max_queue: Count = 100
-    """How many wait for their turn; further ones are refused."""
+    """How many wait for their turn, of one caller half of them at most; further ones are refused."""
     queue_timeout: Seconds = 600.0
     """How long one waits for its turn, until it has failed."""
     timeout: Seconds = 300.0

@@ -1,0 +1,185 @@
+"""Runs of an agent whose program is a script in this process: what they come to is what the script says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from sidecar.agents.executions import Executions
+from sidecar.agents.record import Execution, Failure, Usage
+from sidecar.agents.running import Ended, Event, Order, Prompt, Said, Started
+from sidecar.agents.states import Category, State
+from sidecar.metrics import Metrics
+from sidecar.processes import Exit
+from sidecar.records import Bounds, Store
+from sidecar.records.memory import MemoryStore
+from sidecar.settings.agents import CliAgent
+from sidecar.shared_key import Run
+from sidecar.vocabulary import Caller, Principal
+
+Script = Callable[[Order], AsyncGenerator[Event]]
+ALICE, BOB = (Caller((Principal(name),), ()) for name in ("user:alice", "user:bob"))
+LEASE_S = 0.3
+_numbers = count()
+DONE = Ended(Exit(code=0), Usage())
+SORRY = Failure(Category.TRANSIENT, "exit code 75")
+
+
+def agent(**settings: Any) -> CliAgent:
+    return CliAgent.model_validate({"executable": "/bin/true"} | settings)
+
+
+def prompt(text: str = "say") -> Prompt:
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
+    return Prompt(text, {}, {}, None, message)
+
+
+async def says(order: Order) -> AsyncGenerator[Event]:
+    """It says what it is told and ends well."""
+    yield Started(100)
+    yield Said(order.prompt.text)
+    yield DONE
+
+
+def failing(times: int, failure: Failure = SORRY) -> Script:
+    """It fails so many times, and then says what it is told."""
+
+    async def script(order: Order) -> AsyncGenerator[Event]:
+        yield Started(100 + order.attempt)
+        if order.attempt <= times:
+            yield Said("half of ")
+            yield Ended(Exit(code=75), Usage(cpu_s=1.0), failure)
+            return
+        yield Said(order.prompt.text)
+        yield DONE
+
+    return script
+
+
+@dataclass
+class Working:
+    """A program that works until it is let go, or ended: `there` are the runs whose program is there, `most` how many
+    were at once."""
+
+    starts: bool = True
+    cleanup_s: float = 0.0
+    there: set[str] = field(default_factory=set)
+    most: int = 0
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, order: Order) -> AsyncGenerator[Event]:
+        self.there.add(order.execution_id)
+        self.most = max(self.most, len(self.there))
+        try:
+            if self.starts:
+                yield Started(100)
+            await self.may_end.wait()
+            yield DONE
+        finally:
+            await asyncio.sleep(self.cleanup_s)
+            self.there.discard(order.execution_id)
+
+
+@dataclass
+class Scripted:
+    """A `Runner` whose programs are a script."""
+
+    script: Script
+    closed: bool = False
+
+    def run(self, order: Order) -> AsyncGenerator[Event]:
+        return self.script(order)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Stage:
+    """Runs of agents, and what they leave."""
+
+    executions: Executions
+    store: Store[Execution]
+    metrics: Metrics
+    runners: list[Scripted]
+
+    async def begin(self, text: str = "say", caller: Caller = ALICE, name: str = "writer") -> str:
+        return (await self.executions.begin(name, prompt(text), caller, "context")).id
+
+    async def get(self, execution_id: str) -> Execution:
+        found = await self.executions.get(execution_id)
+        assert found is not None
+        return found
+
+    async def until(self, execution_id: str, state: State, *, within_s: float = 2.0) -> Execution:
+        """The run, once it is in this state; one that is idle is over."""
+        async with asyncio.timeout(within_s):
+            while (found := await self.get(execution_id)).state is not state or not (
+                state is not State.IDLE or found.is_done
+            ):
+                await asyncio.sleep(0.001)
+        return found
+
+    async def over(self, execution_id: str) -> Execution:
+        """The run at its end, as the store has it."""
+        await self.until(execution_id, State.IDLE)
+        async with asyncio.timeout(2):
+            while (kept := await self.store.get(execution_id)) is None or not kept.is_done:
+                await asyncio.sleep(0.001)
+        return kept
+
+    async def heard(self, execution_id: str) -> list[Mapping[str, Any] | None]:
+        """All that is told from now on."""
+        async with aclosing(self.executions.follow(execution_id)) as told:
+            return [event async for event in told]
+
+
+def staged(
+    script: Script,
+    *,
+    store: Store[Execution] | None = None,
+    holder: str = "me",
+    run_shared: Run | None = None,
+    **settings: Any,
+) -> Stage:
+    """One agent, `writer`, with these settings."""
+    runners: list[Scripted] = []
+
+    def make_runner(name: str, definition: CliAgent) -> Scripted:
+        runners.append(Scripted(script))
+        return runners[-1]
+
+    kept: Store[Execution] = MemoryStore[Execution]() if store is None else store
+    metrics = Metrics(upstreams=())
+    executions = Executions(
+        kept,
+        make_runner,
+        metrics,
+        time.time,
+        lambda: f"run-{next(_numbers)}",
+        holder,
+        random=lambda: 0.5,
+        bounds=Bounds,
+        keep_s=lambda: 100.0,
+        run_shared=run_shared,
+        lease_s=LEASE_S,
+    )
+    executions.offer({"writer": agent(**settings)})
+    return Stage(executions, kept, metrics, runners)
+
+
+@asynccontextmanager
+async def running(stage: Stage) -> AsyncIterator[Stage]:
+    """With its job in the background; closed at the end."""
+    job = asyncio.create_task(stage.executions.run())
+    try:
+        yield stage
+    finally:
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        await stage.executions.close(0.0)

@@ -1,0 +1,330 @@
+"""What becomes of runs when a sidecar dies, when the store is out, and where several replicas have them?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.agents.record import RUNS, Execution, Failure
+from sidecar.agents.running import Ended, Event, Order, Said, Started
+from sidecar.agents.states import Category, State, Status
+from sidecar.errors import Reason, Refusal
+from sidecar.limits import open_store
+from sidecar.loading import run_at
+from sidecar.records import Added, Bounds, StoreOut
+from sidecar.records.memory import MemoryStore
+from sidecar.records.redis import RedisStore
+from sidecar.records.sqlite import SqliteStore
+from sidecar.settings.store import StoreSettings
+from tests.unit.agents.staging import (
+    ALICE,
+    BOB,
+    DONE,
+    Script,
+    Stage,
+    Working,
+    failing,
+    prompt,
+    running,
+    says,
+    staged,
+)
+from tests.valkey import Valkey, running_valkey
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seconds in earnest."""
+    for name in ("LOOK_EVERY_S", "LOOK_ALONE_EVERY_S", "FOLLOW_EVERY_S"):
+        monkeypatch.setattr(f"sidecar.agents.executions.{name}", 0.02)
+    for name in ("AGAIN_S", "SPOKEN_EVERY_S"):
+        monkeypatch.setattr(f"sidecar.agents.saving.{name}", 0.02)
+    monkeypatch.setattr("sidecar.agents.course.TOLD_WITHIN_S", 0.05)
+
+
+async def killed(stage: Stage) -> None:
+    """As kill -9 leaves it: nothing is said to anybody, the keepers of its programs end them."""
+    for task in stage.executions._tasks.values():
+        task.cancel()
+    await asyncio.gather(*stage.executions._tasks.values(), return_exceptions=True)
+
+
+# --- one sidecar and its file -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "when"),
+    [
+        (State.IDLE, "before it could run"),
+        (State.STARTING, "while it began"),
+        (State.RUNNING, "while it ran"),
+        (State.FAILED, "before its next try"),
+        (State.CLEANUP, ""),
+    ],
+)
+async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
+    state: State, when: str, tmp_path: Path
+) -> None:
+    work = Working(starts=state is not State.STARTING, cleanup_s=0.05)
+    script: Script = failing(9) if state is State.FAILED else work
+    retries = {"max": 1, "backoff_s": 60}
+    kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
+    stage = staged(script, store=kept, holder="file", max_concurrent_executions=1, retries=retries)
+    left = await stage.begin()
+    if state is State.IDLE:
+        left = await stage.begin()
+    elif state is State.CLEANUP:
+        await stage.until(left, State.RUNNING)
+        work.may_end.set()
+        await asyncio.sleep(0.02)
+    else:
+        await stage.until(left, state)
+        await asyncio.sleep(0.02)
+    await killed(stage)
+
+    ran = Working()
+    async with running(staged(ran, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), holder="file")) as after:
+        run = await after.over(left)
+        if state is State.CLEANUP:
+            assert (run.status, run.task["status"]["state"]) == (Status.SUCCESS, "TASK_STATE_COMPLETED")
+        else:
+            why = f"the sidecar stopped {when}"
+            assert (run.status, run.failure) == (Status.FAILURE, Failure(Category.SYSTEM, why))
+            assert run.task["status"]["state"] == "TASK_STATE_FAILED"
+            assert run.task["status"]["message"]["parts"] == [{"text": why}]
+        assert [one.state for one in run.transitions[-2:]] == [State.CLEANUP, State.IDLE]
+        assert not ran.there
+        await after.until(await after.begin(), State.RUNNING)
+    await kept.close()
+
+
+async def test_what_is_asked_for_while_it_is_nobodys_is_what_becomes_of_it(tmp_path: Path) -> None:
+    kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
+    stage = staged(Working(), store=kept, holder="file")
+    left = await stage.begin()
+    await stage.until(left, State.RUNNING)
+    await killed(stage)
+    after = staged(says, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), holder="file")
+    cancelling = asyncio.create_task(after.executions.cancel(left, "late"))
+    await asyncio.sleep(0.05)
+    async with running(after):
+        run = await cancelling
+    assert (run.status, run.task["status"]["state"]) == (Status.CANCELLED, "TASK_STATE_CANCELED")
+    await kept.close()
+
+
+async def test_of_an_agent_so_many_runs_are_kept_as_it_says(tmp_path: Path) -> None:
+    async with running(staged(says, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), keep_runs=3)) as stage:
+        runs = [(await stage.over(await stage.begin())).id for _ in range(6)]
+        kept, count = await stage.executions.page(None, ("writer",), None, 10, 0)
+        assert ([one.id for one in kept], count) == (runs[:1:-1], 4)
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def replicas(server: Valkey, *scripts: Script, **settings: Any) -> AsyncIterator[list[Stage]]:
+    """As many as there are scripts, each with connections of its own."""
+    with server.client() as client:
+        client.flushall()
+    stores = [open_store(StoreSettings(url=server.url), time.time, deadline_s=0.2) for _ in scripts]
+    stages = []
+    for number, (script, shared) in enumerate(zip(scripts, stores, strict=True)):
+        run = partial(run_at, shared)
+        kept = RedisStore(run, RUNS)
+        stages.append(staged(script, store=kept, holder=f"replica-{number}", run_shared=run, **settings))
+    try:
+        yield stages
+    finally:
+        for stage in stages:
+            await stage.executions.close(0.0)
+        for shared in stores:
+            await shared.close()
+
+
+async def test_another_replicas_run_is_seen_followed_and_cancelled_there(valkey: Valkey) -> None:
+    work = Working()
+    async with replicas(valkey, work, says) as (here, there), running(here), running(there):
+        execution_id = await here.begin()
+        await there.until(execution_id, State.RUNNING)
+        following = asyncio.create_task(there.heard(execution_id))
+        await asyncio.sleep(0.05)
+        run = await there.executions.cancel(execution_id, "bob is bored")
+        assert (run.status, work.there) == (Status.CANCELLED, set())
+        told = [event for event in await following if event]
+        assert [one["task"]["status"]["state"] for one in told] == ["TASK_STATE_WORKING", "TASK_STATE_CANCELED"]
+        with pytest.raises(Refusal) as late:
+            await there.executions.cancel(execution_id, "again")
+        assert late.value.reason is Reason.NOT_CANCELABLE
+
+
+async def test_a_run_that_waits_for_its_caller_goes_on_at_another_replica(valkey: Valkey) -> None:
+    async def asks(order: Order) -> AsyncGenerator[Event]:
+        yield Started(1)
+        yield Ended(None, DONE.usage, state="TASK_STATE_INPUT_REQUIRED", message=({"text": "which?"},))
+
+    async with replicas(valkey, asks, says) as (here, there), running(here), running(there):
+        run = await here.over(await here.begin())
+        await there.executions.goes_on(run.id, prompt("that one"), ALICE)
+        assert (await there.over(run.id)).output == "that one"
+        assert (await here.get(run.id)).status is Status.SUCCESS
+
+
+async def test_what_a_dead_replica_left_is_ended_by_another_once_its_time_is_over(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.2)
+    async with replicas(valkey, Working(), Working()) as (dead, alive), running(alive):
+        left = await dead.begin()
+        mine = await alive.begin(caller=BOB)
+        await dead.until(left, State.RUNNING)
+        await asyncio.sleep(0.02)
+        await killed(dead)
+        run = await alive.over(left)
+        assert run.failure == Failure(Category.SYSTEM, "the sidecar stopped while it ran")
+        assert (await alive.get(mine)).state is State.RUNNING
+
+
+async def test_a_run_that_was_taken_for_left_behind_is_given_up_and_what_the_store_says_holds(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.1)
+    go_on = asyncio.Event()
+    there = set[str]()
+
+    async def script(order: Order) -> AsyncGenerator[Event]:
+        there.add(order.execution_id)
+        try:
+            yield Started(1)
+            await go_on.wait()
+            yield Said("late")
+            await asyncio.Event().wait()
+        finally:
+            there.clear()
+
+    async with replicas(valkey, script, says) as (silent, other), running(other):
+        execution_id = await silent.begin()  # its job does not run: it does not say that it is there
+        await silent.until(execution_id, State.RUNNING)
+        ended = await other.over(execution_id)
+        following = asyncio.create_task(silent.heard(execution_id))
+        await asyncio.sleep(0)
+        go_on.set()
+        told = await following
+        assert told[-1] == {"task": ended.task}
+        assert (await silent.get(execution_id)) == ended
+        assert not there
+
+
+async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back(valkey: Valkey) -> None:
+    work = Working()
+    async with replicas(valkey, work) as (stage,), running(stage):
+        execution_id = await stage.begin()
+        await stage.until(execution_id, State.RUNNING)
+        following = asyncio.create_task(stage.heard(execution_id))
+        await asyncio.sleep(0.02)
+        with valkey.frozen():
+            work.may_end.set()
+            told = await following
+            assert told[-1] is not None
+            assert told[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
+            with pytest.raises(Refusal) as out:
+                await stage.begin()
+            assert out.value.reason is Reason.STORE_UNAVAILABLE
+            with pytest.raises(StoreOut):
+                await stage.store.get(execution_id)
+        assert (await stage.over(execution_id)).status is Status.SUCCESS
+
+
+class Unheard(MemoryStore[Execution]):
+    """A store whose reply to a new run gets lost."""
+
+    async def add(self, record: Execution, holder: str, until_s: float, bounds: Bounds) -> Added:
+        await super().add(record, holder, until_s, bounds)
+        raise StoreOut("timeout")
+
+
+async def test_what_was_refused_for_a_store_that_kept_it_all_the_same_never_runs() -> None:
+    work = Working()
+    async with running(staged(work, store=Unheard())) as stage:
+        with pytest.raises(Refusal) as out:
+            await stage.begin()
+        assert out.value.reason is Reason.STORE_UNAVAILABLE
+        (kept,), _ = await stage.executions.page(None, ("writer",), None, 10, 0)
+        run = await stage.over(kept.id)
+        assert run.failure is not None
+        assert run.failure.message == "it was refused, because the store did not answer, before it could run"
+        assert work.most == 0
+        assert stage.executions.standing("writer") == (0, 0, 4)
+
+
+# --- agents that write ------------------------------------------------------------------------------------------------
+
+
+async def test_what_writes_runs_once_at_a_time_over_replicas_and_owners_take_turns(
+    valkey: Valkey,
+) -> None:
+    at_once, most = 0, 0
+
+    async def script(order: Order) -> AsyncGenerator[Event]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            yield Started(1)
+            await asyncio.sleep(0.003)
+            yield DONE
+        finally:
+            await asyncio.sleep(0.001)
+            at_once -= 1
+
+    async with replicas(valkey, script, script, access_type="read-write") as stages, AsyncExitStack() as jobs:
+        for one in stages:
+            await jobs.enter_async_context(running(one))
+        runs = [(stage, await stage.begin(caller=who)) for _ in range(5) for stage in stages for who in (ALICE, BOB)]
+        done = [await stage.over(execution_id) for stage, execution_id in runs]
+    assert {one.status for one in done} == {Status.SUCCESS}
+    assert most == 1
+
+
+async def test_what_writes_does_not_begin_while_the_store_is_out(valkey: Valkey) -> None:
+    async with replicas(valkey, says, access_type="read-write", queue_timeout=0.3) as (stage,), running(stage):
+        first = await stage.begin()
+        valkey.freeze()
+        try:
+            run = await stage.until(first, State.IDLE)
+        finally:
+            valkey.thaw()
+        assert (run.status, run.started_at) == (Status.TIMEOUT, None)
+
+
+async def test_what_writes_is_ended_when_nobody_can_say_that_it_is_still_its_turn(
+    valkey: Valkey,
+) -> None:
+    work = Working()
+    async with replicas(valkey, work, access_type="read-write") as (stage,), running(stage):
+        execution_id = await stage.begin()
+        await stage.until(execution_id, State.RUNNING)
+        valkey.freeze()
+        try:
+            async with asyncio.timeout(1):
+                while work.there:
+                    await asyncio.sleep(0.01)
+        finally:
+            valkey.thaw()
+        run = await stage.over(execution_id)
+    assert run.failure is not None
+    assert (run.status, run.failure.category) == (Status.FAILURE, Category.SYSTEM)
