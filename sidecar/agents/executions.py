@@ -67,8 +67,8 @@ class Pool(NamedTuple):
 @dataclass(slots=True)
 class Executions:
     """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
-    that replicas share, None where there is none; `lease_s` is how long a turn among them is given. `clock` gives seconds since the epoch, `random` numbers from 0 to 1;
-    `keep_s` is how long a run that is over is kept."""
+    that replicas share, None where there is none, and `lease_s` is how long a turn among them is given. `clock` gives
+    seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is kept."""
 
     store: Store[Execution]
     make_runner: MakeRunner
