@@ -40,7 +40,8 @@ Look = Mapping[str, tuple[int, ...]]
 def key_files(settings: Settings) -> tuple[Path, ...]:
     """Every file of keys and credentials that a reload reads anew."""
     signing = (settings.signing_key_path, *settings.previous_key_paths)
-    named = (settings.identity, settings.upstreams, settings.server.tls)
+    tokens = [offer.authentication for _, _, offer in settings.offers()]
+    named = (settings.identity, settings.upstreams, settings.server.tls, tokens)
     return (*_paths_in(named), pepper_path(settings), *signing)
 
 

@@ -11,7 +11,6 @@ What the file says is compiled into entries that `plan.py` can match without kno
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,10 +24,10 @@ from sidecar.limits.plan import Budgets, Cap, Cost, Entry
 from sidecar.settings.documents import read_document
 from sidecar.settings.fields import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.findings import Finding, reject, reject_any
+from sidecar.settings.offers import Offer
+from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
 
-MAX_PER_SECOND = 10_000  # above it an interval of whole microseconds is off by more than one in a hundred
 PERIODS = ("per_hour", "per_day", "per_month")
-MAX_REFILL_S = 86_400  # a burst that takes longer to come back is a quota; also keeps Lua's numbers exact
 
 
 def load_budgets(path: Path) -> Budgets:
@@ -46,9 +45,23 @@ def load_budgets(path: Path) -> Budgets:
     )
 
 
-def interval_us(per_second: float) -> int:
-    """The time between two calls, in whole microseconds. Rounded up: never faster than what was written."""
-    return math.ceil(1_000_000 / per_second)
+def entries_of(offers: Mapping[str, Offer]) -> tuple[Entry, ...]:
+    """What agents' own settings allow, each as an entry of `tools:` for it; of a source of its own, so that an entry of
+    the same name there has counters of its own too, and the smaller number holds."""
+    found = []
+    for name, offer in offers.items():
+        if (said := offer.rate_limiting) is not None:
+            caps = (_rate(said.requests_per_second, said.burst), _a_day(said.daily_quota))
+            found.append(Entry("agents", f"nhi:{name}", said.per_principal, tuple(cap for cap in caps if cap)))
+    return tuple(found)
+
+
+def _rate(per_second: float | None, burst: int | None) -> Cap | None:
+    return None if per_second is None else Cap("rate", burst_of(per_second, burst), interval_us(per_second))
+
+
+def _a_day(quota: int | None) -> Cap | None:
+    return Cap("day", quota) if quota else None
 
 
 def _object_pattern(text: str) -> str:
@@ -88,10 +101,7 @@ def _unit(text: str) -> str:
 
 ObjectPattern = Annotated[str, AfterValidator(_object_pattern)]
 PrincipalPattern = Annotated[str, AfterValidator(_principal_pattern)]
-PerSecond = Annotated[float, Field(gt=0, le=MAX_PER_SECOND, allow_inf_nan=False)]
 Calls = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Quota = Annotated[int, Field(ge=0, le=1_000_000_000)]
-"""Calls a day; 0 means unlimited, as in the seed."""
 Amount = Annotated[
     int,
     BeforeValidator(_amount),
@@ -148,25 +158,21 @@ class ToolEntry(Section):
                 yield Finding(
                     f"{seed_name} says again what {name} says", hint="keep one of them", at=(seed_name,), on_key=True
                 )
-        if self.burst is not None and self.requests_per_second is None and self.seed_rate is None:
-            yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
-        if (rate := self._rate()) and rate.most * rate.interval_us > MAX_REFILL_S * 1_000_000:
-            yield Finding("this burst would take more than a day to come back", hint="use daily_quota")
+        yield from rate_faults(*self._said_rate)
 
-    def _rate(self) -> Cap | None:
-        per_second = self.seed_rate.per_second if self.seed_rate else self.requests_per_second
-        if per_second is None:
-            return None
-        burst = self.seed_rate.burst if self.seed_rate else self.burst
-        return Cap("rate", burst or max(1, math.ceil(per_second)), interval_us(per_second))
+    @property
+    def _said_rate(self) -> tuple[float | None, int | None]:
+        if self.seed_rate is not None:
+            return self.seed_rate.per_second, self.seed_rate.burst
+        return self.requests_per_second, self.burst
 
     def compiled(self, pattern: str) -> Entry:
         """This entry for the objects of `pattern`."""
-        concurrency, quota = self.concurrency or self.seed_concurrency, self.daily_quota or self.seed_quota
+        concurrency = self.concurrency or self.seed_concurrency
         caps = (
-            self._rate(),
+            _rate(*self._said_rate),
             Cap("concurrency", concurrency) if concurrency else None,
-            Cap("day", quota) if quota else None,
+            _a_day(self.daily_quota or self.seed_quota),
         )
         return Entry("tools", pattern, self.per is not None, tuple(cap for cap in caps if cap), self.timeout)
 

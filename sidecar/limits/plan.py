@@ -24,7 +24,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Principal, RowLimit
 REMEMBERED_PLANS = 4096  # some 2 KB each; the pairs of object and chain in use are rarely more
 
 Kind = Literal["hour", "day", "month", "rate", "concurrency"]
-Source = Literal["tools", "principals", "budgets"]
+Source = Literal["tools", "agents", "principals", "budgets"]
 RolesOf = Callable[[Principal], frozenset[str]]
 
 
@@ -44,10 +44,11 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of budgets.yaml. `each`: every principal has a counter of its own; otherwise all share one.
+    """One line of budgets.yaml, or of an agent's own settings (`agents`). `each`: every principal has a counter of its
+    own; otherwise all share one.
 
-    `pattern` names objects (`tools`), or principals or roles (`principals`, `budgets`), with the one wildcard `*`; of
-    `budgets` it may be "": whoever it is. Those count what calls on `object` cost in `unit`.
+    `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`, `budgets`), with the one wildcard
+    `*`; of `budgets` it may be "": whoever it is. Those count what calls on `object` cost in `unit`.
     """
 
     source: Source
@@ -57,6 +58,11 @@ class Entry:
     timeout_s: float | None = None
     object: str = "*"
     unit: str = ""
+
+    @property
+    def names_objects(self) -> bool:
+        """Whether it is about what is called, rather than who calls."""
+        return self.source in ("tools", "agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +144,14 @@ NOTHING = Plan()
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """All entries of budgets.yaml, in the order of the file. Remembers the plans it was asked for, within a bound."""
+    """All entries of budgets.yaml, in the order of the file, and those that agents have of their own (`offers`).
+    Remembers the plans it was asked for, within a bound."""
 
     tools: tuple[Entry, ...] = ()
     principals: tuple[Entry, ...] = ()
     spending: tuple[Entry, ...] = ()
     costs: tuple[Cost, ...] = ()
+    offers: tuple[Entry, ...] = ()
     remembered: dict[object, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
     read_roles: bool = field(init=False)
     """Whether the roles of a chain matter to any entry."""
@@ -154,7 +162,7 @@ class Budgets:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All that limit."""
-        return (*self.tools, *self.principals, *self.spending)
+        return (*self.tools, *self.offers, *self.principals, *self.spending)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -206,7 +214,7 @@ def _plan(
     costing: bool,
 ) -> Plan:
     roles = roles or (frozenset[str](),) * len(names)
-    tools = [entry for entry in budgets.tools if glob(target, entry.pattern)]
+    tools = [entry for entry in (*budgets.tools, *budgets.offers) if glob(target, entry.pattern)]
     costs = tuple(cost for cost in budgets.costs if glob(target, cost.object)) if costing else ()
     charges = [
         *(row_charge(row) for row in rows),

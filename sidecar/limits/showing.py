@@ -124,7 +124,7 @@ def _is_wanted(wanted: Wanted, charge: Charge) -> bool:
 
 def _means(entry: Entry, name: str, roles: dict[str, frozenset[str]]) -> bool:
     """Whether an entry counts this principal."""
-    if entry.source == "tools" or not entry.pattern:
+    if entry.names_objects or not entry.pattern:
         return True
     known_as = roles[name] if entry.pattern.startswith("role:") else (name,)
     return any(glob(word, entry.pattern) for word in known_as)
@@ -132,7 +132,7 @@ def _means(entry: Entry, name: str, roles: dict[str, frozenset[str]]) -> bool:
 
 def _touches(budgets: Budgets, entry: Entry, target: str) -> bool:
     """Whether a call on this object may move an entry's counters."""
-    if entry.source == "tools":
+    if entry.names_objects:
         return glob(target, entry.pattern)
     costs = (cost for cost in budgets.costs if cost.unit == entry.unit)
     return not entry.unit or (glob(target, entry.object) and any(glob(target, cost.object) for cost in costs))

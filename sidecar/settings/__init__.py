@@ -30,6 +30,7 @@ S140-S141  shadow mode
 S150       sinks of the evidence that do not go together
 S160-S163  a source of policy: beside folders, with nothing taken, its record, the shelf
 S170-S173  agents: what a call may choose, an address' credential, how a program is told and heard, how often it runs
+S174       where an agent is found, and what is spoken there
 S175-S179  schedules: a time zone, a calendar, an agent that there is not; a name twice; one that stands behind us
 S201-S204  the environment (environment.py)
 """

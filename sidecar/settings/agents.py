@@ -17,9 +17,7 @@ from sidecar.settings.fields import (
     Bytes,
     Command,
     Count,
-    HeaderName,
     Many,
-    NhiName,
     PathField,
     Seconds,
     Section,
@@ -27,6 +25,7 @@ from sidecar.settings.fields import (
 )
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.health import Breaker, Probe
+from sidecar.settings.offers import TRANSPORTS, BasePath, EndpointAuth, RateLimiting, Transport, offer_faults
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -184,67 +183,21 @@ class Capabilities(Section):
     """Media types of the parts that it takes."""
 
 
-class EndpointAuth(Section):
-    """The seed's A2AAuth: a credential of this agent's address alone, beside those of `identity`."""
-
-    type: Literal["bearer_token", "api_key", "none"]
-    """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
-    token_path: PathField | None = None
-    """File with the token."""
-    header_name: HeaderName | None = None
-    """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
-    principal: NhiName | None = None
-    """Whoever shows the token is this NHI."""
-    required: bool = True
-    """Whether callers without this token are refused; else they may show any other credential."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> EndpointAuth:
-        reject_any(self._faults())
-        return self
-
-    def _faults(self) -> Iterator[Finding]:
-        shown = [key for key in ("token_path", "header_name", "principal") if getattr(self, key) is not None]
-        if self.type == "none":
-            for key in shown:
-                yield Finding(f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True)
-            return
-        for key in ("token_path", "principal"):
-            if getattr(self, key) is None:
-                yield Finding(f'the key "{key}" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
-        if self.type == "bearer_token" and self.header_name is not None and self.header_name.lower() != "authorization":
-            hint = "write type: api_key, or leave the header out"
-            yield Finding("a bearer token is in Authorization", "S171", hint, ("header_name",))
-
-
-class RateLimiting(Section):
-    """The seed's A2ARateLimit: as an entry of `tools:` in budgets.yaml for `nhi:<name>`."""
-
-    requests_per_second: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
-    """Messages a second, of all callers together."""
-    burst: Count | None = None
-    """How many may come at once."""
-    daily_quota: Annotated[int | None, Field(ge=0, le=1_000_000_000)] = None
-    """Messages a day (UTC); 0 is without bound."""
-    per_principal: bool = False
-    """Whether each caller has all of that."""
-
-
 class Endpoint(Section):
     """The seed's A2AEndpoint: how it is offered over A2A."""
 
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
     """The UUID by which the task API knows it, beside its name."""
-    base_path: Annotated[str | None, Field(max_length=256, pattern=r"^(/[A-Za-z0-9_.~-]+)+$")] = None
-    """Another address of it beside `/agents/<name>`."""
+    base_path: BasePath | None = None
+    """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
-    transport_protocols: Many[Literal["json_rpc", "http_json", "grpc"]] = ("json_rpc", "http_json", "grpc")
-    """What is spoken at its addresses."""
+    transport_protocols: Many[Transport] = TRANSPORTS
+    """What is spoken at its addresses. What is not is in no card, and refused."""
     authentication: EndpointAuth | None = None
     """A credential of its own."""
     rate_limiting: RateLimiting | None = None
-    """How often it may be called."""
+    """How often it may be called, beside what budgets.yaml says."""
     capabilities: Capabilities = Field(default_factory=Capabilities)
     """What it can do."""
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
@@ -441,7 +394,4 @@ class CliAgent(Section):
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
             yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
-        offered = self.a2a.authentication
-        if offered is not None and offered.type == "none" and not self.anonymous:
-            hint = "write anonymous: true beside it; rules must still allow anonymous"
-            yield Finding("callers without a credential are anonymous", "S171", hint, ("a2a", "authentication", "type"))
+        yield from offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous)

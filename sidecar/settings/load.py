@@ -147,9 +147,8 @@ def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
     for loc, path in _files(settings):
         if not path.is_file():
             yield document.fault(loc, f"{path} is no file", "S116", "make it, or correct the path")
-    for index, credential in enumerate(settings.admin.credentials):
-        if finding := _weakness(credential.secret_path):
-            loc = ("admin", "credentials", index, "secret_path")
+    for loc, path in _secrets(settings):
+        if finding := _weakness(path):
             yield document.fault(loc, finding.message, finding.code, finding.hint)
 
 
@@ -174,6 +173,15 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
             yield document.fault((*where, "command"), f"there is no program {program.command}", "S117", hint)
         if program.cwd is not None and not program.cwd.is_dir():
             yield document.fault((*where, "cwd"), f"{program.cwd} is no folder", "S116", "make it, or correct the path")
+
+
+def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
+    """Files of secrets by which others prove themselves to us."""
+    for index, credential in enumerate(settings.admin.credentials):
+        yield ("admin", "credentials", index, "secret_path"), credential.secret_path
+    for _, at, offer in settings.offers():
+        if offer.authentication is not None and offer.authentication.token_path is not None:
+            yield (*at, "authentication", "token_path"), offer.authentication.token_path
 
 
 def _weakness(path: Path) -> Finding | None:

@@ -15,6 +15,7 @@ from sidecar.settings.fields import SLUG, Many, PathField, Section, Slug, not_ye
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.nodes import Loc
+from sidecar.settings.offers import Offer, path_faults, port_faults
 from sidecar.settings.policy import PolicySettings
 from sidecar.settings.refusals import RefusalSettings
 from sidecar.settings.server import (
@@ -161,6 +162,15 @@ class Settings(Section):
         """The socket through which commands reach the sidecar that runs."""
         return self.data / "control.sock"
 
+    def offers(self) -> Iterator[tuple[str, Loc, Offer]]:
+        """How each agent is offered to callers, and where that is configured."""
+        for name, upstream in self.upstreams.items():
+            if upstream.a2a is not None:
+                yield name, ("upstreams", name, "a2a"), upstream.a2a
+        for name, agent in self.agents.items():
+            if agent.enabled:
+                yield name, ("agents", name, "a2a"), agent.a2a
+
     def listeners(self) -> Iterator[tuple[Loc, Address | UnixAddress]]:
         """Every address we listen on, and where it is configured."""
         yield ("server", "listen"), self.server.listen
@@ -192,6 +202,9 @@ class Settings(Section):
             hint = "set store.url to redis://…, or sessions.store to memory"
             yield Finding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
         yield from self._audit_faults()
+        offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
+        yield from path_faults(offers)
+        yield from port_faults(offers, shared.port if isinstance(shared, Address) else None)
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))

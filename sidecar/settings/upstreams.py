@@ -25,6 +25,7 @@ from sidecar.settings.fields import (
 )
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.health import Breaker, Probe
+from sidecar.settings.offers import offer_faults
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import Responses
 
@@ -161,6 +162,7 @@ class Upstream(Section):
             )
         if self.a2a is not None:
             reject_any(self._not_for_agents())
+            reject_any(offer_faults(self.a2a, ("a2a",), anonymous=self.anonymous))
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
             hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
             reject_any([Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)])

@@ -211,7 +211,7 @@ class _Trace:
         """Whose counters an entry of budgets.yaml moves, in the order of its charges."""
         if not entry.each:
             return [EVERYBODY]
-        if entry.source == "tools":
+        if entry.names_objects:
             return [self._chain[-1].name]
         roles = entry.pattern.startswith("role:")
         names = {

@@ -125,7 +125,7 @@ def limits_nothing(policy: Policy) -> Iterator[Finding]:
 
 
 def _on_objects(entry: Entry) -> bool:
-    return entry.source == "tools" or bool(entry.unit)
+    return entry.names_objects or bool(entry.unit)
 
 
 def _some(names: Iterable[str]) -> str:

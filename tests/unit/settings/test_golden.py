@@ -19,7 +19,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.parametrize("name", ["traps", "shapes", "rules", "later", "environment"])
+@pytest.mark.parametrize("name", ["traps", "shapes", "rules", "later", "offers", "doors", "environment"])
 def test_every_fault_is_told_as_agreed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
     with pytest.raises(SettingsError) as error:
