@@ -169,7 +169,8 @@ MEANINGS: Mapping[str, str] = {
     "run_id": "from `X-Run-Id`: bounded, recorded, never used to decide",
     "thread_id": "from `X-Thread-Id`, likewise",
     "peer": "the address on the other end of the connection; `local` for a Unix socket",
-    "credential": "proven by: kind (`jwt`, `api_key`, `local`, `certificate`, `anonymous`), issuer or name, key id",
+    "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `anonymous`), "
+    "issuer or name, key id",
     "chain": "the principals, first to last",
     "granted": "the roles and scopes that credentials granted, by place in the chain; null if not known",
     "agent_id": "the last principal",

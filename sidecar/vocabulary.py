@@ -29,7 +29,8 @@ _EMPTY: Mapping[str, Any] = {}  # nobody writes to it: its type has no way to
 class Principal:
     """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
 
-    `issuer` names who vouched for it: an issuer URL, `api-key`, `local`, `certificate` or "" for anonymous.
+    `issuer` names who vouched for it: an issuer URL, `api-key`, `agent:<name>`, `local`, `certificate` or "" for
+    anonymous.
     `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
     """
 
@@ -51,7 +52,7 @@ class Principal:
 
 Chain = tuple[Principal, ...]
 
-CredentialKind = Literal["jwt", "api_key", "local", "certificate", "anonymous"]
+CredentialKind = Literal["jwt", "api_key", "agent_token", "local", "certificate", "anonymous"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ Links before the last come from a verified token and from nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from sidecar.identity.binding import UNBOUND, Bound
-from sidecar.identity.credentials import Workload, bad_credential, client_unknown, conflict
+from sidecar.identity.credentials import Audience, Workload, bad_credential, client_unknown, conflict
 from sidecar.identity.issuers import DIRECT, Issuer, RolesFrom
 from sidecar.identity.jwt import Claims
 from sidecar.identity.names import Kind, Naming, is_id, is_typed
@@ -46,11 +46,12 @@ class Proven:
     bound: Bound = UNBOUND
 
 
-def proven_at(claims: Claims, naming: Naming, resource: str) -> Proven:
-    """The token's chain and what its audience allows at this route. Raises Refusal."""
+def proven_at(claims: Claims, naming: Naming, route: Audience, aliases: Sequence[str] = ()) -> Proven:
+    """The token's chain and what its audience allows at this route; `aliases` are the paths of ours beside the usual
+    ones. Raises Refusal."""
     return Proven(
         chain=chain_of(claims, naming),
-        here=accepts(claims.issuer, claims.audiences, resource),
+        here=accepts(claims.issuer, claims.audiences, route, aliases),
         lent_to=frozenset(audience for audience in claims.audiences if audience.startswith("nhi:")),
         credential=Credential("jwt", issuer=claims.issuer.issuer, trust=_looked_up(claims), signed_by=claims.signed_by),
         expires_at=claims.expires_at,
@@ -73,11 +74,13 @@ def chain_of(claims: Claims, naming: Naming) -> Chain:
     return (first, *(Principal(name, issuer, frozenset(), scopes) for name in names[1:]))
 
 
-def accepts(issuer: Issuer, audiences: frozenset[str], resource: str) -> bool:
+def accepts(issuer: Issuer, audiences: frozenset[str], route: Audience, aliases: Sequence[str] = ()) -> bool:
     """Whether the audience names this route: by its own URL, or by one configured for the issuer, unless that is the
     URL of another route of ours (RFC 8707: a token for one server opens no other)."""
-    return resource in audiences or any(
-        audience in audiences and not _is_another_route(audience, resource) for audience in issuer.audiences
+    own = {route.resource, route.alias or route.resource}
+    return not own.isdisjoint(audiences) or any(
+        audience in audiences and not _is_another_route(audience, route.resource, aliases)
+        for audience in issuer.audiences
     )
 
 
@@ -298,14 +301,13 @@ def _at_path(values: Mapping[str, Any], path: str) -> object:
     return found
 
 
-def _is_another_route(audience: str, resource: str) -> bool:
-    if audience == resource:
-        return False
+def _is_another_route(audience: str, resource: str, aliases: Sequence[str]) -> bool:
     theirs = urlsplit(audience)
     if _origin_of(theirs) != _origin_of(urlsplit(resource)):
         return False
     # Wherever in the path: the public URL may have one of its own in front.
-    return any(part in ROUTES for part in theirs.path.split("/"))
+    path = f"{theirs.path}/"
+    return any(part in ROUTES for part in path.split("/")) or any(f"{alias}/" in path for alias in aliases)
 
 
 def _origin_of(url: SplitResult) -> tuple[str, str, int | None]:

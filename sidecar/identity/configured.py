@@ -5,10 +5,11 @@ from __future__ import annotations
 from ipaddress import ip_network
 from pathlib import Path
 
-from sidecar.errors import SettingsError, fault_in
+from sidecar.errors import SettingsError, Together, fault_in
 from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
 from sidecar.identity.certificates import Certificates, Proxy
 from sidecar.identity.credentials import UNIX
+from sidecar.identity.gates import Gate, Gates, digest_of
 from sidecar.identity.issuers import DEFAULT_TYP, Issuer, KindRule, RolesFrom, with_preset
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
 from sidecar.identity.names import Naming
@@ -17,6 +18,7 @@ from sidecar.settings.documents import read_document
 from sidecar.settings.identity import IdentitySettings, Spiffe, TrustedProxy
 from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
+from sidecar.settings.secrets import read_secret
 
 
 def issuers_from(settings: IdentitySettings) -> tuple[Issuer, ...]:
@@ -61,6 +63,25 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
         return ApiKeys()
     records = records_of(read_document(path), now)
     return ApiKeys(records, read_pepper(pepper_path(settings))) if records else ApiKeys()
+
+
+def gates_from(settings: Settings) -> Gates:
+    """The tokens of agents' own addresses. Raises SettingsError for one that cannot be read, or is weak."""
+    together, gates = Together(), []
+    for name, _, offer in settings.offers():
+        auth = offer.authentication
+        if auth is None or auth.token_path is None or auth.principal is None:
+            continue
+        with together.noted():
+            token = read_secret(auth.token_path, "ours")
+            gates.append(Gate(name, auth.principal, auth.header, digest_of(token), auth.required))
+    together.refuse()
+    return Gates(gates)
+
+
+def aliases_in(settings: Settings) -> tuple[str, ...]:
+    """The paths that agents have of their own."""
+    return tuple(offer.base_path for _, _, offer in settings.offers() if offer.base_path is not None)
 
 
 def _issuer(entry: IssuerSettings) -> Issuer:

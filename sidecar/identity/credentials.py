@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sidecar.errors import Reason, Refusal
-from sidecar.vocabulary import Credential, CredentialKind, Principal
+from sidecar.identity.gates import KIND as AGENT_TOKEN
+from sidecar.identity.gates import Gate
+from sidecar.settings.offers import BEARER_HEADER, KEY_HEADER
+from sidecar.vocabulary import ANONYMOUS, Credential, CredentialKind, Principal
 
 MAX_TOKEN_CHARS = 16 * 1024
 API_KEY_PREFIX = "sck_"
@@ -26,7 +29,8 @@ class Presented(NamedTuple):
     was checked against. `forwarded` are the lines of `X-Forwarded-Client-Cert`; nobody reads them before
     `Identity.admit` has found that a named proxy wrote them, and which element is the caller's (`proxy`). `peer` is the
     address at the other end, or UNIX. `proofs` are the `DPoP` lines, `method` and `urls` what they must be for: the
-    request's method, and its address in each spelling that callers know."""
+    request's method, and its address in each spelling that callers know. `own` are the lines of a header that bears the
+    token of this address alone, where that is neither of the first two."""
 
     authorization: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
@@ -39,6 +43,7 @@ class Presented(NamedTuple):
     method: str = ""
     urls: tuple[str, ...] = ()
     proxy: Literal["", "first", "last"] = ""
+    own: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[CredentialKind, ...]:
@@ -48,6 +53,7 @@ class Presented(NamedTuple):
         seen: tuple[tuple[CredentialKind, bool], ...] = (
             ("jwt", token),
             ("api_key", keyed),
+            (AGENT_TOKEN, bool(self.own)),
             ("local", bool(self.local)),
             ("certificate", bool(self.certificate) or bool(self.proxy and self.forwarded)),
         )
@@ -59,12 +65,15 @@ NOTHING_PRESENTED = Presented()
 
 class Audience(NamedTuple):
     """What the route is: its own URL, whether the upstream names `anonymous`, the scopes it asks for, and whether the
-    token must go on with its caller, because of what the upstream is shown."""
+    token must go on with its caller, because of what the upstream is shown. `gate` is the token that it takes of its
+    own, `alias` another URL of it ("" is none)."""
 
     resource: str
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
     keeps_token: bool = False
+    gate: Gate | None = None
+    alias: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +86,50 @@ class Workload:
 
 
 class Shown(NamedTuple):
-    """What was presented, one of each; "" is none. `proven`: the token was shown as one whose bearer has its key."""
+    """What was presented, one of each; "" is none. `proven`: the token was shown as one whose bearer has its key;
+    `opens`: the address' own token was."""
 
     token: str
     key: str
     local: str
     proven: bool = False
+    opens: bool = False
 
 
-def read_credentials(presented: Presented) -> Shown:
-    """Sort what was presented. Raises Refusal for a header that is doubled or cannot be read, and for two keys."""
+def read_credentials(presented: Presented, gate: Gate | None = None) -> Shown:
+    """Sort what was presented where a `gate` may be. Raises Refusal for a header that is doubled or cannot be read, for
+    two keys, and for whoever does not show what the gate requires."""
+    if gate is None:
+        return _shown(presented)
+    rest = _without_own(presented, gate)
+    shown = _shown(presented if rest is None else rest)
+    if rest is None and gate.required:
+        raise _not_shown(presented)
+    return shown._replace(opens=rest is not None)
+
+
+def _without_own(presented: Presented, gate: Gate) -> Presented | None:
+    """What else was presented, where the gate's token was; None where it was not."""
+    if gate.header == BEARER_HEADER and len(presented.authorization) == 1:
+        scheme, _, token = presented.authorization[0].partition(" ")
+        opens = gate.opens(token.strip(" "))
+        return presented._replace(authorization=()) if opens and scheme.lower() == "bearer" else None
+    if gate.header == KEY_HEADER and len(presented.api_key) == 1:
+        return presented._replace(api_key=()) if gate.opens(presented.api_key[0]) else None
+    if len(presented.own) > 1:
+        raise bad_credential("a credential header is there more than once")
+    if presented.own and not gate.opens(presented.own[0]):
+        raise bad_credential("the token of this address is not valid")
+    return presented if presented.own else None
+
+
+def _not_shown(presented: Presented) -> Refusal:
+    if presented.kinds == (ANONYMOUS,):
+        return Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1, as `unauthenticated`
+    return bad_credential("this address has a token of its own, and it was not shown")
+
+
+def _shown(presented: Presented) -> Shown:
     if len(presented.authorization) > 1 or len(presented.api_key) > 1:
         raise bad_credential("a credential header is there more than once")
     scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")

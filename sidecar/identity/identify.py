@@ -22,7 +22,7 @@ from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
 from sidecar.identity.chains import Proven, joined, proven_at, still_names
-from sidecar.identity.configured import api_keys_from, certificates_from, issuers_from
+from sidecar.identity.configured import aliases_in, api_keys_from, certificates_from, gates_from, issuers_from
 from sidecar.identity.credentials import (
     Audience,
     Presented,
@@ -34,6 +34,8 @@ from sidecar.identity.credentials import (
     read_credentials,
     unauthenticated,
 )
+from sidecar.identity.gates import KIND as AGENT_TOKEN
+from sidecar.identity.gates import Gate, Gates
 from sidecar.identity.issuers import Issuer, check_issuers
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
 from sidecar.identity.jwt import DEFAULT_BOUNDS, Bounds, Verifier
@@ -45,8 +47,14 @@ MAX_REMEMBERED = 10_000
 LOCAL: Final = "local"
 CERTIFICATE: Final = "certificate"
 NO_CERTIFICATES = Certificates()
-_CALLED = {"api_key": "an API key", "local": "the local listener", "certificate": "a certificate"}
-_WITHOUT_SCOPES = (LOCAL, CERTIFICATE)
+NO_GATES = Gates()
+_CALLED = {
+    "api_key": "an API key",
+    AGENT_TOKEN: "the token of this address",
+    "local": "the local listener",
+    "certificate": "a certificate",
+}
+_WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE)
 """What has no scopes to show: policy alone binds who comes with it."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -67,13 +75,16 @@ class Remembered(NamedTuple):
 
 
 class Identity:
-    """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL."""
+    """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL.
+    `aliases` are the paths that agents have of their own."""
 
     def __init__(
         self,
         issuers: Iterable[Issuer] = (),
         keys: ApiKeys | None = None,
         certificates: Certificates = NO_CERTIFICATES,
+        gates: Gates = NO_GATES,
+        aliases: Iterable[str] = (),
         *,
         fetch: Fetch,
         clock: Callable[[], float] = time.time,
@@ -89,6 +100,8 @@ class Identity:
         self._verifier = Verifier(self._issuers, self._issuer_keys, bounds, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
+        self.gates = gates
+        self._aliases = tuple(aliases)
         self._proofs = Proofs(clock, bounds.leeway_s, max_proof_age_s)
         self._bounds = bounds
         self._clock = clock
@@ -105,13 +118,15 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         trust: str = "",
     ) -> Identity:
-        """As configured. Reads keys.yaml, its pepper and key-set files, and writes nothing. `trust` is a digest of the
-        authorities of client certificates. Raises SettingsError."""
+        """As configured. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes nothing. `trust` is
+        a digest of the authorities of client certificates. Raises SettingsError."""
         identity = settings.identity
         return cls(
             issuers_from(identity),
             api_keys_from(settings, clock()),
             certificates_from(identity, trust),
+            gates_from(settings),
+            aliases_in(settings),
             fetch=fetch,
             clock=clock,
             mono=mono,
@@ -168,17 +183,17 @@ class Identity:
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
         """The caller, proven, by what was admitted. Raises Refusal; its `challenge` are the parameters of
         `WWW-Authenticate`."""
-        shown = read_credentials(presented)
+        shown = read_credentials(presented, audience.gate)
         certificate = self._certificates.shown_in(presented)
         if not shown.token:
             return self._without_token(shown, certificate, audience)
-        remembered = await self._proven(shown.token, audience.resource)
+        remembered = await self._proven(shown.token, audience)
         caller, bound = remembered.caller, remembered.proven.bound
         if bound is not UNBOUND or shown.proven:
             self._check_bound(bound, shown, certificate)
-        if caller is None or shown.key or shown.local or certificate is not None:
+        if caller is None or shown.key or shown.local or shown.opens or certificate is not None:
             held = certificate if bound.certificate else None
-            workload = self._workload(shown, certificate, held=held is not None)
+            workload = self._workload(shown, certificate, audience.gate, held=held is not None)
             caller = _caller_of(remembered.proven, workload, held)
         if bound.key:  # last: what is not for this address uses up none of what is remembered
             await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
@@ -206,6 +221,8 @@ class Identity:
     def _stands(self, credential: Credential, caller: Caller) -> bool:
         if credential.kind == "api_key":
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
+        if credential.kind == AGENT_TOKEN:
+            return self.gates.knows(credential, caller.last.name)
         if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
         issuer = self._issuers.get(credential.issuer)
@@ -214,13 +231,13 @@ class Identity:
         return still_names(issuer, self._naming[issuer.issuer], caller.chain, credential.trust)
 
     def _without_token(self, shown: Shown, certificate: ClientCertificate | None, audience: Audience) -> Caller:
-        workload = self._workload(shown, certificate)
+        workload = self._workload(shown, certificate, audience.gate)
         if workload is None:
             # Scopes are asked of credentials; without one, a route that asks for any is closed.
             if not audience.anonymous or audience.scopes:
                 raise unauthenticated(audience)
             return Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
-        # A key bears its scopes. What has none to show, a local listener or a certificate, is bound by policy alone.
+        # A key bears its scopes. What has none to show, as a local listener or a certificate, is bound by policy alone.
         if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
@@ -234,12 +251,16 @@ class Identity:
         if shown.proven and not bound.key:
             raise unproven("the token is not bound to a key, and was shown as if it were")
 
-    def _workload(self, shown: Shown, certificate: ClientCertificate | None, *, held: bool = False) -> Workload | None:
+    def _workload(
+        self, shown: Shown, certificate: ClientCertificate | None, gate: Gate | None, *, held: bool = False
+    ) -> Workload | None:
         """Whom a credential of its own proves the caller to be; a certificate that a token is bound to (`held`) need be
         nobody's. Raises Refusal for a bad one, and for two."""
         found: list[Workload] = []
         if shown.key:
             found.append(self._api_keys.check(shown.key, self._clock()))
+        if shown.opens and gate is not None:
+            found.append(Workload(gate.bearer, gate.credential))
         if shown.local:
             found.append(Workload(Principal(shown.local, LOCAL), Credential("local", LOCAL)))
         if certificate is not None:
@@ -250,16 +271,16 @@ class Identity:
             raise conflict(f"{' and '.join(words)} both name the caller")
         return found[0] if found else None
 
-    async def _proven(self, token: str, resource: str) -> Remembered:
+    async def _proven(self, token: str, audience: Audience) -> Remembered:
         if not token.isascii():
             raise bad_credential("the credential is not a signed JWT")
-        place = (sha256(token.encode()).digest(), resource)
+        place = (sha256(token.encode()).digest(), audience.resource)
         found = self._remembered.get(place)
         if found is not None and found.holds(self._clock()):
             self._remembered.move_to_end(place)
             return found
         claims = await self._verifier.verify(token)
-        proven = proven_at(claims, self._naming[claims.issuer.issuer], resource)
+        proven = proven_at(claims, self._naming[claims.issuer.issuer], audience, self._aliases)
         remembered = Remembered(
             proven=proven,
             caller=_caller_of(proven, None) if proven.here and not proven.speaks_for else None,
@@ -285,6 +306,8 @@ class Identity:
 def check_caller(caller: Caller, audience: Audience) -> None:
     """Whether somebody who was proven at the address of all servers has what one of them asks for: what `identify`
     would have asked at that server's own. Raises Refusal."""
+    if audience.gate is not None and audience.gate.required and not audience.gate.let_in(caller):
+        raise unauthenticated(audience)
     kind = caller.credentials[0].kind
     if kind == ANONYMOUS and (not audience.anonymous or audience.scopes):
         raise unauthenticated(audience)
