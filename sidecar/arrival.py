@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,13 +22,18 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import malformed
+from sidecar.settings.offers import BEARER_HEADER, KEY_HEADER, MAX_BASE_PATH
 from sidecar.tls import shown_on
 
 Body = TypeVar("Body", bytes, bytearray)
 Headers = Mapping[str, Sequence[str]]
 """Every header line, by lower-case name, in the order they came."""
+Aliases = Mapping[str, str]
+"""Whose is a path beside the usual ones: the name of an agent."""
+NO_ALIASES: Aliases = MappingProxyType({})
 
 PARAMETER = "mcp-param-"
+METADATA_PATH = "/.well-known/oauth-protected-resource"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
 PUSH = "push"  # where agents push to; what stands in a server's place is a handle
@@ -99,11 +105,12 @@ class Entrance:
 
 class Route(NamedTuple):
     """An address of ours. `server` is the upstream's name in it, EVERY the address of all; `rest` a tool's name, or
-    what follows an agent's."""
+    what follows an agent's. `alias` is the path of an agent's own that was called in place of `/agents/<name>`."""
 
     kind: str
     server: str
     rest: str = ""
+    alias: str = ""
 
 
 def headers_of(request: web.BaseRequest) -> Headers:
@@ -136,9 +143,14 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
             raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
 
 
-def route_of(raw_path: str, verb: str) -> Route:
+def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES) -> Route:
     """The address meant by a request target. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
+    of_resource = path.removeprefix(METADATA_PATH)
+    if alias := alias_in(of_resource, aliases):  # what is below it is below the agent's usual address
+        usual = f"/{AGENTS}/{aliases[alias]}{of_resource[len(alias) :]}"
+        before = path[: len(path) - len(of_resource)]
+        return route_of(before + usual, verb)._replace(alias=alias)
     for kind, pattern, verbs in ROUTES:
         if match := pattern.match(path):
             if verb not in verbs:
@@ -149,9 +161,21 @@ def route_of(raw_path: str, verb: str) -> Route:
     raise Refusal(Reason.ROUTE_UNKNOWN)
 
 
-def protocol_of(raw_path: str) -> str:
+def alias_in(path: str, aliases: Aliases) -> str:
+    """The agent's own path with which this one begins, step by step; "" for none."""
+    if not aliases:
+        return ""
+    end = path.find("/", 1)
+    while 0 < end <= MAX_BASE_PATH:
+        if path[:end] in aliases:
+            return path[:end]
+        end = path.find("/", end + 1)
+    return path if path in aliases else ""
+
+
+def protocol_of(raw_path: str, aliases: Aliases = NO_ALIASES) -> str:
     """Which protocol is spoken at an address, as evidence and metrics name it: `http` for plain calls."""
-    if raw_path.startswith(_A2A):
+    if raw_path.startswith(_A2A) or alias_in(raw_path.partition("?")[0], aliases):
         return "a2a"
     return "http" if _PLAIN.match(raw_path) else "mcp"
 
@@ -179,8 +203,11 @@ def session_in(raw_path: str) -> str:
     raise malformed("session_id must be there, once, and alone")
 
 
-def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str) -> Presented:
-    """The credentials that one request bears. `base_url` is our address as callers of the data listener write it."""
+def presented_by(
+    request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str, own: str = ""
+) -> Presented:
+    """The credentials that one request bears. `base_url` is our address as callers of the data listener write it, `own`
+    the header of a token that this address alone takes."""
     shown = shown_on(request.transport)
     return Presented(
         authorization=tuple(headers.get("authorization", ())),
@@ -193,6 +220,7 @@ def presented_by(request: web.BaseRequest, headers: Headers, entrance: Entrance,
         proofs=tuple(headers.get("dpop", ())),
         method=request.method,
         urls=_urls(request.raw_path, headers, entrance, base_url) if "dpop" in headers else (),
+        own=() if own in (BEARER_HEADER, KEY_HEADER) else tuple(headers.get(own, ())),
     )
 
 

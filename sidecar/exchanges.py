@@ -272,9 +272,9 @@ class Exchanges:
         self.say_farewell(session)
         return await empty(turn, 204)
 
-    async def metadata(self, turn: Turn, server: str, folder: str) -> web.StreamResponse:
+    async def metadata(self, turn: Turn, server: str, folder: str, alias: str = "") -> web.StreamResponse:
         """RFC 9728: who issues tokens for this address. Open to all, and the same for every name."""
-        body = turn.now.resource_metadata(server, folder)
+        body = turn.now.resource_metadata(server, folder, alias)
         turn.method = "metadata"
         await turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})

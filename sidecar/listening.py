@@ -134,11 +134,6 @@ class Listening:
         from sidecar.a2a.grpc import Calls, credentials_from, serve  # only where it is wanted: it takes its time
 
         live = self.pipeline.live
-
-        def lone() -> str:
-            agents = live.current.agents
-            return next(iter(agents)) if len(agents) == 1 else ""
-
         first = live.current.tls
         credentials = None if first is None else credentials_from(lambda: (live.current.tls or first).pair)
         handle = partial(self.pipeline.handle, entrance=Entrance(None))
@@ -149,7 +144,7 @@ class Listening:
             calls = Calls(
                 handle,
                 name,
-                lone,
+                lambda: live.current.lone_in_grpc,
                 patience_s=settings.server.body_timeout_s,
                 at_once=settings.server.max_connections,
                 turned_away=self.pipeline.refusals.turned_away,

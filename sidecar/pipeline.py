@@ -42,7 +42,7 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.exchanges import Exchanges
 from sidecar.federation import Spread
 from sidecar.fronts import Fronts
-from sidecar.identity import Presented
+from sidecar.identity import Audience, Presented
 from sidecar.intents import Ask, Intent, Leave, Reply, Tell
 from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
 from sidecar.measures import measure
@@ -133,9 +133,9 @@ class Pipeline:
         self.agents.greet(turn)
         arrival.check_framing(turn.request.version, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
-        route = arrival.route_of(turn.raw_path, turn.verb)
+        route = arrival.route_of(turn.raw_path, turn.verb, turn.now.aliases)
         if route.kind in METADATA_FOLDERS:
-            return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind])
+            return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind], route.alias)
         if route.kind == arrival.KEYS:
             return await self.exchanges.key_set(turn)
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
@@ -213,7 +213,7 @@ class Pipeline:
     async def _operate(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's call: the same questions, asked of the canonical operation."""
         self.agents.enter(turn, route)
-        caller = await self._identify(turn, route.server, entrance, arrival.AGENTS)
+        caller = await self._identify(turn, route.server, entrance, arrival.AGENTS, route.alias)
         intent = await self.agents.understand(turn, route)
         with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, intent.call)
@@ -236,14 +236,14 @@ class Pipeline:
 
     async def _card(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's card: open to everybody, and more of it to who is known."""
-        if turn.now.identity.is_nobodys(self._present(turn, entrance)):
+        name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
+        if turn.now.identity.is_nobodys(self._present(turn, entrance, turn.now.audience(name, arrival.AGENTS))):
             caller = turn.record.caller = STRANGER
         else:
-            name = self.agents.name_of(turn, route)  # one agent has one audience, however it is called
-            caller = await self._identify(turn, name, entrance, arrival.AGENTS)
+            caller = await self._identify(turn, name, entrance, arrival.AGENTS, route.alias)
         self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
         with self._admitted(turn, begins=True):
-            return await self.agents.card(turn, route, caller, turn.base or turn.now.base_url)
+            return await self.agents.card(turn, route, caller)
 
     @asynccontextmanager
     async def _charged(
@@ -323,17 +323,20 @@ class Pipeline:
                     await asyncio.sleep(DRAIN_LOOK_S)
         self.grace_over = True  # who is cut off from now on did not leave by itself
 
-    async def _identify(self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP) -> Caller:
-        turn.enter(server, folder)
-        presented = self._present(turn, entrance)
-        caller = await turn.now.identity.identify(presented, turn.now.audience(server, folder))
+    async def _identify(
+        self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP, alias: str = ""
+    ) -> Caller:
+        turn.enter(server, folder, alias)
+        audience = turn.now.audience(server, folder)
+        caller = await turn.now.identity.identify(self._present(turn, entrance, audience), audience)
         turn.record.caller = caller
         turn.record.mark("auth")
         return caller
 
-    def _present(self, turn: Turn, entrance: Entrance) -> Presented:
+    def _present(self, turn: Turn, entrance: Entrance, audience: Audience) -> Presented:
         """What the caller brought to prove who it is."""
-        presented = arrival.presented_by(turn.request, turn.headers, entrance, turn.now.base_url)
+        own = audience.gate.header if audience.gate is not None else ""
+        presented = arrival.presented_by(turn.request, turn.headers, entrance, turn.now.base_url, own)
         turn.presented = turn.now.identity.admit(presented)
         return turn.presented
 
@@ -412,7 +415,7 @@ class Pipeline:
     def _turn(self, request: web.BaseRequest) -> Turn:
         headers = arrival.headers_of(request)
         record = self.audit.recording(
-            protocol=arrival.protocol_of(request.raw_path),
+            protocol=arrival.protocol_of(request.raw_path, self.live.current.aliases),
             peer=request.remote or "local",
             trace_id=arrival.trace_id_of(headers),
             run_id=arrival.correlation_of(headers, "x-run-id"),
@@ -448,7 +451,7 @@ class Pipeline:
         return response
 
     def _told(self, turn: Turn, refusal: Refusal) -> Told:
-        metadata_url = "" if turn.front is None else turn.now.metadata_url(turn.front, turn.folder)
+        metadata_url = "" if turn.front is None else turn.now.metadata_url(turn.front, turn.folder, turn.alias)
         if turn.dialect is not None:
             return turn.dialect.tell(
                 refusal,

@@ -7,24 +7,26 @@ leaves the old one serving (CONTRACT 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import orjson
 
 from sidecar.answers import Manner
-from sidecar.arrival import AGENTS, EVERY, MCP, TASK_API, Bounds, place_of
+from sidecar.arrival import AGENTS, EVERY, MCP, METADATA_PATH, TASK_API, Aliases, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal, Together
 from sidecar.identity import ALGORITHMS, Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
+from sidecar.limits.budgets import entries_of
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
 from sidecar.policy import Engine, PolicySource
 from sidecar.refusals import LABEL as REFUSALS
 from sidecar.screening import Screen
 from sidecar.settings import Settings
 from sidecar.settings.health import Probe
+from sidecar.settings.offers import Offer, Transport
 from sidecar.settings.upstreams import Upstream as Definition
 from sidecar.tls import Tls
 from sidecar.upstreams import Account, Catalogue, Upstream
@@ -37,7 +39,6 @@ from sidecar.vocabulary import Call, Chain, Decision, Question, Rule
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
 
-METADATA_PATH = "/.well-known/oauth-protected-resource"
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
 
@@ -86,7 +87,8 @@ class Snapshot:
     `shadow_until` (seconds since the epoch) is when policy and limits begin to be enforced; None is from the start.
     `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
     for each server whose tools must be as pinned, the digest of each tool. `signer` is who signs in our name.
-    `tls` is what the data listener's next handshake is under, None where it speaks none.
+    `tls` is what the data listener's next handshake is under, None where it speaks none. `offers` say how each agent is
+    offered, `aliases` whose a path beside the usual ones is.
     `waiting` are the sections of settings that were changed and need a restart; `settings` has them as they run.
     """
 
@@ -111,6 +113,8 @@ class Snapshot:
     signer: Signer = NO_SIGNER
     waiting: tuple[str, ...] = ()
     tls: Tls | None = None
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    aliases: Aliases = field(default_factory=dict)
 
     def shadows(self, now_s: float) -> bool:
         """Whether what policy or a limit refuses is let pass, and only put on record."""
@@ -194,21 +198,34 @@ class Snapshot:
         questions = {name: first._replace(object=f"nhi:{name}") for name in sorted(self.agents)}
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
+    def speaks(self, agent: str, transport: Transport) -> bool:
+        """Whether this is spoken at an agent's addresses. At those of one that is none, everything is: who may call it
+        learns by policy that it is not there."""
+        offer = self.offers.get(agent)
+        return offer is None or transport in offer.transport_protocols
+
+    @property
+    def lone_in_grpc(self) -> str:
+        """The agent that a call over gRPC means which names none: the only one there; "" where there are more."""
+        found = [name for name in self.agents if self.speaks(name, "grpc")]
+        return found[0] if len(found) == 1 else ""
+
     def audience(self, server: str, folder: str = MCP) -> Audience:
         """What a token must be meant for, to be used at this upstream's address."""
         place = place_of(server, folder)
         return self.audiences.get(place) or Audience(f"{self.base_url}/{place}")
 
-    def metadata_url(self, server: str, folder: str = MCP) -> str:
+    def metadata_url(self, server: str, folder: str = MCP, alias: str = "") -> str:
         """Where RFC 9728 metadata of the upstream's address is found."""
-        return f"{self.base_url}{METADATA_PATH}/{place_of(server, folder)}"
+        return f"{self.base_url}{METADATA_PATH}{alias or '/' + place_of(server, folder)}"
 
-    def resource_metadata(self, server: str, folder: str = MCP) -> bytes:
-        """The RFC 9728 document of an upstream's address: the same for a name that is none."""
+    def resource_metadata(self, server: str, folder: str = MCP, alias: str = "") -> bytes:
+        """The RFC 9728 document of an upstream's address: the same for a name that is none. It is for the address that
+        was called (3.3), and a token for one of them is good for all of them."""
         known: Mapping[str, Service | Agent] = self.agents if folder == AGENTS else self.services
         service = known.get(server)
         document: dict[str, object] = {
-            "resource": f"{self.base_url}/{place_of(server, folder)}",
+            "resource": f"{self.base_url}{alias or '/' + place_of(server, folder)}",
             "authorization_servers": [issuer.issuer for issuer in self.settings.identity.issuers],
             "bearer_methods_supported": ["header"],
             "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
@@ -276,10 +293,12 @@ def snapshot_from(
     tls: Tls | None = None,
 ) -> Snapshot:
     """All of it together, and the policy's own tests run. Raises PolicyError with every one that fails."""
-    policy, budgets, pins = settings.policy, beside.budgets, beside.pins
+    policy, pins = settings.policy, beside.pins
+    offers = {name: offer for name, _, offer in settings.offers()}
+    budgets = replace(beside.budgets, offers=entries_of(offers))
     engine, limited = Engine(source), source.limited(MAX_LIMIT_LABELS)
     if policy.self_test and (policy.path / TESTS_FOLDER).is_dir():
-        _test(engine, source, policy.path, budgets)
+        _test(engine, source, policy.path, beside.budgets)
     return Snapshot(
         settings=settings,
         engine=engine,
@@ -305,9 +324,19 @@ def snapshot_from(
                 f"{base_url}/{TASK_API}", keeps_token=any(agent.needs_token for agent in agents.values())
             ),
             **{
-                place: Audience(f"{base_url}/{place}", one.anonymous, one.scopes, one.needs_token)
-                for folder, known in ((MCP, services), (AGENTS, agents))
-                for place, one in ((place_of(name, folder), one) for name, one in known.items())
+                place_of(name): Audience(f"{base_url}/{place_of(name)}", one.anonymous, one.scopes, one.needs_token)
+                for name, one in services.items()
+            },
+            **{
+                place_of(name, AGENTS): Audience(
+                    f"{base_url}/{place_of(name, AGENTS)}",
+                    one.anonymous,
+                    one.scopes,
+                    one.needs_token,
+                    identity.gates.of(name),
+                    f"{base_url}{offers[name].base_path}" if name in offers and offers[name].base_path else "",
+                )
+                for name, one in agents.items()
             },
         },
         limit_labels=(
@@ -325,6 +354,8 @@ def snapshot_from(
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
         signer=signer,
         tls=tls,
+        offers=offers,
+        aliases={offer.base_path: name for name, offer in offers.items() if offer.base_path is not None},
     )
 
 

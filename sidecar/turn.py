@@ -63,7 +63,8 @@ class Turn:
     heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
     callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
     it is. `unanswered`: it was closed without a word. `dialect` is how refusals are told where not as MCP tells them.
-    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels.
+    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels. `alias` is the path that
+    an agent was called by, where that is one of its own.
     """
 
     request: web.BaseRequest
@@ -75,6 +76,7 @@ class Turn:
     large: bool = False
     front: str | None = None
     folder: str = MCP
+    alias: str = ""
     server: str = ""
     outward: Outward | None = None
     shape: Shape = Shape.PLAIN
@@ -139,9 +141,9 @@ class Turn:
         if self.large:
             await asyncio.sleep(0)
 
-    def enter(self, server: str, folder: str) -> None:
+    def enter(self, server: str, folder: str, alias: str = "") -> None:
         """The address is an upstream's: from here on refusals are told in its protocol."""
-        self.front, self.folder = server, folder
+        self.front, self.folder, self.alias = server, folder, alias
         self.shape = Shape.PLAIN if self.plain or folder in (AGENTS, TASK_API) else Shape.STATELESS
         self.goes_to(server)
 

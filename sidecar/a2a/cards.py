@@ -16,11 +16,13 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from sidecar.answers import JSON, Told
+from sidecar.arrival import AGENTS
 from sidecar.compact import compact_json
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a import cards
-from sidecar.protocols.a2a.operations import SEND, STREAM
+from sidecar.protocols.a2a.operations import SEND, STREAM, Binding
 from sidecar.settings.addresses import Address
+from sidecar.settings.offers import Transport
 from sidecar.snapshot import Snapshot
 from sidecar.upstreams.agents import Agent
 from sidecar.vocabulary import Chain, Question
@@ -28,6 +30,7 @@ from sidecar.vocabulary import Chain, Question
 MAX_AGE_S: Final = 60
 MAX_WRITTEN: Final = 256
 MAX_WRITTEN_BYTES: Final = 32 * 1024 * 1024
+TRANSPORT_OF: Final[Mapping[Binding, Transport]] = {"jsonrpc": "json_rpc", "http_json": "http_json", "grpc": "grpc"}
 Key = tuple[str, str, str, "View"]
 """The agent, the form, the key of the signature, and who sees it."""
 
@@ -51,41 +54,66 @@ class View(NamedTuple):
 
     interfaces: tuple[cards.Interface, ...]
     skills: frozenset[str]
+    security: cards.Security = cards.BEARER
 
 
-def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, base: str, now_s: float) -> View:
-    """How this chain may see a card of the agent's; `base` is our address as it reaches us."""
+def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, at: str, now_s: float) -> View:
+    """How this chain may see a card of the agent's; `at` is the agent's address as the caller called it."""
     may_use = _may_use(now, agent, chain, now_s)
-    return View(
-        interfaces(now, agent, base), frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
-    )
+    skills = frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
+    return View(interfaces(now, agent, at), skills, security_of(now, agent))
 
 
 def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:
     """A card of the agent's, canonical, as ours."""
-    return cards.ours(card, view.interfaces, view.skills.__contains__, agent_url=agent.url, has_extended=True)
+    return cards.ours(
+        card,
+        view.interfaces,
+        view.skills.__contains__,
+        agent_url=agent.url,
+        has_extended=True,
+        security=view.security,
+    )
 
 
-def interfaces(now: Snapshot, agent: Agent, base: str) -> tuple[cards.Interface, ...]:
-    """Every address of ours for this agent, in the order in which we would be called."""
-    here = f"{base}/agents/{agent.name}"
+def address_of(now: Snapshot, agent: Agent, alias: str, base: str) -> str:
+    """An agent's address as its caller called it: by the `alias` that it has, or as all agents are; `base` is ours."""
+    return f"{base or now.base_url}{alias or f'/{AGENTS}/{agent.name}'}"
+
+
+def interfaces(now: Snapshot, agent: Agent, at: str) -> tuple[cards.Interface, ...]:
+    """Every address of ours for this agent, in the order in which we would be called, beginning with that one."""
     found = [
-        cards.Interface(f"{here}/", "jsonrpc", "1.0"),
-        cards.Interface(here, "http_json", "1.0"),
-        cards.Interface(f"{here}/", "jsonrpc", "0.3"),
-        cards.Interface(here, "http_json", "0.3"),
+        cards.Interface(f"{at}/", "jsonrpc", "1.0"),
+        cards.Interface(at, "http_json", "1.0"),
+        cards.Interface(f"{at}/", "jsonrpc", "0.3"),
+        cards.Interface(at, "http_json", "0.3"),
     ]
     address = now.settings.server.grpc
     if isinstance(address, Address):
-        host = urlsplit(base).hostname or address.host
+        host = urlsplit(at).hostname or address.host
         own = agent.grpc_port
         port = own if own is not None else address.port
         if port:  # what the system chose is nobody's to tell from here
             tenant = "" if own is not None else agent.name
             found.append(cards.Interface(f"{host}:{port}", "grpc", "1.0", tenant))
-            if own is not None or len(now.agents) == 1:
+            if own is not None or now.lone_in_grpc == agent.name:
                 found.append(cards.Interface(f"{host}:{port}", "grpc", "0.3"))
-    return tuple(found)
+    return tuple(one for one in found if now.speaks(agent.name, TRANSPORT_OF[one.binding]))
+
+
+def security_of(now: Snapshot, agent: Agent) -> cards.Security:
+    """What callers of an agent must prove to us."""
+    offer = now.offers.get(agent.name)
+    auth = offer.authentication if offer is not None else None
+    if auth is None:
+        return cards.BEARER
+    if auth.type == "none":
+        return cards.BEARER._replace(optional=True)
+    if auth.type == "bearer_token":
+        return cards.Security((cards.Way("bearer"),))  # where others are let in too, their tokens are in that header
+    own = cards.Way("agent-token", header=auth.header_name or "X-API-Key")
+    return cards.Security((own,) if auth.required else (own, *cards.BEARER.ways))
 
 
 def _may_use(now: Snapshot, agent: Agent, chain: Chain, now_s: float) -> Callable[[str], bool]:
@@ -98,6 +126,12 @@ def _may_use(now: Snapshot, agent: Agent, chain: Chain, now_s: float) -> Callabl
         )
 
     return may
+
+
+def proofs_of(view: View) -> str:
+    """The headers by which callers say who they are."""
+    usual = ("Authorization", "X-API-Key")
+    return ", ".join(dict.fromkeys((*usual, *(way.header for way in view.security.ways if way.header))))
 
 
 def signer_of(now: Snapshot) -> cards.Signer | None:
@@ -128,11 +162,12 @@ class Written:
         return body
 
 
-def told(body: bytes, *, public: bool, known: str) -> Told:
-    """A card with its caching headers; `known` is the caller's `If-None-Match`."""
+def told(body: bytes, *, public: bool, known: str, proofs: str) -> Told:
+    """A card with its caching headers; `known` is the caller's `If-None-Match`, `proofs` the headers that say who it
+    is."""
     tag = f'"{sha256(body).hexdigest()[:32]}"'
     scope = "public" if public else "private"
-    headers = {"Cache-Control": f"{scope}, max-age={MAX_AGE_S}", "ETag": tag, "Vary": "Authorization, X-API-Key"}
+    headers = {"Cache-Control": f"{scope}, max-age={MAX_AGE_S}", "ETag": tag, "Vary": proofs}
     if known and tag in [one.strip() for one in known.split(",")]:
         return Told(304, b"", "", headers)
     return Told(200, body, JSON, headers)

@@ -37,6 +37,7 @@ from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Op
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.settings.offers import Transport
 from sidecar.turn import Overseen, Turn
 from sidecar.upstreams.agents import Agent, Heard, Outgoing
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -65,11 +66,12 @@ class AgentFront:
         """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
         called = _called(turn)
         if called is not None:
+            _check_spoken(turn, route, "grpc")
             await turn.came(called.body)
             return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
-        if route.rest in ("", "/"):
-            return await self._rpc(turn, route)
-        return await self._http(turn, route)
+        is_rpc = route.rest in ("", "/")
+        _check_spoken(turn, route, "json_rpc" if is_rpc else "http_json")
+        return await (self._rpc(turn, route) if is_rpc else self._http(turn, route))
 
     async def _rpc(self, turn: Turn, route: Route) -> Operate:
         dialect = turn.dialect
@@ -118,12 +120,13 @@ class AgentFront:
         except Refusal:
             return route.server
 
-    async def card(self, turn: Turn, route: Route, caller: Caller, base: str) -> web.StreamResponse:
+    async def card(self, turn: Turn, route: Route, caller: Caller) -> web.StreamResponse:
         """An agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(turn.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
         card = await agent.cards.card()
-        view = cards.view_of(turn.now, agent, card, chain, base, self.exchanges.live.clock())
+        at = cards.address_of(turn.now, agent, route.alias, turn.base)
+        view = cards.view_of(turn.now, agent, card, chain, at, self.exchanges.live.clock())
         signer = cards.signer_of(turn.now)
 
         def write() -> dict[str, Any]:
@@ -133,7 +136,8 @@ class AgentFront:
 
         body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
         known = ",".join(turn.headers.get("if-none-match", ()))
-        return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known))
+        proofs = cards.proofs_of(view)
+        return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
 
     def owning(self, caller: Caller, intent: Operate) -> Owning:
         """Whose the tasks are that the operation is about."""
@@ -214,8 +218,8 @@ class AgentFront:
             documents.check(card)
         except UnreadableError as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
-        base = turn.base or now.base_url
-        view = cards.view_of(now, agent, card, overseen.caller.chain, base, self.exchanges.live.clock())
+        at = cards.address_of(now, agent, turn.alias, turn.base)
+        view = cards.view_of(now, agent, card, overseen.caller.chain, at, self.exchanges.live.clock())
         shown = cards.ours(agent, card, view)
         return await _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 
@@ -332,6 +336,12 @@ async def _begun(
             if event is not None or begun:
                 begun = True
                 yield event
+
+
+def _check_spoken(turn: Turn, route: Route, transport: Transport) -> None:
+    """Raises Refusal(ROUTE_UNKNOWN) at an address where something else is spoken."""
+    if not turn.now.speaks(route.server, transport):
+        raise Refusal(Reason.ROUTE_UNKNOWN)
 
 
 def _dialect_at(route: Route, said: Version | None) -> Dialect:

@@ -210,11 +210,13 @@ async def ask(
     params: dict[str, Any],
     who: Mapping[str, str] = ALICE,
     agent: str = "researcher",
+    at: str = "",
 ) -> Answered:
-    """One operation, with canonical parameters, as a client of that version and binding sends it."""
+    """One operation, with canonical parameters, as a client of that version and binding sends it; `at` is the path of
+    an address of the agent's own."""
     operation, form = BY_ACTION[action], form_of(version, binding)
     headers = {**who, "A2A-Version": version}
-    base = f"{world.url}/agents/{agent}"
+    base = world.url + (at or f"/agents/{agent}")
     if binding == "jsonrpc":
         written = form.write_params(operation, params)
         message = {"jsonrpc": "2.0", "id": 1, "method": operation.rpc(version), "params": written}

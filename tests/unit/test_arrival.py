@@ -2,6 +2,7 @@
 
 import asyncio
 import encodings.aliases
+import re
 import time
 from collections.abc import Iterable
 
@@ -11,11 +12,13 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
+from pydantic import TypeAdapter, ValidationError
 
 from sidecar.arrival import (
     EVERY,
     MCP,
     METADATA,
+    ROUTES,
     TOOL,
     TOOLS,
     Bounds,
@@ -40,6 +43,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.identity import Presented
 from sidecar.pacing import Pace, Room
 from sidecar.protocols.eras import Head
+from sidecar.settings.offers import OURS, BasePath
 from tests import wire
 
 PATHS = wire.table("paths")
@@ -121,6 +125,57 @@ def test_the_name_of_an_upstream_is_taken_whole(server: str) -> None:
 )
 def test_an_agent_has_addresses_of_its_own(path: str, found: Route) -> None:
     assert route_of(path, "GET") == found
+
+
+ALIASES = {"/find": "researcher", "/tools/sum.up": "summariser"}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/find", Route("agent", "researcher", "", "/find")),
+        ("/find?a=/tools/sum.up", Route("agent", "researcher", "", "/find")),
+        ("/find/", Route("agent", "researcher", "/", "/find")),
+        ("/find/tools/sum.up", Route("agent", "researcher", "/tools/sum.up", "/find")),
+        ("/tools/sum.up/v1/message:send", Route("agent", "summariser", "/v1/message:send", "/tools/sum.up")),
+        ("/tools/sum.up/.well-known/agent-card.json", Route("card", "summariser", "", "/tools/sum.up")),
+        (
+            "/.well-known/oauth-protected-resource/tools/sum.up",
+            Route("agent metadata", "summariser", "", "/tools/sum.up"),
+        ),
+        ("/agents/researcher/", Route("agent", "researcher", "/")),
+    ],
+)
+def test_an_agents_own_path_is_its_address_in_every_way(path: str, found: Route) -> None:
+    assert route_of(path, "GET", ALIASES) == found
+    if "metadata" not in found.kind:
+        assert protocol_of(path, ALIASES) == "a2a"
+
+
+def test_near_an_agents_own_path_all_is_as_it_was() -> None:
+    near = ("/finder", "/fin", "/tools", "/tools/sum", "/tools/sum.upx", "/Find", "/mcp/find", "//find", "/%66ind")
+    for path in near:
+        assert reason_of(route_of, path, "GET", ALIASES) is reason_of(route_of, path, "GET")
+        assert protocol_of(path, ALIASES) == protocol_of(path)
+    assert reason_of(route_of, "/find", "PUT", ALIASES) is Reason.VERB_NOT_ALLOWED
+    assert reason_of(route_of, "/find" + "/x" * 4000, "GET", ALIASES) is None
+    assert reason_of(route_of, "/x" * 4000, "GET", ALIASES) is Reason.ROUTE_UNKNOWN
+
+
+def test_no_agent_can_have_a_path_that_is_ours() -> None:
+    firsts = {re.sub(r"\\Z|\W", "", pattern.pattern.split("/")[1]).lower() for _, pattern, _ in ROUTES}
+    assert firsts - {"wellknown"} <= OURS, "and nothing that begins with a dot"
+    no = ("/mcp", "/MCP/x", "/agents/a", "/api", "/a2a/x", "/livez", "/.well-known/x", "/x/../mcp", "/", "x", "/x/")
+    for path in no:
+        assert not is_own_path(path), path
+    assert is_own_path("/x/mcp") and is_own_path("/mcps")
+
+
+def is_own_path(path: str) -> bool:
+    try:
+        return bool(TypeAdapter(BasePath).validate_python(path))
+    except ValidationError:
+        return False
 
 
 @pytest.mark.parametrize("tool", ["a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128])
@@ -344,6 +399,10 @@ def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
     assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented(
         ("Bearer a", "Bearer b"), ("k", "l"), method="POST"
     )
+    own: Headers = {**headers, "x-agent-token": ["a", "b"]}
+    assert presented_by(REQUEST, own, Entrance(None), BASE).own == ()
+    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-api-key").own == ()
+    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-agent-token").own == ("a", "b")
     planner = Entrance(None, principal="nhi:planner")
     assert presented_by(REQUEST, {}, planner, BASE) == Presented(local="nhi:planner", method="POST")
     forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}

@@ -48,17 +48,41 @@ class Interface(NamedTuple):
     tenant: str = ""
 
 
+class Way(NamedTuple):
+    """A way for callers to prove themselves to us: a bearer token of some `form` ("" is of none that they could read),
+    or a key in the `header` of this name."""
+
+    name: str
+    form: str = ""
+    header: str = ""
+
+    @property
+    def scheme(self) -> Json:
+        """As 1.0 says it."""
+        if self.header:
+            return {"apiKeySecurityScheme": {"location": "header", "name": self.header}}
+        form = {"bearerFormat": self.form} if self.form else {}
+        return {"httpAuthSecurityScheme": {"scheme": "Bearer", **form}}
+
+
 class Security(NamedTuple):
-    """What callers must prove to us, as 1.0 says it: schemes by name, and the requirements that name them."""
+    """What callers must prove to us, in one of these ways; `optional`: or nothing at all."""
 
-    schemes: Mapping[str, Json]
-    requirements: tuple[Json, ...]
+    ways: tuple[Way, ...]
+    optional: bool = False
+
+    @property
+    def schemes(self) -> Json:
+        """The ways by their names, as 1.0 says it."""
+        return {way.name: way.scheme for way in self.ways}
+
+    @property
+    def requirements(self) -> list[Json]:
+        """Which of them is needed, as 1.0 says it: any of the list."""
+        return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
-BEARER: Final = Security(
-    {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer", "bearerFormat": "JWT"}}},
-    ({"schemes": {"bearer": {}}},),
-)
+BEARER: Final = Security((Way("bearer", "JWT"),))
 
 
 class Signer(NamedTuple):
@@ -150,8 +174,8 @@ def ours(
                 "extensions": strangers.replaced(extensions),
                 "extendedAgentCard": has_extended,
             },
-            "securitySchemes": dict(security.schemes),
-            "securityRequirements": list(security.requirements),
+            "securitySchemes": security.schemes,
+            "securityRequirements": security.requirements,
         },
     )
 

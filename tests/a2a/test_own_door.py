@@ -1,0 +1,347 @@
+"""Does what the seed's A2AEndpoint says of an agent hold: its path, its token, what is spoken there, how often?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.a2a.test_cards import card
+from tests.a2a.world import (
+    ALICE,
+    EVERYTHING,
+    HELLO,
+    IDP,
+    PLANNER,
+    RULES,
+    SPOKEN,
+    AgentWorld,
+    ScriptedAgent,
+    agent_world,
+    ask,
+)
+from tests.flow.idp import bearer
+from tests.flow.test_admin import files
+from tests.flow.world import until
+
+HTTP = [(version, binding) for version, binding in SPOKEN if binding != "grpc"]
+ALIAS = "/tools/find.out"
+SEND: dict[str, Any] = {"message": HELLO}
+TOKEN, CHANGED = "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63", "0b-91d2c7e4f5a6038d7c81e2d95b40aa63f"
+OWN = {
+    "bearer_token": bearer(TOKEN),
+    "api_key": {"X-API-Key": TOKEN},
+    "header": {"X-Agent-Token": TOKEN},
+}
+WITH_CI = {**RULES, "nhi_to_nhi": RULES["nhi_to_nhi"] + f"p, nhi:ci, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"}
+
+
+def own(how: str, *, required: bool = True) -> str:
+    kind = "api_key, header_name: X-Agent-Token" if how == "header" else how
+    more = "" if required else ", required: false"
+    return f'authentication: {{type: {kind}, token_path: own.token, principal: "nhi:ci"{more}}}'
+
+
+@asynccontextmanager
+async def guarded(folder: Path, how: str, *, required: bool = True, **what: Any) -> AsyncIterator[AgentWorld]:
+    kept = {"own.token": TOKEN + "\n", **what.pop("files", {})}
+    async with agent_world(folder, a2a=own(how, required=required), rules=WITH_CI, files=kept, **what) as world:
+        yield world
+
+
+# --- a path of its own ------------------------------------------------------------------------------------------------
+
+
+async def test_a_path_of_its_own_is_the_agents_address_in_every_way(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}") as world:
+        for version, binding in HTTP:
+            sent = await ask(world, version, binding, "message/send", SEND, at=ALIAS)
+            assert sent.status == 200, (version, binding, sent)
+            begun = await ask(world, version, binding, "message/stream", SEND, at=ALIAS)
+            assert (begun.status, len(begun.results)) == (200, 2)
+            task = {"id": sent.results[0]["task"]["id"]}
+            for way in (ALIAS, ""):  # one agent, one owner of the task, one policy
+                assert (await ask(world, version, binding, "tasks/get", task, at=way)).status == 200
+                anothers = await ask(world, version, binding, "tasks/get", task, PLANNER, at=way)
+                assert anothers.reason == "task-unknown", anothers
+        ends = world.ends()
+        assert {(one["upstream"], one["protocol"], one["object"]) for one in ends} == {
+            ("researcher", "a2a", "nhi:researcher")
+        }
+
+
+async def test_whoever_is_refused_there_learns_of_that_address(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}", upstream="scopes: [research]") as world:
+        base = world.app.live.current.base_url
+        for path in (ALIAS, "/agents/researcher"):
+            async with world.http.post(f"{world.url}{path}/", json={}) as response:
+                told = response.headers["WWW-Authenticate"]
+            metadata = f"/.well-known/oauth-protected-resource{path}"
+            assert response.status == 401 and f'resource_metadata="{base}{metadata}"' in told
+            status, document, _ = await card(world, path=metadata)
+            assert (status, document["resource"], document["scopes_supported"]) == (200, base + path, ["research"])
+            minted = bearer(IDP.token("user:alice", base + path, scopes=["research"]))
+            for way in (ALIAS, ""):  # a token for one of its addresses is a token for the agent
+                assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, minted, at=way)).status == 200
+                elsewhere = await ask(world, "1.0", "jsonrpc", "message/send", SEND, minted, agent="other")
+                assert elsewhere.status == 401
+
+
+async def test_a_card_names_the_address_at_which_it_was_read(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}") as world:
+        base = world.app.live.current.base_url
+        for path, at in ((f"{ALIAS}/.well-known/agent-card.json", ALIAS), ("", "/agents/researcher")):
+            for _ in range(2):  # written once, and kept apart
+                _, told, _ = await card(world, ALICE, path)
+                http = [one["url"] for one in told["supportedInterfaces"] if one["protocolBinding"] != "GRPC"]
+                assert http == [f"{base}{at}/", f"{base}{at}"] * 2
+                assert told["url"].startswith(base + at)
+            extended = await ask(world, "1.0", "http_json", "card/extended", {}, at=at)
+            assert extended.results[0]["supportedInterfaces"][0]["url"] == f"{base}{at}/"
+
+
+NEAR = {
+    "/tools/find.outx": 404,
+    "/tools/find.out.x": 404,
+    "/tools/find.out/": 405,  # it is there, and GET is not for it
+    "/tools": 404,
+    "/tools/": 400,
+    "/tools/find.out/../find.out/": 400,
+    "/tools/find%2eout/": 400,
+    "//tools/find.out/": 400,
+    "/TOOLS/find.out": 404,
+    f"{ALIAS}/nowhere": 404,
+    f"/.well-known/oauth-protected-resource{ALIAS}/x": 404,
+    f"/mcp{ALIAS}": 404,
+    f"/agents{ALIAS}": 401,  # that would be below the agent "tools"
+}
+
+
+async def test_nothing_near_the_path_leads_there(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}") as world:
+        port, found = world.app.listeners[0].port, {}
+        for path in NEAR:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            who = ALICE["Authorization"] if NEAR[path] != 401 else "Bearer nonsense"
+            head = f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Authorization: {who}", "A2A-Version: 1.0"
+            writer.write("\r\n".join((*head, "", "")).encode())
+            found[path] = int((await reader.readline()).split()[1])
+            writer.close()
+            await writer.wait_closed()
+        assert found == NEAR and world.agent.seen == []
+
+
+async def test_paths_change_with_a_reload(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}") as world:
+        config = tmp_path / "sidecar.yaml"
+        config.write_text(config.read_text().replace(ALIAS, "/find"))
+        await world.app.reload("test")
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, at="/find")).status == 200
+        async with world.http.post(f"{world.url}{ALIAS}", json={}, headers=ALICE) as response:
+            assert response.status == 404
+
+
+# --- a token of its own -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", OWN)
+async def test_a_token_of_its_own_lets_its_bearer_in_everywhere_at_the_agent(how: str, tmp_path: Path) -> None:
+    async with guarded(tmp_path, how) as world:
+        for version, binding in SPOKEN:
+            for action in ("message/send", "message/stream"):
+                answered = await ask(world, version, binding, action, SEND, OWN[how])
+                assert answered.status == 200, (version, binding, answered)
+            for who in ({}, ALICE, PLANNER, bearer(CHANGED), dict.fromkeys(OWN[how], CHANGED)):
+                answered = await ask(world, version, binding, "message/send", SEND, who)
+                assert answered.status == 401, (version, binding, who, answered)
+            both = {"X-API-Key": PLANNER["Authorization"][7:], **bearer(TOKEN)} if how == "bearer_token" else {}
+            both = both or {**PLANNER, **OWN[how]}
+            answered = await ask(world, version, binding, "message/send", SEND, both)
+            assert (answered.status, answered.reason) == (401, "credential-conflict")
+        assert len(world.agent.seen) == 2 * len(SPOKEN)
+        for decided in world.records("decision"):
+            assert decided["chain"] == ["nhi:ci"] and decided["agent_id"] == "nhi:ci"
+            (credential,) = decided["credential"]
+            assert (credential["kind"], credential["issuer"]) == ("agent_token", "agent:researcher")
+            assert len(credential["key_id"]) == 12
+        for headers, message in world.agent.seen:  # nobody is shown it
+            assert TOKEN not in json.dumps(headers) + json.dumps(message)
+        assert TOKEN not in world.app.settings.audit_path.read_text()
+
+
+async def test_it_is_no_credential_anywhere_else(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "bearer_token") as world:
+        body = {"target_agent_id": "researcher", "task_type": "t", "input": {}}
+        for path, who in (("/a2a/tasks", bearer(TOKEN)), ("/a2a/tasks", ALICE), ("/mcp/github", bearer(TOKEN))):
+            async with world.http.post(world.url + path, json=body, headers=who) as response:
+                assert response.status == 401, (path, await response.text())
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(TOKEN), agent="other")
+        assert (answered.status, answered.reason) == (401, "bad-credential")
+        assert world.agent.seen == []
+
+
+async def test_where_it_is_not_required_others_are_let_in_as_ever(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "header", required=False) as world:
+        base = world.app.live.current.base_url
+        user = bearer(IDP.token("user:alice", f"{base}/agents/researcher"))
+        for who, chain in (
+            (OWN["header"], ["nhi:ci"]),
+            (ALICE, ["user:alice"]),
+            (user, ["user:alice"]),
+        ):
+            assert (await ask(world, "1.0", "http_json", "message/send", SEND, who)).status == 200
+            assert world.records("decision")[-1]["chain"] == chain
+        together = await ask(world, "1.0", "http_json", "message/send", SEND, {**user, **OWN["header"]})
+        assert (together.status, together.reason) == (403, "no-matching-rule")  # alice lent nhi:ci nothing
+        bad = await ask(world, "1.0", "http_json", "message/send", SEND, {**ALICE, "X-Agent-Token": CHANGED})
+        assert (bad.status, bad.reason) == (401, "bad-credential")
+
+
+async def test_an_agent_that_asks_for_no_credential_is_for_anonymous_by_that_word(tmp_path: Path) -> None:
+    asks_for_none = {"a2a": "authentication: {type: none}", "upstream": "anonymous: true"}
+    for rule, status in (("user:alice", 403), ("anonymous", 200)):
+        rules = {"user_to_nhi": f"p, {rule}, nhi:researcher, use, -, -, -, allow\n"}
+        async with agent_world(tmp_path / rule[:4], rules=rules, **asks_for_none) as world:  # type: ignore[arg-type]
+            for version, binding in SPOKEN[:-1]:  # 0.3 has no lists over gRPC
+                assert (await ask(world, version, binding, "tasks/list", {}, {})).status == status
+            _, told, _ = await card(world)
+            assert told.get("securityRequirements", []) == [] and "security" not in told
+
+
+CARDS: list[tuple[str, bool, dict[str, Any], list[str]]] = [
+    ("bearer_token", True, {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}, ["bearer"]),
+    ("bearer_token", False, {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}, ["bearer"]),
+    (
+        "api_key",
+        True,
+        {"agent-token": {"apiKeySecurityScheme": {"location": "header", "name": "X-API-Key"}}},
+        ["agent-token"],
+    ),
+    (
+        "header",
+        False,
+        {
+            "agent-token": {"apiKeySecurityScheme": {"location": "header", "name": "X-Agent-Token"}},
+            "bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer", "bearerFormat": "JWT"}},
+        },
+        ["agent-token", "bearer"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("how", "required", "schemes", "needed"), CARDS)
+async def test_a_card_says_how_callers_prove_themselves(
+    how: str, required: bool, schemes: dict[str, Any], needed: list[str], tmp_path: Path
+) -> None:
+    async with guarded(tmp_path, how, required=required) as world:
+        status, told, headers = await card(world)
+        assert status == 200
+        for name, scheme in schemes.items():
+            assert scheme.items() <= told["securitySchemes"][name].items()  # those of 0.3 stand in the same object
+        assert told["securitySchemes"].keys() == schemes.keys()
+        assert told["securityRequirements"] == [{"schemes": {name: {}}} for name in needed]
+        assert told["security"] == [{name: []} for name in needed]
+        if how == "header":
+            assert headers["Vary"] == "Authorization, X-API-Key, X-Agent-Token"
+        _, mine, _ = await card(world, OWN[how])
+        assert mine["skills"] and not told["skills"]
+        assert (await card(world, {**OWN[how], next(iter(OWN[how])): f"Bearer {CHANGED}"}))[0] == 401
+
+
+async def test_a_changed_token_is_taken_and_ends_what_the_old_one_opened(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    agent = ScriptedAgent()
+    agent.script["SendStreamingMessage"] = lambda method, params: [
+        {"task": {"id": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_WORKING"}}},
+        never,
+    ]
+    async with guarded(tmp_path, "bearer_token", agent=agent) as world:
+        begun = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND, bearer(TOKEN)))
+        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        (tmp_path / "own.token").write_text(CHANGED)
+        await world.app.reload("test")
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(TOKEN))).status == 401
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(CHANGED))).status == 200
+        assert (await begun).reason == "bad-credential"
+        never.set()
+
+
+# --- what is spoken there ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoken", [("json_rpc",), ("http_json",), ("json_rpc", "grpc"), ("http_json", "grpc")])
+async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, ...], tmp_path: Path) -> None:
+    listed = ", ".join(spoken)
+    async with agent_world(tmp_path, a2a=f"transport_protocols: [{listed}], base_path: {ALIAS}") as world:
+        for version, binding in SPOKEN:
+            for at in ("", ALIAS):
+                answered = await ask(world, version, binding, "message/send", SEND, at=at)
+                if binding.replace("jsonrpc", "json_rpc") in spoken:
+                    assert answered.status == 200, (version, binding, answered)
+                else:
+                    assert (answered.status, answered.reason) == (404, "route-unknown"), (version, binding, answered)
+        _, told, _ = await card(world)
+        bindings = {one["protocolBinding"] for one in told["supportedInterfaces"]}
+        assert bindings == {{"json_rpc": "JSONRPC", "http_json": "HTTP+JSON"}[spoken[0]]}
+        nobody = await ask(
+            world, "1.0", "jsonrpc" if "json_rpc" not in spoken else "http_json", "message/send", SEND, {}
+        )
+        assert nobody.status == 401  # who is not known learns nothing of what is spoken
+
+
+# --- how often --------------------------------------------------------------------------------------------------------
+
+LIMITED = "rate_limiting: {requests_per_second: 0.01, burst: 3, daily_quota: 100}"
+
+
+async def counted(world: AgentWorld, who: Mapping[str, str] = ALICE) -> int:
+    """How many calls pass until one is refused."""
+    for passed in range(20):
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND, who)
+        if answered.status == 429:
+            return passed
+        assert answered.status == 200
+    return 20
+
+
+@pytest.mark.parametrize(
+    ("budgets", "first", "name"),
+    [
+        ("", 3, "agents:nhi:researcher:rate"),
+        ('tools: {"nhi:researcher": {requests_per_second: 100, burst: 50}}', 3, "agents:nhi:researcher:rate"),
+        ('tools: {"nhi:researcher": {requests_per_second: 0.01, burst: 2}}', 2, "tools:nhi:researcher:rate"),
+    ],
+)
+async def test_budgets_can_only_narrow_what_an_agent_bears(budgets: str, first: int, name: str, tmp_path: Path) -> None:
+    limits = {"policies/budgets.yaml": f"version: 1\n{budgets}\n"} if budgets else {}
+    async with agent_world(tmp_path, a2a=LIMITED, files=limits) as world:
+        assert await counted(world) == first
+        assert await counted(world, PLANNER) == 0  # all callers together
+        refused = [one for one in world.ends() if one["event"] == "refusal"]
+        assert {one["reason"] for one in refused} == {"rate-limited"}
+        assert name in json.dumps(refused[-1])
+
+
+async def test_each_caller_has_all_of_it_where_that_is_said(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a=LIMITED.replace("}", ", per_principal: true}")) as world:
+        assert (await counted(world), await counted(world, PLANNER)) == (3, 3)
+
+
+async def test_what_an_agent_bears_is_shown_counted_and_changed_by_a_reload(tmp_path: Path) -> None:
+    more = {"settings": "", "files": files()}
+    async with agent_world(tmp_path, a2a=LIMITED, **more) as world:  # type: ignore[arg-type]
+        assert await counted(world) == 3
+        port = next(one.port for one in world.app.listeners[1:] if getattr(one, "port", 0))
+        async with world.http.get(f"http://127.0.0.1:{port}/metrics") as response:
+            series = await response.text()
+        assert 'sidecar_limit_checks_total{limit="agents:nhi:researcher:rate",outcome="refused"} 1.0' in series
+        assert 'sidecar_limit_checks_total{limit="agents:nhi:researcher:day",outcome="admitted"} 3.0' in series
+        config = tmp_path / "sidecar.yaml"
+        config.write_text(config.read_text().replace("burst: 3", "burst: 500"))
+        await world.app.reload("test")
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).status == 200
