@@ -8,7 +8,9 @@
     record.py      what is known of one run
     prompts.py     what a message becomes: a prompt, and what its caller may choose beside it
     telling.py     a run as A2A's Task, and what is told of it
-    running.py     one try: a process started, told, heard and ended
+    running.py     what one try looks like to whoever ordered it: an order, and events
+    attended.py    a process started, told, heard, measured (usage.py) and ended (ends.py: what that means)
+    cleaning.py    what it says, made safe to show while it says it
     sessions.py    the processes that conversations keep
 
 A program comes from the operator's settings alone; what a caller says reaches it as data. `processes/` starts and ends

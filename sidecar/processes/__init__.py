@@ -10,6 +10,6 @@ of it; elsewhere (macOS) its process group. That holds when the sidecar is kille
 ends what it keeps. Nothing in here knows who the program is for.
 """
 
-from sidecar.processes.children import Exit, Process, Processes, Program, StartFailed
+from sidecar.processes.children import Exit, Process, Processes, Program, StartFailed, Used
 
-__all__ = ["Exit", "Process", "Processes", "Program", "StartFailed"]
+__all__ = ["Exit", "Process", "Processes", "Program", "StartFailed", "Used"]

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,18 +34,24 @@ _WARDEN: Final = Path(warden.__file__)
 
 
 class StartFailed(Exception):
-    """The program cannot be started; the text says why, in our words."""
+    """The program cannot be started; the text says why, in our words. `number` is the operating system's (errno), where
+    it was its no."""
+
+    def __init__(self, why: str, number: int | None = None) -> None:
+        super().__init__(why)
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
-    folder of its own, which goes when it does."""
+    folder of its own, which goes when it does. `limits` are setrlimit's, by the end of their names: {"CPU": 60}."""
 
     path: str
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 class Exit(NamedTuple):
@@ -60,6 +66,16 @@ class Exit(NamedTuple):
                 return f"signal {self.signal} ({signal.Signals(self.signal).name})"
             return f"signal {self.signal}"
         return "nobody knows how" if self.code is None else f"exit code {self.code}"
+
+
+class Used(NamedTuple):
+    """What a program took with everything that it started, as the kernel counted it when the last of them was gone.
+    The peak is that of the largest of its processes, and never below a keeper's own (some 10 MB)."""
+
+    cpu_s: float
+    peak_memory_bytes: int
+    disk_read_bytes: int
+    disk_write_bytes: int
 
 
 _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -77,6 +93,7 @@ class Process:
         self._hear, self._tell = line
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = loop.create_future()
+        self.used: Used | None = None  # once nothing is left of it, and only if its keeper lived to say so
         self.followed = loop.create_task(self._follow(), name=f"follows process {pid}")
 
     @property
@@ -119,10 +136,12 @@ class Process:
         exit_ = Exit()
         try:
             while line := await self._hear.readline():
-                status = json.loads(line).get("exited")
-                if status is not None:
+                said = json.loads(line)
+                if (status := said.get("exited")) is not None:
                     exit_ = Exit(code=status) if status >= 0 else Exit(signal=-status)
                     self._exit.set_result(exit_)
+                elif "used" in said:
+                    self.used = Used(*said["used"])
         except (OSError, ValueError):
             pass  # the line broke: so it ends, and nobody will say how
         finally:
@@ -169,9 +188,9 @@ class Processes:
                     line[1].close()
                     raise
         except TimeoutError:
-            raise StartFailed("it could not be started in time") from None
+            raise StartFailed("it could not be started in time", errno.ETIMEDOUT) from None
         except OSError as error:
-            raise StartFailed(f"nothing can be started: {error.strerror}") from None
+            raise StartFailed(f"nothing can be started: {error.strerror}", error.errno) from None
 
     async def _started(self, program: Program, line: _Line, theirs: socket.socket) -> Process:
         pipes, ends = await _Pipes.opened()
@@ -182,7 +201,7 @@ class Processes:
                 theirs.close()
                 answer = _answer(await line[0].readline())
             if "started" not in answer:
-                raise StartFailed(_why(answer))
+                raise _failed(answer)
             process = Process(line, answer["started"], pipes)
             self._running.add(process)  # also one that nobody holds any more is followed to its end
             process.followed.add_done_callback(lambda _: self._running.discard(process))
@@ -308,9 +327,13 @@ def _order(program: Program) -> bytes:
         "argv": list(program.argv),
         "env": dict(program.env),
         "cwd": program.cwd,
+        "limits": dict(program.limits),
         "private": f"{tempfile.gettempdir()}/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
     }
-    return json.dumps(order).encode()
+    told = json.dumps(order).encode()
+    if len(told) > warden.MAX_ORDER_BYTES:
+        raise StartFailed(f"{program.path}: {os.strerror(errno.E2BIG)}", errno.E2BIG)
+    return told
 
 
 def _abandon(started: asyncio.Task[Process]) -> None:
@@ -331,13 +354,13 @@ def _answer(line: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _why(answer: Mapping[str, Any]) -> str:
+def _failed(answer: Mapping[str, Any]) -> StartFailed:
     number, where = answer.get("failed"), answer.get("where")
     if not isinstance(number, int):
-        return "its keeper went away"
+        return StartFailed("its keeper went away")
     if number == errno.ENOEXEC:
-        return f"{where} is no program: has it a first line that names its interpreter?"
-    return f"{where}: {os.strerror(number)}"
+        return StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
+    return StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
 
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:

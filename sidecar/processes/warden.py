@@ -7,8 +7,9 @@ forked quickly.
        └───────────── one line for each program ──┘
 
 An order on FD is a length, JSON, and four descriptors: the program's three streams and the keeper's end of its line.
-The keeper says on it `{"started": pid}` or `{"failed": errno, "where": …}`, then `{"exited": status}`, and hangs up
-when nothing is left. What it hears is `{"end": grace_s}`; that the line breaks means the same, with a short grace.
+The keeper says on it `{"started": pid}` or `{"failed": errno, "where": …}`, then `{"exited": status}`, then what all of
+it took, `{"used": […]}`, and hangs up when nothing is left. What it hears is `{"end": grace_s}`; that the line breaks
+means the same, with a short grace.
 
 Keeper and warden are subreapers (Linux): whatever is orphaned below them becomes their own child, so "no child left"
 means "nothing left". They signal only their own children, whose ids nobody else can have meanwhile, because nobody
@@ -38,6 +39,7 @@ MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel takes 128 K
 STREAMS_AND_LINE = 4
 ORPHANED_GRACE_S = 1.0  # the sidecar is gone, or the program: everything ends within two seconds
 STEP_S = 0.02
+_BLOCK_BYTES = 512  # of getrusage
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal's and a supervisor's: the sidecar gets them too
 
@@ -61,7 +63,9 @@ def main(orders: socket.socket) -> None:
                 serving = False
                 poll.unregister(orders)
             else:
-                keepers[_forked_keeper(*order)] = order[0]["private"]
+                keeper = _forked_keeper(*order)
+                if keeper is not None:
+                    keepers[keeper] = order[0]["private"]
         left = _reap(keepers, folders)
 
 
@@ -107,8 +111,13 @@ def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
     return json.loads(body), fds
 
 
-def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int:
-    pid = os.fork()
+def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
+    """The keeper of a program; None where the system gives us no process, which the line says."""
+    pid = None
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _quietly(os.write, fds[-1], _line({"failed": error.errno, "where": None}))
     if pid == 0:
         try:
             _close_all_but(fds)
@@ -155,6 +164,7 @@ class Keeper:
             os.close(fd)
         self._say({"started": self._pid})
         self._watch()
+        self._say({"used": _used()})
         _remove(folder, private)
 
     def _watch(self) -> None:
@@ -241,9 +251,21 @@ class Keeper:
 
     def _say(self, what: dict[str, Any]) -> None:
         try:
-            self._line.send(json.dumps(what).encode() + b"\n")
+            self._line.send(_line(what))
         except OSError:
             return  # nobody listens; that the line is broken is heard where it is read
+
+
+def _line(what: dict[str, Any]) -> bytes:
+    return json.dumps(what).encode() + b"\n"
+
+
+def _used() -> list[float]:
+    """Seconds of CPU, and bytes: the largest process's peak, read from disk, written to it. Of all that was reaped."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak = used.ru_maxrss * 1024 if LINUX else used.ru_maxrss
+    blocks = _BLOCK_BYTES if LINUX else 0  # elsewhere these are operations, of no known size
+    return [used.ru_utime + used.ru_stime, peak, used.ru_inblock * blocks, used.ru_oublock * blocks]
 
 
 def _launch(order: Mapping[str, Any], streams: list[int], folder: str) -> int:
@@ -280,12 +302,24 @@ def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: i
         os.chdir(folder)
         if LINUX:
             _prctl(_PR_SET_NO_NEW_PRIVS)
+        _limit(order["limits"])
         where = order["path"]
         os.execve(order["path"], order["argv"], order["env"])  # noqa: S606  no shell: that is the point
     except OSError as error:
         os.write(3, json.dumps([error.errno or errno.EIO, where]).encode())
     finally:
         os._exit(127)
+
+
+def _limit(limits: Mapping[str, int]) -> None:
+    """What this process may take, never more than we may ourselves."""
+    for name, most in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        # Beyond the soft limit of CPU time a program is told (SIGXCPU); a second later, at the hard one, it is killed.
+        own = most + 1 if name == "CPU" else most
+        hard = own if hard == resource.RLIM_INFINITY else min(own, hard)
+        resource.setrlimit(kind, (min(most, hard), hard))
 
 
 def _default(number: int) -> None:

@@ -1,0 +1,221 @@
+"""Is a program fed, heard, measured and ended, whatever it does?"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sidecar.agents.attended import READ_BYTES, Attended
+from sidecar.agents.ends import failure_of_exit, failure_of_start
+from sidecar.agents.cleaning import Cleaning
+from sidecar.agents.record import Failure, Usage
+from sidecar.agents.states import Category
+from sidecar.processes import Exit, Processes, Program, StartFailed
+from sidecar.settings.agents import Resources
+from tests.unit.processes.test_children import PATH, dies
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts otherwise there")
+
+
+@pytest_asyncio.fixture
+async def processes() -> AsyncIterator[Processes]:
+    processes = Processes({})
+    yield processes
+    await processes.close()
+
+
+def python(code: str, **limits: int) -> Program:
+    return Program(sys.executable, ["python", "-I", "-S", "-c", code], PATH, limits=limits)
+
+
+def shell(script: str, **limits: int) -> Program:
+    return Program("/bin/sh", ["sh", "-c", script], PATH, limits=limits)
+
+
+async def all_of(attended: Attended) -> bytes:
+    said = b""
+    while chunk := await attended.read():
+        said += chunk
+    return said
+
+
+async def test_it_is_told_and_heard_and_its_last_words_are_kept(processes: Processes) -> None:
+    cleaning = Cleaning(secrets=("s3cr3t",))
+    attended = await Attended.start(
+        processes, shell("cat; printf 'x\\033[1m\\ns3cr3t is wrong\\n' >&2; exit 3"), cleaning
+    )
+    attended.tell(b"this " * 100_000)
+    attended.tell_no_more()
+    assert await all_of(attended) == b"this " * 100_000
+    assert await attended.end() == Exit(code=3)
+    assert attended.last_words.lines() == ["x", "[redacted] is wrong"]
+    assert attended.last_words.last == "[redacted] is wrong"
+
+
+async def test_lines_that_come_together_are_read_together(processes: Processes) -> None:
+    attended = await Attended.start(processes, shell("for n in 1 2 3; do echo $n; done; sleep 600"), Cleaning())
+    assert await attended.read() == b"1\n2\n3\n"
+    await attended.end()
+
+
+async def test_who_is_cancelled_while_reading_loses_nothing(processes: Processes) -> None:
+    attended = await Attended.start(processes, shell("echo 1; read more; echo 2"), Cleaning())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await attended.read(gather_s=600)
+    attended.tell(b"\n")
+    assert await all_of(attended) == b"1\n2\n"
+    await attended.end()
+
+
+async def test_a_slow_reader_misses_nothing_of_a_program_that_is_over(processes: Processes) -> None:
+    attended = await Attended.start(processes, shell("yes | head -c 60000; yes | head -c 900000 >&2"), Cleaning())
+    assert attended.exit is None
+    for _ in range(200):
+        if attended.exit is None:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    assert len(await all_of(attended)) == 60_000
+    assert await attended.end() == Exit(code=0)
+
+
+async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processes) -> None:
+    """X5: nothing piles up here."""
+    attended = await Attended.start(processes, shell("yes 2>/dev/null"), Cleaning())
+    assert len(await attended.read()) >= 1000
+    await asyncio.sleep(0.1)
+    held = len(attended._process.stdout._buffer)  # type: ignore[attr-defined]
+    assert held <= 3 * READ_BYTES
+    await attended.end()
+
+
+async def test_a_program_that_does_not_read_and_one_that_complains_without_end_are_ended(processes: Processes) -> None:
+    attended = await Attended.start(processes, shell("yes complaint >&2"), Cleaning())
+    attended.tell(b"x" * 1_000_000)
+    attended.tell_no_more()
+    attended.end_in(0.2)
+    assert await all_of(attended) == b""
+    assert attended.timed_out and attended.last_words.last == "complaint"
+    assert await attended.end() == Exit(signal=signal.SIGTERM)
+
+
+@linux
+async def test_what_holds_its_output_open_holds_up_nobody(processes: Processes) -> None:
+    attended = await Attended.start(processes, shell("(trap '' TERM; sleep 600) & echo $!"), Cleaning())
+    async with asyncio.timeout(2.0):
+        grandchild = int(await all_of(attended))
+        await attended.end(grace_s=0.1)
+    await dies(grandchild, 0.1)
+
+
+@linux
+async def test_a_grandchild_that_ignores_being_asked_is_gone_in_time(processes: Processes) -> None:
+    """BL-074."""
+    script = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$; sleep 600'); sleep 600"
+    attended = await Attended.start(processes, shell(script), Cleaning())
+    grandchild = int(await attended.read())
+    async with asyncio.timeout(1.0):
+        await attended.end(grace_s=0.2)
+    await dies(grandchild, 0.1)
+
+
+BUSY = "\ndef busy(s):\n until = time.process_time() + s\n while time.process_time() < until: pass\n"
+WORKS = f"import sys, time{BUSY}for line in sys.stdin: busy(0.1); print(1, flush=True)"
+FORKS = f"import os, time{BUSY}if not os.fork():\n x = b'x' * 50_000_000; busy(0.12); os._exit(0)\nos.wait()"
+
+
+@linux
+async def test_what_it_took_is_counted_with_all_that_it_started(processes: Processes, tmp_path: Path) -> None:
+    attended = await Attended.start(processes, python(FORKS), Cleaning())
+    assert await all_of(attended) == b""
+    await attended.end()
+    usage = attended.usage
+    assert 0.1 < usage.cpu_s < 1.0 and usage.cpu_percent > 1
+    assert 50_000_000 < usage.peak_memory_bytes < 200_000_000
+
+
+@linux
+async def test_while_it_runs_its_usage_is_looked_at_and_a_turn_has_its_own(processes: Processes) -> None:
+    attended = await Attended.start(processes, python(WORKS), Cleaning())
+    for _ in range(2):
+        attended.measure_anew()
+        attended.tell(b"go\n")
+        assert await attended.read() == b"1\n"
+        attended._meter.look()
+        assert 0.08 < attended.usage.cpu_s < 0.3
+        assert attended.usage.memory_bytes > 1_000_000
+    await attended.end()
+
+
+LIMITS = [
+    ("import resource as r; raise SystemExit(str(r.getrlimit(r.RLIMIT_CPU)))", {"CPU": 7}, "exit code 1: (7, 8)"),
+    ("open('x', 'wb').write(b'x' * 9000)", {"FSIZE": 4096}, "exit code 1: OSError: [Errno 27] File too large"),
+    ("b'x' * 500_000_000", {"AS": 300_000_000}, "exit code 1: MemoryError"),
+    ("import os\nwhile True: os.dup(0)", {"NOFILE": 20}, "exit code 1: OSError: [Errno 24] Too many open files"),
+]  # fmt: skip
+
+
+@linux
+@pytest.mark.parametrize(("code", "limits", "told"), LIMITS)
+async def test_what_it_may_take_bounds_it(processes: Processes, code: str, limits: dict[str, int], told: str) -> None:
+    attended = await Attended.start(processes, python(code, **limits), Cleaning())
+    await all_of(attended)
+    how = await attended.end()
+    assert failure_of_exit(how, attended.last_words.last, Resources(), attended.usage) == Failure(Category.AGENT, told)
+
+
+ENDS = [
+    (Exit(code=0), "noise", None),
+    (Exit(code=2), "no such option", (Category.AGENT, "exit code 2: no such option")),
+    (Exit(code=2), "", (Category.AGENT, "exit code 2")),
+    (Exit(code=75), "busy", (Category.TRANSIENT, "exit code 75: busy")),
+    (Exit(signal=9), "", (Category.TRANSIENT, "signal 9 (SIGKILL)")),
+    (Exit(signal=11), "", (Category.TRANSIENT, "signal 11 (SIGSEGV)")),
+    (Exit(signal=24), "", (Category.AGENT, "it took all of its 7 s of CPU time")),
+    (Exit(signal=25), "", (Category.AGENT, "it wrote a file beyond its size")),
+    (Exit(), "", (Category.SYSTEM, "nobody knows how")),
+]
+
+
+@pytest.mark.parametrize(("how", "last_words", "expected"), ENDS)
+def test_an_end_is_somebodys_fault(how: Exit, last_words: str, expected: tuple[Category, str] | None) -> None:
+    failure = failure_of_exit(how, last_words, Resources(cpu_s=7), Usage(), exit_codes=(75,))
+    assert failure == (None if expected is None else Failure(*expected))
+
+
+def test_who_is_killed_for_its_cpu_time_is_at_fault_itself() -> None:
+    failure = failure_of_exit(Exit(signal=9), "", Resources(cpu_s=7), Usage(cpu_s=8.0))
+    assert failure == Failure(Category.AGENT, "it took all of its 7 s of CPU time")
+
+
+STARTS = [
+    (11, Category.TRANSIENT, "it cannot be started: Resource temporarily unavailable"),
+    (12, Category.TRANSIENT, "it cannot be started: Cannot allocate memory"),
+    (2, Category.PERMANENT, "it cannot be started: No such file or directory"),
+    (13, Category.PERMANENT, "it cannot be started: Permission denied"),
+    (8, Category.PERMANENT, "it cannot be started: Exec format error"),
+    (5, Category.SYSTEM, "it cannot be started: Input/output error"),
+    (None, Category.SYSTEM, "it cannot be started"),
+]
+
+
+@linux
+@pytest.mark.parametrize(("number", "category", "told"), STARTS)
+def test_what_cannot_be_started_may_be_there_the_next_time(number: int | None, category: Category, told: str) -> None:
+    assert failure_of_start(StartFailed("/opt/secret/place: why", number)) == Failure(category, told)
+
+
+async def test_a_program_that_is_not_there_has_a_number(processes: Processes) -> None:
+    with pytest.raises(StartFailed) as failed:
+        await Attended.start(processes, Program("/nowhere", ["x"], {}), Cleaning())
+    assert failed.value.number == 2
+    with pytest.raises(StartFailed) as failed:
+        await Attended.start(processes, Program("/bin/sh", ["sh", *["x" * 100_000] * 50], {}), Cleaning())
+    assert failed.value.number == 7
+    await (await processes.start(shell("true"))).end()  # and the warden serves on
