@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from sidecar.agents.cleaning import Cleaning, Cleaner
+from sidecar.agents.cleaning import Cleaner, Cleaning
 from sidecar.agents.record import Usage
 from sidecar.agents.usage import Meter
 from sidecar.processes import Exit, Process, Processes, Program

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from sidecar.agents.attended import READ_BYTES, Attended
-from sidecar.agents.ends import failure_of_exit, failure_of_start
 from sidecar.agents.cleaning import Cleaning
+from sidecar.agents.ends import failure_of_exit, failure_of_start
 from sidecar.agents.record import Failure, Usage
 from sidecar.agents.states import Category
 from sidecar.processes import Exit, Processes, Program, StartFailed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.agents.cleaning import REPLACEMENT, Cleaning, Cleaner, Redactor, Stripper
+from sidecar.agents.cleaning import REPLACEMENT, Cleaner, Cleaning, Redactor, Stripper
 
 # A second reading of ECMA-48, for a text that is whole.
 SEQUENCE = re.compile(
