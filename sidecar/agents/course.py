@@ -145,12 +145,14 @@ class Course:
         """Whether its end is known, or it is somebody else's."""
         return self.record.state is State.CLEANUP or self.record.is_done or self.saving.is_lost
 
-    def tell_place(self, place: int) -> None:
-        """Whoever listens hears how many turns come before its own, if that is another number than before."""
-        if not len(self.hearers) or self.record.state is not State.IDLE or self.is_ending:
+    def tell_place(self, ahead: int | None) -> None:
+        """Whoever listens hears how many wait before it, if they are not as many as when they last heard of it. `ahead`
+        are they here, None where its turn has come here; it may have to come among replicas still."""
+        if ahead is None and self._lease is not None:
+            ahead = self._lease.ahead
+        if ahead is None or not len(self.hearers) or self.record.state is not State.IDLE or self.is_ending:
             return
-        ahead = 0 if self._lease is None else self._lease.ahead
-        said = f"waits for its turn: {place + ahead} before it"
+        said = f"waits for its turn: {ahead} before it"
         if said != self._heard_of_turn:
             self._heard_of_turn = said
             task, events = stood(self.record.task, "TASK_STATE_SUBMITTED", said, self._now())

@@ -157,6 +157,8 @@ class Executions:
         """One more turn of a run whose task waits for its caller. Raises Refusal as `begin`, and TASK_UNKNOWN;
         MALFORMED_CALL for one that does not wait, TOO_LARGE for one that has grown beyond all bounds."""
         record = await self._kept(execution_id)
+        if record.owner != caller.binding:
+            raise Refusal(Reason.TASK_UNKNOWN)
         if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
             raise _does_not_wait()
         offer, now_s = self._offer_of(record.target), self.clock()
@@ -333,11 +335,13 @@ class Executions:
             self._let_go_of_retired()
 
     def _tell_places(self) -> None:
-        courses = {course.place: course for course in self._courses.values()}
-        for offer in {course.offer for course in self._courses.values()}:
-            for index, place in enumerate(offer.turns.order()):
-                if place in courses:
-                    courses[place].tell_place(index)
+        ahead = {
+            place: index
+            for turns in {course.offer.turns for course in self._courses.values()}
+            for index, place in enumerate(turns.order())
+        }
+        for course in self._courses.values():
+            course.tell_place(ahead.get(course.place))
 
     def _newest(self, kept: Execution) -> Execution:
         course = self._courses.get(kept.id)

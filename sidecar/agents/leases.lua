@@ -6,7 +6,7 @@
 --         <key>:heads:<agent>  who waits, by when they came
 --         <key>:seen:<agent>   when each of them asked last
 -- ARGV  the verb, and: how many milliseconds a lease lasts, the agent, who asks
--- Reply come: 1 or 0 whether the turn is theirs, and how many are before them; keep: 1 while it is, 0 if it is not;
+-- Reply come: 1 or 0 whether the turn is theirs, and how many wait before them; keep: 1 while it is, 0 if it is not;
 --       leave, greet: 1
 
 local key, verb, lease, agent, me = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
@@ -61,4 +61,4 @@ if before == 0 and not holds and since + lease <= now then
 end
 redis.call('PEXPIRE', heads, lease)
 redis.call('PEXPIRE', seen, lease)
-return {0, before + (holds and 1 or 0)}
+return {0, before}

@@ -50,7 +50,7 @@ class Leases:
 
 @dataclass(slots=True)
 class Lease:
-    """One run's right to be the only one. `ahead` is how many are before it, as far as is known."""
+    """One run's right to be the only one. `ahead` is how many wait before it, as far as is known."""
 
     leases: Leases
     agent: str

@@ -422,6 +422,9 @@ async def test_a_run_that_waits_for_its_caller_goes_on_with_their_next_message()
         assert (task_state(run), run.input) == ("TASK_STATE_COMPLETED", "end")
         assert [one["role"] for one in run.task["history"]] == ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"]
         assert way(run) == "idle starting running completed cleanup idle idle starting running completed cleanup idle"
+        with pytest.raises(Refusal) as others:
+            await stage.executions.goes_on(first.id, prompt("more"), BOB)
+        assert others.value.reason is Reason.TASK_UNKNOWN
         with pytest.raises(Refusal) as ended:
             await stage.executions.goes_on(first.id, prompt("more"), ALICE)
         assert ended.value.reason is Reason.MALFORMED_CALL
