@@ -12,6 +12,8 @@
     attended.py    a process started, told, heard, measured (usage.py) and ended (ends.py: what that means)
     cleaning.py    what it says, made safe to show while it says it
     sessions.py    the processes that conversations keep
+    one_turn.py    a process that is asked once, over JSON-RPC
+    partner.py     turns with one process; talk.py is how a turn is told and heard: lines.py, or JSON-RPC in rpc.py
 
 A program comes from the operator's settings alone; what a caller says reaches it as data. `processes/` starts and ends
 it; who may call it is decided where that is decided for every agent.

@@ -87,9 +87,21 @@ class Attended:
         """How the program ended, None while it runs."""
         return self._process.exit
 
+    async def exits(self, within_s: float) -> Exit | None:
+        """How the program ends, if it does within that time."""
+        await asyncio.wait({self._exited}, timeout=within_s)
+        return self.exit
+
+    @property
+    def listens(self) -> bool:
+        """Whether anything that it is told now may still be read."""
+        return self.exit is None and not self._process.stdin.is_closing()
+
     @property
     def usage(self) -> Usage:
         """What it took, or since `measure_anew`; exact once it has been ended."""
+        if self.exit is None:
+            self._meter.look()
         return self._meter.usage()
 
     def measure_anew(self) -> None:

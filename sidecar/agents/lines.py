@@ -33,6 +33,11 @@ class LinesTalk:
         self._held = b""
         self._said_bytes = 0
 
+    @property
+    def strays(self) -> bool:
+        """As `Talk.strays`."""
+        return not self._asked and not self._greeting and self._said_bytes > 0
+
     def begin(self, order: Order) -> bytes:
         """As `Talk.begin`."""
         line = _one_line(order.prompt.text, self._newlines)

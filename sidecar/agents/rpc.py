@@ -39,6 +39,7 @@ from sidecar.protocols.jsonrpc import (
 )
 
 MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; who has more to say says it in pieces
+EACH_BYTES: Final = 16  # a message counts for at least that: many of nothing are work too
 MAX_NOISE: Final = 1_000  # lines of a turn that are none of ours: a banner is forgiven, a log is not
 METHOD: Final = "message/send"
 STATES: Final[Mapping[str, str]] = {
@@ -68,6 +69,11 @@ class RpcTalk:
         self._noise = 0
         self._has_output = False
 
+    @property
+    def strays(self) -> bool:
+        """As `Talk.strays`: an answer bears the id of its turn, and what is told on the way can."""
+        return False
+
     def begin(self, order: Order) -> bytes:
         """As `Talk.begin`."""
         try:
@@ -95,7 +101,7 @@ class RpcTalk:
     def _line(self, line: bytes) -> Iterator[Heard]:
         if not line.startswith(b"{"):
             self._count(len(line))
-            self._forgive(bool(line.strip()))
+            self._forgive(bool(line))
             return
         match _message(line):
             case Request(id=number, method=method, params=params):
@@ -146,7 +152,7 @@ class RpcTalk:
         self._said_bytes, self._noise = 0, 0
 
     def _count(self, size: int) -> None:
-        self._said_bytes += size
+        self._said_bytes += size + EACH_BYTES
         if self._said_bytes > self._max_said_bytes:
             raise Broken(f"it said more than {self._max_said_bytes} bytes")
 

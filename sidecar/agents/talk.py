@@ -43,6 +43,10 @@ Heard = Said | Artifact | Progress | Answer | Reply
 class Talk(Protocol):
     """What is spoken with one process, from its start to its end."""
 
+    @property
+    def strays(self) -> bool:
+        """Whether it said something since its answer, and more of that would be taken for the next one."""
+
     def begin(self, order: Order) -> bytes:
         """A turn, as it is written. Raises Unsayable."""
 
