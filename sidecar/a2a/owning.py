@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from unicodedata import decimal, normalize
 
-from sidecar.a2a.reading import Operate
+from sidecar.a2a.reading import Operate, pushes
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
 from sidecar.tasks import MAX_ID_CHARS, Namespace, TaskRecord, Tasks
@@ -35,18 +35,23 @@ class Owning:
     """The tasks of one caller at one agent, for one operation. `known` is what has become theirs by this operation.
 
     An id is one owner's at the agent, whatever tenant it was named below; and it is of no use below another, because
-    an agent may count for each tenant of its own, and the same id would be another's task there."""
+    an agent may count for each tenant of its own, and the same id would be another's task there.
+
+    What `anonymous` begins is told where it was begun, and is nobody's: no record of it is kept, so none of the many
+    who are called so can ask for it, or go on with it (threats G2)."""
 
     tasks: Tasks
     caller: Caller
     intent: Operate
-    known: dict[tuple[Namespace, str], TaskRecord] = field(default_factory=dict)
+    known: dict[tuple[Namespace, str], TaskRecord | None] = field(default_factory=dict)
 
     async def check(self) -> None:
         """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
         STORE_UNAVAILABLE."""
         operation = self.intent.operation
-        if operation in (SEND, STREAM):
+        if operation in (SEND, STREAM) and self.caller.is_anonymous:
+            self._check_nobodys()
+        elif operation in (SEND, STREAM):
             await self.tasks.may_create(self.caller)
         if len(self._tenant) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -58,6 +63,12 @@ class Owning:
                 await self.tasks.used(record)
         if self.intent.context and operation is not LIST:
             await self._check_context(begins=operation in (SEND, STREAM))
+
+    def _check_nobodys(self) -> None:
+        if self.intent.tasks or self.intent.context:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        if pushes(self.intent.params):
+            raise Refusal(Reason.UNAUTHENTICATED, "what is pushed is pushed to somebody, and nobody said who")
 
     async def can_find(self) -> bool:
         """Whether there may be anything that is asked for. A list of another's conversation, and of one that there is
@@ -106,6 +117,11 @@ class Owning:
         if (namespace, name) in self.known:
             return
         call = self.intent.call
+        if self.caller.is_anonymous:
+            if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
+                raise Refusal(otherwise)
+            self.known[namespace, name] = None
+            return
         try:
             record = await self.tasks.created(
                 self.caller,

@@ -16,6 +16,7 @@ from tests.a2a.world import (
     ALICE,
     EVERYTHING,
     HELLO,
+    HOOK,
     IDP,
     PLANNER,
     RULES,
@@ -207,10 +208,36 @@ async def test_an_agent_that_asks_for_no_credential_is_for_anonymous_by_that_wor
     for rule, status in (("user:alice", 403), ("anonymous", 200)):
         rules = {"user_to_nhi": f"p, {rule}, nhi:researcher, use, -, -, -, allow\n"}
         async with agent_world(tmp_path / rule[:4], rules=rules, **asks_for_none) as world:  # type: ignore[arg-type]
-            for version, binding in SPOKEN[:-1]:  # 0.3 has no lists over gRPC
-                assert (await ask(world, version, binding, "tasks/list", {}, {})).status == status
+            for version, binding in SPOKEN:
+                for action in ("message/send", "message/stream"):
+                    assert (await ask(world, version, binding, action, SEND, {})).status == status
             _, told, _ = await card(world)
             assert told.get("securityRequirements", []) == [] and "security" not in told
+
+
+async def test_what_nobody_began_is_nobodys(tmp_path: Path) -> None:
+    """Threats G2: everybody could be anonymous."""
+    everybody = f"p, anonymous, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"
+    rules = {**RULES, "user_to_nhi": RULES["user_to_nhi"] + everybody}
+    async with agent_world(tmp_path, rules=rules, upstream="anonymous: true") as world:
+        begun = await ask(world, "1.0", "jsonrpc", "message/send", SEND, {})
+        task, context = (begun.results[0]["task"][name] for name in ("id", "contextId"))
+        for version, binding in SPOKEN:
+            named_tasks = ({"taskId": task}, {"referenceTaskIds": [task]})[: 2 if version == "1.0" else 1]
+            for named in (*named_tasks, {"contextId": context}, {"contextId": "new"}):
+                further = await ask(world, version, binding, "message/send", {"message": {**HELLO, **named}}, {})
+                assert further.reason == "task-unknown", (version, binding, named, further)
+            for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
+                assert (await ask(world, version, binding, action, {"id": task}, {})).reason == "task-unknown"
+            pushed = {**SEND, "configuration": {"taskPushNotificationConfig": {"url": HOOK}}}
+            assert (await ask(world, version, binding, "message/send", pushed, {})).status == 401
+        listed = await ask(world, "1.0", "jsonrpc", "tasks/list", {}, {})
+        assert listed.results[0]["tasks"] == []
+        alices = (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).results[0]["task"]
+        world.agent.script["SendMessage"] = lambda method, params: {"task": alices}
+        lent = await ask(world, "1.0", "jsonrpc", "message/send", SEND, {})
+        assert (lent.status, lent.reason) == (502, "response-refused")
+        assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": alices["id"]})).status == 200
 
 
 CARDS: list[tuple[str, bool, dict[str, Any], list[str]]] = [
