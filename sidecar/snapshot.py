@@ -224,9 +224,11 @@ class Snapshot:
         was called (3.3), and a token for one of them is good for all of them."""
         known: Mapping[str, Service | Agent] = self.agents if folder == AGENTS else self.services
         service = known.get(server)
+        gate = self.audience(server, folder).gate
+        issuers = () if gate is not None and gate.required else self.settings.identity.issuers
         document: dict[str, object] = {
             "resource": f"{self.base_url}{alias or '/' + place_of(server, folder)}",
-            "authorization_servers": [issuer.issuer for issuer in self.settings.identity.issuers],
+            "authorization_servers": [issuer.issuer for issuer in issuers],  # where no token of theirs is enough, none
             "bearer_methods_supported": ["header"],
             "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
         }

@@ -172,10 +172,21 @@ class Upstream(Section):
                 hint = "remove one of them"
                 at = ("credential", "header")
                 reject_any([Finding(f"{self.credential.header} is among its headers too", "S114", hint, at)])
-        if self.anonymous and self.credential is not None and self.credential.needs_token:
-            hint = "remove anonymous, or use another kind of credential"
-            reject_any([Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))])
+        reject_any(self._nobodys_token())
         return self
+
+    def _nobodys_token(self) -> Iterator[Finding]:
+        """Callers who can bring no token that could be shown on."""
+        if self.credential is None or not self.credential.needs_token:
+            return
+        if self.anonymous:
+            hint = "remove anonymous, or use another kind of credential"
+            yield Finding("nobody without a token can be called for here", "S113", hint, ("anonymous",))
+        own = self.a2a.authentication if self.a2a is not None else None
+        if own is not None and own.type == "bearer_token" and own.required:
+            hint = "write type: api_key, or use another kind of credential"
+            at = ("a2a", "authentication", "type")
+            yield Finding("who shows this token can show none that goes on", "S113", hint, at)
 
     def _not_for_agents(self) -> Iterator[Finding]:
         for key in ("pins", "responses"):

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from sidecar.cli import main
+from sidecar.errors import ConfigError
+from sidecar.loading import check_files, digest_of_keys
+from sidecar.settings import load_settings
+from sidecar.watching import key_files
 from tests.a2a.test_cards import card
 from tests.a2a.world import (
     ALICE,
@@ -25,6 +31,7 @@ from tests.a2a.world import (
     ScriptedAgent,
     agent_world,
     ask,
+    write,
 )
 from tests.flow.idp import bearer
 from tests.flow.test_admin import files
@@ -175,6 +182,15 @@ async def test_a_token_of_its_own_lets_its_bearer_in_everywhere_at_the_agent(how
         assert TOKEN not in world.app.settings.audit_path.read_text()
 
 
+@pytest.mark.parametrize(("required", "named"), [(True, 0), (False, 2)])
+async def test_issuers_are_named_only_where_a_token_of_theirs_is_enough(
+    required: bool, named: int, tmp_path: Path
+) -> None:
+    async with guarded(tmp_path, "header", required=required) as world:
+        _, told, _ = await card(world, path="/.well-known/oauth-protected-resource/agents/researcher")
+        assert len(told["authorization_servers"]) == named
+
+
 async def test_it_is_no_credential_anywhere_else(tmp_path: Path) -> None:
     async with guarded(tmp_path, "bearer_token") as world:
         body = {"target_agent_id": "researcher", "task_type": "t", "input": {}}
@@ -294,14 +310,38 @@ async def test_a_changed_token_is_taken_and_ends_what_the_old_one_opened(tmp_pat
         await world.app.reload("test")
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(TOKEN))).status == 401
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(CHANGED))).status == 200
+        await world.app.pipeline.exchanges.oversight.look()
         assert (await begun).reason == "bad-credential"
         never.set()
+
+
+def test_a_check_tells_of_every_token_that_is_none_with_all_else_that_is_wrong(tmp_path: Path) -> None:
+    kept = {"own.token": "changeme-changeme-changeme-changeme", "policies/budgets.yaml": "version: 2\n"}
+    write(tmp_path, "http://127.0.0.1:9/", a2a=own("bearer_token"), files=kept)
+    config = tmp_path / "sidecar.yaml"
+    lost = own("header").replace("own.token", "lost.token")
+    another = f'  other: {{a2a: {{url: "http://127.0.0.1:9/", {lost}}}}}\n'
+    config.write_text(config.read_text().replace("callbacks:", another + "callbacks:"))
+    with pytest.raises(ConfigError) as told:
+        check_files(config, {})
+    found = [(Path(fault.file).name, fault.code, fault.line > 0) for fault in told.value.faults]
+    assert found == [("sidecar.yaml", "S121", True), ("sidecar.yaml", "S116", True), ("budgets.yaml", "Y104", True)]
+    assert "changeme" not in str(told.value)
+
+
+def test_a_token_is_among_the_files_that_a_reload_looks_at(tmp_path: Path) -> None:
+    write(tmp_path, "http://127.0.0.1:9/", a2a=own("api_key"), files={"own.token": TOKEN})
+    settings = load_settings(tmp_path / "sidecar.yaml", {})
+    before = digest_of_keys(settings)
+    assert tmp_path / "own.token" in key_files(settings)
+    (tmp_path / "own.token").write_text(CHANGED)
+    assert digest_of_keys(settings) != before
 
 
 # --- what is spoken there ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spoken", [("json_rpc",), ("http_json",), ("json_rpc", "grpc"), ("http_json", "grpc")])
+@pytest.mark.parametrize("spoken", [("json_rpc",), ("http_json", "grpc")])
 async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, ...], tmp_path: Path) -> None:
     listed = ", ".join(spoken)
     async with agent_world(tmp_path, a2a=f"transport_protocols: [{listed}], base_path: {ALIAS}") as world:
@@ -368,6 +408,9 @@ async def test_what_an_agent_bears_is_shown_counted_and_changed_by_a_reload(tmp_
             series = await response.text()
         assert 'sidecar_limit_checks_total{limit="agents:nhi:researcher:rate",outcome="refused"} 1.0' in series
         assert 'sidecar_limit_checks_total{limit="agents:nhi:researcher:day",outcome="admitted"} 3.0' in series
+        command = ["limits", "show", "-c", str(tmp_path / "sidecar.yaml"), "--tool", "nhi:researcher"]
+        told = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert "agents:nhi:researcher:rate" in told.output and "3 of 100" in told.output, told.output
         config = tmp_path / "sidecar.yaml"
         config.write_text(config.read_text().replace("burst: 3", "burst: 500"))
         await world.app.reload("test")
