@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.hearing import Hearers
 from sidecar.agents.leases import Lease, Leases
 from sidecar.agents.record import Execution, Failure, Try, Usage
@@ -221,7 +222,7 @@ class Course:
         except TimeoutError:
             ended = Ended(None, Usage(), timed_out=True)
         finally:
-            await _closed(told)
+            await to_its_end(told.aclose())
         return self._ended(ended, attempt)
 
     def _order(self, attempt: int, timeout_s: float) -> Order:
@@ -355,20 +356,3 @@ def _last_try(record: Execution) -> Try:
     status = record.status or Status.FAILURE
     about = (record.pid, record.exit_code, record.signal, record.failure, record.usage)
     return Try(began, ended, status, *about)
-
-
-async def _closed(told: AsyncGenerator[Event]) -> None:
-    """See a try to its end, also when the run is given up meanwhile: its end is then told to whoever waits."""
-    closing = asyncio.create_task(told.aclose())
-    given_up: asyncio.CancelledError | None = None
-    while not closing.done():
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError as cancelled:
-            given_up = cancelled
-        except Exception:
-            break
-    if not closing.cancelled() and (error := closing.exception()) is not None:
-        log.error("bug", exc_info=error)
-    if given_up is not None:
-        raise given_up

@@ -96,7 +96,8 @@ class Runner(Protocol):
     def run(self, order: Order) -> AsyncGenerator[Event]:
         """One try. `Ended` is the last event, and there is always one, unless the generator is closed: then nothing of
         the process is left when that returns, but for that of a conversation whose program agreed to give up the turn.
-        Never raises for what a program does."""
+        Who is cancelled in the middle of that hears of it when it is done (`ending.py`). Never raises for what a
+        program does."""
 
     async def close(self) -> None:
         """End every process that is kept for a conversation."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from sidecar.agents.course import MAX_OUTPUT_CHARS
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.record import Execution, Failure, Usage
 from sidecar.agents.running import Ended, Event, Order, Progress, Said, Started
 from sidecar.agents.states import MOVES, Category, State, Status
@@ -555,3 +557,58 @@ async def test_the_series_say_what_came_of_runs_and_how_agents_stand() -> None:
         shown = stage.metrics.render("")[1].decode()
         assert 'sidecar_agent_runs_total{agent="writer",status="success"} 2.0' in shown
         assert 'sidecar_agent_runs_total{agent="writer",status="cancelled"} 1.0' in shown
+
+
+# --- all of it at once ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_to_runs_at_whatever_moment_each_ends_once_as_the_table_says(seed: int) -> None:
+    chance = Random(seed)
+    at_work = set[str]()
+
+    async def leave(order: Order) -> None:
+        await asyncio.sleep(chance.random() * 0.002)
+        at_work.discard(order.execution_id)
+
+    async def script(order: Order) -> AsyncGenerator[Event]:
+        assert order.execution_id not in at_work
+        at_work.add(order.execution_id)
+        assert len(at_work) <= 3
+        try:
+            await asyncio.sleep(chance.random() * 0.003)
+            yield Started(1)
+            for _ in range(chance.randrange(4)):
+                yield Said("word ")
+                await asyncio.sleep(chance.random() * 0.002)
+            if chance.random() < 0.1:
+                raise RuntimeError("bug")
+            yield chance.choice(
+                (DONE, DONE, Ended(Exit(code=75), Usage(), SORRY), Ended(None, Usage(), timed_out=True))
+            )
+            await asyncio.sleep(chance.random() * 0.002)
+        finally:
+            await to_its_end(leave(order))
+
+    async def meddled(stage: Stage, execution_id: str) -> None:
+        await asyncio.sleep(chance.random() * 0.06)
+        async with asyncio.timeout(5), aclosing(stage.executions.follow(execution_id)) as told:
+            async for _ in told:
+                if chance.random() < 0.2:
+                    break
+        if chance.random() < 0.5:
+            with suppress(Refusal):
+                await stage.executions.cancel(execution_id, "why")
+
+    retries = {"max": 2, "backoff_s": 0.002}
+    async with running(staged(script, max_concurrent_executions=3, queue_timeout=0.1, retries=retries)) as stage:
+        runs = [await stage.begin(caller=chance.choice((ALICE, BOB))) for _ in range(40)]
+        await asyncio.gather(*(meddled(stage, one) for one in runs))
+        for one in runs:
+            run = await stage.over(one)
+            for before, after in pairwise(step.state for step in run.transitions):
+                assert after in MOVES[before]
+            assert sum(step.state is State.CLEANUP for step in run.transitions) == 1
+            assert task_state(run) in ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED")
+        assert (at_work, stage.executions.standing("writer")) == (set(), (0, 0, 3))
+        assert not stage.executions._courses
