@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from sidecar.vocabulary import Caller, Credential, CredentialKind, Principal
 
 _Chain = Annotated[list[tuple[str, str, frozenset[str], frozenset[str]]], Field(min_length=1)]
-_PLAIN: Final = TypeAdapter(tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None])
+_PLAIN: Final = TypeAdapter(
+    tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None], config=ConfigDict(allow_inf_nan=False)
+)
 
 
 def plain_caller(caller: Caller) -> list[Any]:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from sidecar.agents.states import ENDS, MOVES, Category, State, Status
 from sidecar.kept_callers import caller_from, plain_caller
-from sidecar.records import Codec, Kind
+from sidecar.records import FINITE, Codec, Kind
 from sidecar.vocabulary import Caller
 
 
@@ -159,7 +159,7 @@ def _with_parts(known: dict[str, Any]) -> dict[str, Any]:
 
 
 _Part = Execution | Transition | Try | Failure | Usage
-_WHOLE: Final = TypeAdapter(Execution)
+_WHOLE: Final = TypeAdapter(Execution, config=FINITE)
 RUNS: Final = Kind(
     "a run",
     Codec(encoded, decoded),

@@ -8,13 +8,14 @@ What a record is, is its owner's business: the task API's are tasks (`task_api/r
 programs are runs (`agents/record.py`).
 """
 
-from sidecar.records.kind import Codec, Kind
+from sidecar.records.kind import FINITE, Codec, Kind
 from sidecar.records.memory import MemoryStore
 from sidecar.records.redis import RedisStore
 from sidecar.records.sqlite import SqliteStore, check_file
 from sidecar.records.store import Added, Bounds, Kept, Page, Share, Store, StoreOut
 
 __all__ = [
+    "FINITE",
     "Added",
     "Bounds",
     "Codec",

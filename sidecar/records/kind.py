@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic
+from typing import Final, Generic
+
+from pydantic import ConfigDict
 
 from sidecar.records.store import R, StoreOut
+
+FINITE: Final = ConfigDict(allow_inf_nan=False)  # a time that is not a number is before and after nothing
 
 log = logging.getLogger("sidecar.records")
 

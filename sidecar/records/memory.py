@@ -29,7 +29,7 @@ class MemoryStore(Generic[R]):
 
     up: bool = True
     _records: dict[str, R] = field(default_factory=dict)
-    _of_owner: dict[str, dict[str, None]] = field(default_factory=dict)
+    _of_owner: defaultdict[str, list[_At]] = field(default_factory=lambda: defaultdict(list))
     _held: dict[str, tuple[str, float]] = field(default_factory=dict)
     _places: dict[str, _At] = field(default_factory=dict)
     _standing: defaultdict[tuple[str, str], list[_At]] = field(default_factory=lambda: defaultdict(list))
@@ -45,18 +45,18 @@ class MemoryStore(Generic[R]):
             beyond = max(0, len(done) - bounds.done_per_target)
             for old in done[: min(beyond, FORGOTTEN_AT_ONCE)]:
                 self._forget(old.id)
-        mine = self._of_owner.get(record.owner, {})
+        mine = self._of_owner.get(record.owner, ())
         if len(mine) >= bounds.per_owner:
-            done_with = next((one for one in mine if self._records[one].is_done), None)
-            if done_with is None:
+            oldest = next((one.id for one in mine if self._records[one.id].is_done), None)
+            if oldest is None:
                 return Added.FULL
-            self._forget(done_with)
+            self._forget(oldest)
         if len(self._records) >= bounds.total:
             return Added.FULL
         self._added += 1
         self._held[record.id] = holder, until_s
-        self._places[record.id] = _At(record.created_at, self._added, record.id)
-        self._of_owner.setdefault(record.owner, {})[record.id] = None
+        self._places[record.id] = at = _At(record.created_at, self._added, record.id)
+        insort(self._of_owner[record.owner], at)
         self._put(record)
         return Added.KEPT
 
@@ -68,7 +68,7 @@ class MemoryStore(Generic[R]):
         """As `Store.page`."""
         if owner is None:
             return self._page_of_all(page)
-        mine = [self._records[one] for one in reversed(self._of_owner.get(owner, {}))]
+        mine = [self._records[one.id] for one in reversed(self._of_owner.get(owner, ()))]
         wanted = [one for one in mine if one.target in page.targets and page.standing in (None, one.standing)]
         return wanted[page.offset : page.offset + page.limit], len(wanted)
 
@@ -96,7 +96,7 @@ class MemoryStore(Generic[R]):
         beyond_s = until_s + (until_s - now_s)
         free = (one for one, (by, until) in self._held.items() if by == holder or not now_s < until <= beyond_s)
         found = [self._records[one] for one in free]
-        found.sort(key=lambda one: (self._held[one.id][0] != holder, one.created_at))
+        found.sort(key=lambda one: (self._held[one.id][0] != holder, self._places[one.id]))
         taken: list[R] = []
         of = Counter[str]()
         for one in found:
@@ -158,13 +158,11 @@ class MemoryStore(Generic[R]):
             _remove(self._done[record.target], at)
 
     def _forget(self, record_id: str) -> None:
-        self._lift(self._records[record_id])
-        del self._places[record_id]
-        owner = self._records.pop(record_id).owner
-        mine = self._of_owner[owner]
-        del mine[record_id]
-        if not mine:
-            del self._of_owner[owner]
+        record = self._records.pop(record_id)
+        self._lift(record)
+        _remove(self._of_owner[record.owner], self._places.pop(record_id))
+        if not self._of_owner[record.owner]:
+            del self._of_owner[record.owner]
 
 
 def _remove(places: list[_At], at: _At) -> None:

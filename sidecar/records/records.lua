@@ -160,25 +160,26 @@ end
 if verb == 'take' then
   local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
   local beyond = 2 * tonumber(held) - tonumber(now)
-  local mine, free, found, has = {}, {}, {}, {}
+  local free, found, has = {}, {}, {}
   for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
-    if redis.call('HGET', holders, id) == holder then
-      mine[#mine + 1] = id
-    else
-      local till = tonumber(redis.call('ZSCORE', open, id))
-      if till <= tonumber(now) or till > beyond then
-        free[#free + 1] = id
-      end
+    local is_mine = redis.call('HGET', holders, id) == holder
+    local till = tonumber(redis.call('ZSCORE', open, id))
+    if is_mine or till <= tonumber(now) or till > beyond then
+      local owner = redis.call('HGET', task(id), 'owner')
+      local created = owner and tonumber(redis.call('ZSCORE', of(owner), id))
+      if created then free[#free + 1] = {id = id, owner = owner, created = created, is_mine = is_mine} end
     end
   end
-  for _, ids in ipairs({mine, free}) do
-    for _, id in ipairs(ids) do
-      local owner = redis.call('HGET', task(id), 'owner')
-      has[owner] = (has[owner] or 0) + 1
-      if #found < limit and has[owner] <= of_owner then
-        hold(id, holder, held)
-        found[#found + 1] = redis.call('HGET', task(id), 'body')
-      end
+  table.sort(free, function(one, other)
+    if one.is_mine ~= other.is_mine then return one.is_mine end
+    if one.created ~= other.created then return one.created < other.created end
+    return one.id < other.id
+  end)
+  for _, one in ipairs(free) do
+    has[one.owner] = (has[one.owner] or 0) + 1
+    if #found < limit and has[one.owner] <= of_owner then
+      hold(one.id, holder, held)
+      found[#found + 1] = redis.call('HGET', task(one.id), 'body')
     end
   end
   return found

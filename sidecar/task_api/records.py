@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from sidecar.kept_callers import caller_from, plain_caller
-from sidecar.records import Codec, Kind
+from sidecar.records import FINITE, Codec, Kind
 from sidecar.vocabulary import Caller
 
 
@@ -152,7 +152,7 @@ def decoded(raw: bytes | str) -> Record:
     return _WHOLE.validate_python(known)
 
 
-_WHOLE: Final = TypeAdapter(Record)
+_WHOLE: Final = TypeAdapter(Record, config=FINITE)
 TASKS: Final = Kind(
     "a task",
     Codec(encoded, decoded),
