@@ -21,6 +21,8 @@ BAD_FILES = {
     "policies/disabled.yaml": "version: 1\ndisabld: []\n",
     "data/disabled.json": "garbage",
     "data/tasks.sqlite": "garbage",
+    "data/a2a-tasks.sqlite": "garbage",
+    "data/runs.sqlite": "garbage",
     "data/keys/audit.key": "",
 }
 

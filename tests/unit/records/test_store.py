@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +25,7 @@ from sidecar.records import Added, Bounds, Codec, Kind, Page, RedisStore, Share,
 from sidecar.settings.store import StoreSettings
 from sidecar.task_api.records import TASKS
 from tests.unit.records.worlds import ALL, ROOM, SHARE, SORTS, Sort, World, after, opened
+from tests.valkey import Valkey
 
 
 @pytest.fixture(params=["memory", "file", "redis"])
@@ -258,3 +263,84 @@ async def test_a_file_of_another_kind_stops_the_start(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(SettingsError, match="T105"):
         check_file(path, RUNS)
+
+
+async def test_a_file_of_the_version_before_has_no_index_for_everybodys_and_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    before = SqliteStore(path, TASKS)
+    await World(before, SORTS["tasks"]).add("1")
+    await before.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP INDEX a2a_tasks_newest; DROP INDEX a2a_tasks_of_target;")
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")}
+    assert names == {"a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state"}
+    check_file(path, TASKS)
+    store = SqliteStore(path, TASKS)
+    assert await World(store, SORTS["tasks"]).page(None, ALL) == (["1"], 1)
+    await store.close()
+
+
+KILLED = """
+import asyncio, sys
+from itertools import count
+from pathlib import Path
+from sidecar.agents.record import RUNS
+from sidecar.records import Bounds, SqliteStore
+from tests.unit.agents.runs import run
+async def keep(store, name):
+    made = run(id=name)
+    await store.add(made, "file", 0.0, Bounds())
+    print(name, 0, flush=True)
+    for revision in (1, 2, 3):
+        await store.replace(made._replace(revision=revision))
+        print(name, revision, flush=True)
+async def main():
+    store = SqliteStore(Path(sys.argv[1]), RUNS)
+    for batch in count():
+        await asyncio.gather(*(keep(store, f"{batch}-{number}") for number in range(20)))
+asyncio.run(main())
+"""
+
+
+async def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    said = list[str]()
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            said.append(line)
+            if len(said) == 150:
+                writer.kill()
+    kept = dict(line.split() for line in said if line.endswith("\n"))
+    assert writer.returncode == -9 and len(said) >= 150
+    check_file(path, RUNS)
+    store = SqliteStore(path, RUNS)
+    for name, revision in kept.items():
+        found = await store.get(name)
+        assert found is not None and found.revision >= int(revision)
+    assert {one.id for one in await store.take("file", 0.0, 15.0, SHARE)} >= kept.keys(), "and it is its own again"
+    await store.close()
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_version_before_did_is_right_for_its_owner_and_heals_for_everybody(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """It knows no index of everybody's: replicas that are changed one after the other share what is kept."""
+    async with opened("redis", TASKS, tmp_path, lambda: valkey) as store:
+        world = World(store, SORTS["tasks"])
+        for at, name in enumerate("abc"):
+            await world.add(name, at=at)
+        with valkey.client() as client:
+            key = next(client.scan_iter("*:task:a")).removesuffix(":task:a")
+            client.delete(f"{key}:task:a")  # it was forgotten
+            client.hset(f"{key}:task:b", "state", "running")
+            client.hincrby(f"{key}:counts", "running", 1)
+        assert await world.page(None, ALL) == (["c"], 3)
+        assert await world.page(None, ALL) == (["c", "b"], 2)
+        await store.replace(world.done(world.made("b", at=1)))
+        assert await world.page(None, ALL) == (["c", "b"], 2)
+        assert await world.page("alice", ALL) == (["c", "b"], 2)
+        assert await store.sweep(1000.0) == 1
