@@ -58,10 +58,14 @@ class View(NamedTuple):
 
 
 def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, at: str, now_s: float) -> View:
-    """How this chain may see a card of the agent's; `at` is the agent's address as the caller called it."""
+    """How this chain may see a card of the agent's; `at` is the agent's address as the caller called it. Raises
+    Refusal(UPSTREAM_UNKNOWN) where nobody could call it: what is spoken there came with a reload, and its listener
+    needs a restart."""
+    if not (found := interfaces(now, agent, at)):
+        raise Refusal(Reason.UPSTREAM_UNKNOWN)
     may_use = _may_use(now, agent, chain, now_s)
     skills = frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
-    return View(interfaces(now, agent, at), skills, security_of(now, agent))
+    return View(found, skills, security_of(now, agent))
 
 
 def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:

@@ -361,6 +361,17 @@ async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, .
         assert nobody.status == 401  # who is not known learns nothing of what is spoken
 
 
+async def test_a_card_waits_for_the_listener_that_it_would_name(tmp_path: Path) -> None:
+    """What is spoken changes with a reload, a listener with a restart."""
+    async with agent_world(tmp_path, settings='server: {listen: "127.0.0.1:0"}\n') as world:
+        config = tmp_path / "sidecar.yaml"
+        spoken = config.read_text().replace("{a2a: {", "{a2a: {transport_protocols: [grpc], ")
+        config.write_text(spoken.replace("server: {", 'server: {grpc: "127.0.0.1:8081", '))
+        await world.app.reload("test")
+        assert (await card(world))[0] == 404
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).status == 404
+
+
 # --- how often --------------------------------------------------------------------------------------------------------
 
 LIMITED = "rate_limiting: {requests_per_second: 0.01, burst: 3, daily_quota: 100}"
