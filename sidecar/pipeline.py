@@ -217,7 +217,7 @@ class Pipeline:
         intent = await self.agents.understand(turn, route)
         with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, intent.call)
-            agent, owning = turn.now.agent(route.server), self.agents.owning(caller, intent)
+            agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
             await owning.check()
             agent.account.breaker.check()
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):

@@ -199,8 +199,7 @@ class Snapshot:
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
     def speaks(self, agent: str, transport: Transport) -> bool:
-        """Whether this is spoken at an agent's addresses. At those of one that is none, everything is: who may call it
-        learns by policy that it is not there."""
+        """Whether this is spoken at an agent's addresses."""
         offer = self.offers.get(agent)
         return offer is None or transport in offer.transport_protocols
 

@@ -37,7 +37,6 @@ from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Op
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
-from sidecar.settings.offers import Transport
 from sidecar.turn import Overseen, Turn
 from sidecar.upstreams.agents import Agent, Heard, Outgoing
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -66,12 +65,11 @@ class AgentFront:
         """What is wanted. Raises Refusal, in the caller's dialect as far as that is known by then."""
         called = _called(turn)
         if called is not None:
-            _check_spoken(turn, route, "grpc")
             await turn.came(called.body)
             return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
-        is_rpc = route.rest in ("", "/")
-        _check_spoken(turn, route, "json_rpc" if is_rpc else "http_json")
-        return await (self._rpc(turn, route) if is_rpc else self._http(turn, route))
+        if route.rest in ("", "/"):
+            return await self._rpc(turn, route)
+        return await self._http(turn, route)
 
     async def _rpc(self, turn: Turn, route: Route) -> Operate:
         dialect = turn.dialect
@@ -138,6 +136,14 @@ class AgentFront:
         known = ",".join(turn.headers.get("if-none-match", ()))
         proofs = cards.proofs_of(view)
         return await _whole(turn, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
+
+    def agent(self, turn: Turn, route: Route) -> Agent:
+        """The agent that was called. Asked after policy, so that only who may call it learns what is spoken there.
+        Raises Refusal: UPSTREAM_UNKNOWN, and ROUTE_UNKNOWN for a binding that is not."""
+        agent = turn.now.agent(route.server)
+        if not turn.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(turn).binding]):
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        return agent
 
     def owning(self, caller: Caller, intent: Operate) -> Owning:
         """Whose the tasks are that the operation is about."""
@@ -336,12 +342,6 @@ async def _begun(
             if event is not None or begun:
                 begun = True
                 yield event
-
-
-def _check_spoken(turn: Turn, route: Route, transport: Transport) -> None:
-    """Raises Refusal(ROUTE_UNKNOWN) at an address where something else is spoken."""
-    if not turn.now.speaks(route.server, transport):
-        raise Refusal(Reason.ROUTE_UNKNOWN)
 
 
 def _dialect_at(route: Route, said: Version | None) -> Dialect:

@@ -27,6 +27,7 @@ from tests.a2a.world import (
     PLANNER,
     RULES,
     SPOKEN,
+    WHO,
     AgentWorld,
     ScriptedAgent,
     agent_world,
@@ -355,10 +356,9 @@ async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, .
         _, told, _ = await card(world)
         bindings = {one["protocolBinding"] for one in told["supportedInterfaces"]}
         assert bindings == {{"json_rpc": "JSONRPC", "http_json": "HTTP+JSON"}[spoken[0]]}
-        nobody = await ask(
-            world, "1.0", "jsonrpc" if "json_rpc" not in spoken else "http_json", "message/send", SEND, {}
-        )
-        assert nobody.status == 401  # who is not known learns nothing of what is spoken
+        for version, binding in HTTP:  # who may not call it learns nothing of what is spoken
+            for who, status in (({}, 401), (WHO["nhi:other"], 403)):
+                assert (await ask(world, version, binding, "message/send", SEND, who)).status == status
 
 
 async def test_a_card_waits_for_the_listener_that_it_would_name(tmp_path: Path) -> None:
