@@ -398,7 +398,8 @@ class Executions:
     async def _look(self) -> None:
         """Raises StoreOut."""
         now_s = self.clock()
-        for record in await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
+        known = {one: course.saving.revision for one, course in self._courses.items()}
+        for record in await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE, known):
             course = self._courses.get(record.id)
             if course is not None:
                 course.saving.look(record)

@@ -10,7 +10,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, Generic, NamedTuple
 
-from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share
+from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Page, R, Share
 
 _NOBODY: Final = ("", 0.0)
 
@@ -91,7 +91,9 @@ class MemoryStore(Generic[R]):
         self._held[record.id] = holder, until_s
         return True
 
-    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+    async def take(
+        self, holder: str, now_s: float, until_s: float, share: Share, known: Mapping[str, int] = NOTHING
+    ) -> list[R]:
         """As `Store.take`."""
         beyond_s = until_s + (until_s - now_s)
         free = (one for one, (by, until) in self._held.items() if by == holder or not now_s < until <= beyond_s)
@@ -104,7 +106,7 @@ class MemoryStore(Generic[R]):
             if len(taken) < share.total and of[one.owner] <= share.per_owner:
                 taken.append(one)
         self._held |= {one.id: (holder, until_s) for one in taken}
-        return taken
+        return [one for one in taken if known.get(one.id) != one.revision]
 
     async def let_go(self, holder: str) -> None:
         """As `Store.let_go`."""

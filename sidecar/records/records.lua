@@ -160,7 +160,8 @@ end
 if verb == 'take' then
   local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
   local beyond = 2 * tonumber(held) - tonumber(now)
-  local free, found, has = {}, {}, {}
+  local free, found, has, taken, known = {}, {}, {}, 0, {}
+  for place = 7, #ARGV, 2 do known[ARGV[place]] = ARGV[place + 1] end
   for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
     local is_mine = redis.call('HGET', holders, id) == holder
     local till = tonumber(redis.call('ZSCORE', open, id))
@@ -177,9 +178,12 @@ if verb == 'take' then
   end)
   for _, one in ipairs(free) do
     has[one.owner] = (has[one.owner] or 0) + 1
-    if #found < limit and has[one.owner] <= of_owner then
+    if taken < limit and has[one.owner] <= of_owner then
+      taken = taken + 1
       hold(one.id, holder, held)
-      found[#found + 1] = redis.call('HGET', task(one.id), 'body')
+      if not known[one.id] or known[one.id] ~= redis.call('HGET', task(one.id), 'revision') then
+        found[#found + 1] = redis.call('HGET', task(one.id), 'body')
+      end
     end
   end
   return found

@@ -7,11 +7,12 @@ does not come in time leaves open whether it was done; whoever asked then looks 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final, Generic
 
 from sidecar.records.kind import Kind
-from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share, StoreOut
+from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Page, R, Share, StoreOut
 from sidecar.shared_key import Run, SharedKey
 
 SCRIPT: Final = Path(__file__).with_name("records.lua")
@@ -56,9 +57,12 @@ class RedisStore(Generic[R]):
         """As `Store.reopen`."""
         return bool(await self._shared.ask("reopen", *self._about(record), holder, until_s))
 
-    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+    async def take(
+        self, holder: str, now_s: float, until_s: float, share: Share, known: Mapping[str, int] = NOTHING
+    ) -> list[R]:
         """As `Store.take`."""
-        return self._kind.readable(await self._shared.ask("take", holder, now_s, until_s, *share))
+        asked = (holder, now_s, until_s, *share, *chain.from_iterable(known.items()))
+        return self._kind.readable(await self._shared.ask("take", *asked))
 
     async def let_go(self, holder: str) -> None:
         """As `Store.let_go`."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from sidecar.records.kind import Kind
-from sidecar.records.store import FORGOTTEN_AT_ONCE, Added, Bounds, Page, R, Share, StoreOut
+from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Page, R, Share, StoreOut
 from sidecar.sqlite_file import DEADLINE_S, Format, SqliteFile, check_sqlite_file
 
 SWEPT_AT_ONCE: Final = 1000
@@ -69,7 +69,7 @@ UPDATE RECORDS SET state = ?, over = ?, expires_at = ?, revision = ?, body = ?, 
 WHERE id = ? AND revision = ? AND over > ?
 """
 _FREE: Final = """
-SELECT id, body FROM RECORDS WHERE id IN (
+SELECT id, revision, body FROM RECORDS WHERE id IN (
     SELECT id FROM (
         SELECT id, row_number() OVER (PARTITION BY owner ORDER BY holder <> ?1, created_at, rowid) AS place
         FROM RECORDS WHERE over = 0 AND (holder = ?1 OR held_until <= ?2 OR held_until > ?5)
@@ -130,7 +130,9 @@ class SqliteStore(Generic[R]):
         """As `Store.reopen`."""
         return await self._change(_REOPEN, record, holder, until_s)
 
-    async def take(self, holder: str, now_s: float, until_s: float, share: Share) -> list[R]:
+    async def take(
+        self, holder: str, now_s: float, until_s: float, share: Share, known: Mapping[str, int] = NOTHING
+    ) -> list[R]:
         """As `Store.take`."""
         if not self._file.is_there:
             return []
@@ -139,7 +141,7 @@ class SqliteStore(Generic[R]):
             asked = (holder, now_s, *share, until_s + (until_s - now_s))
             rows = self._do(connection, _FREE, asked).fetchall()
             self._do(connection, _TAKE, (holder, until_s, _json([row[0] for row in rows])))
-            return self._kind.readable(body for _, body in rows)
+            return self._kind.readable(body for one, revision, body in rows if known.get(one) != revision)
 
         return await self._file.run(work)
 

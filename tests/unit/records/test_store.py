@@ -180,6 +180,17 @@ async def test_nobody_takes_more_of_one_owner_than_their_share(world: World) -> 
     assert {one.id for one in await store.take("two", 5.0, 12.0, SHARE)} == {"a1", "a2", "a3"}
 
 
+async def test_what_is_known_as_it_is_is_held_and_not_told(world: World) -> None:
+    store = world.store
+    for name in "abc":
+        await world.add(name)
+    changed = world.at_work(world.made("b"))
+    assert await store.replace(changed)
+    known = {"a": world.made("a").revision, "b": world.made("b").revision, "another": 7}
+    assert [one.id for one in await store.take("me", 5.0, 30.0, SHARE, known)] == ["b", "c"]
+    assert await store.take("two", 25.0, 40.0, SHARE) == [], "all of them are held"
+
+
 async def test_what_is_done_is_forgotten_in_its_time_and_what_is_not_never(world: World) -> None:
     await world.add("a", until=10.0)
     await world.add("b", until=10.0)

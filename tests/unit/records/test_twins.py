@@ -47,7 +47,8 @@ async def told(world: World, steps: list[Step]) -> list[Any]:
         elif verb == "reopen":
             said.append(await store.reopen(changed, who, now + few))
         elif verb == "take":
-            said.append(await store.take(who, now, now + few, Share(few, 2)))
+            known = {name: choice} if standing is None else {name: standing.revision - choice % 2}
+            said.append(await store.take(who, now, now + few, Share(few, 2), known))
         elif verb == "let_go":
             said.append(await store.let_go(who))
         else:
