@@ -1,4 +1,4 @@
-"""Which numbers does one request leave behind?
+"""Which numbers does one request leave behind, and which a call that came as no request?
 
 The stages say what happened in values; here, in one place, they become series. Nothing is measured twice: durations
 and statuses are the audit's own, so that the two can be summed against one another.
@@ -6,7 +6,12 @@ and statuses are the audit's own, so that the two can be summed against one anot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
+from sidecar.limits import Plan
 from sidecar.metrics import Metrics
 from sidecar.turn import Turn
 from sidecar.vocabulary import Decision, PermissionKind
@@ -33,23 +38,46 @@ def measure(metrics: Metrics, turn: Turn) -> None:
         return
     status = refusal.answer.status if refusal else "success"
     metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
-    if record.decision is not None:
-        _count_decision(metrics, record.decision, "would_deny" if turn.shadow else "deny")
-    for state in record.limits:
-        if state.unit:
-            metrics.budget_used(state.name, 1 - state.remaining / state.limit, state.reset_at or 0.0)
-    for excused in turn.excused:
-        _count_limit(metrics, turn, excused)
-    if refusal is not None:
-        _count_refusal(metrics, turn, refusal)
-    elif turn.plan is not None and not turn.excused:
-        for charge in turn.plan.charges:
-            metrics.limit_checked(charge.limit, "degraded" if record.enforcement == "degraded" else "admitted")
+    judged(metrics, Judged(record, turn.plan, refusal, turn.excused, turn.shadow))
+    if refusal is not None and refusal.reason in AUTHENTICATION:
+        metrics.auth_failed(turn.presented_kind, refusal.reason)
+    if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:
+        metrics.schema_violated(turn.server)
     upstream_s = record.stages_s.get("upstream")
     if not turn.server:  # nobody's, or a call to all servers: who answers for them counts them one by one
         return
     if upstream_s is not None:
         metrics.upstream_answered(turn.server, upstream_s)
+
+
+class Judged(NamedTuple):
+    """What policy and limits said of a call, whoever asked them. `excused` are the limits' refusals that shadow mode
+    passed by."""
+
+    record: Recording
+    plan: Plan | None
+    refusal: Refusal | None
+    excused: Sequence[Refusal] = ()
+    shadow: bool = False
+
+
+def judged(metrics: Metrics, call: Judged) -> None:
+    """Count what was said."""
+    record, refusal = call.record, call.refusal
+    if record.decision is not None:
+        _count_decision(metrics, record.decision, "would_deny" if call.shadow else "deny")
+    for state in record.limits:
+        if state.unit:
+            metrics.budget_used(state.name, 1 - state.remaining / state.limit, state.reset_at or 0.0)
+    for excused in call.excused:
+        _count_limit(metrics, call.plan, excused)
+    if refusal is not None:
+        if refusal.reason in BEFORE_POLICY:
+            metrics.decided(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
+        _count_limit(metrics, call.plan, refusal)
+    elif call.plan is not None and not call.excused:
+        for charge in call.plan.charges:
+            metrics.limit_checked(charge.limit, "degraded" if record.enforcement == "degraded" else "admitted")
 
 
 def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:
@@ -59,19 +87,9 @@ def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:
     metrics.decided(deciding.kind, "allow" if decision.allowed else no, decision.reason)
 
 
-def _count_refusal(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
-    if refusal.reason in BEFORE_POLICY:
-        metrics.decided(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
-    if refusal.reason in AUTHENTICATION:
-        metrics.auth_failed(turn.presented_kind, refusal.reason)
-    if refusal.reason is Reason.BAD_ARGUMENTS:
-        metrics.schema_violated(turn.server)
-    _count_limit(metrics, turn, refusal)
-
-
-def _count_limit(metrics: Metrics, turn: Turn, refusal: Refusal) -> None:
+def _count_limit(metrics: Metrics, plan: Plan | None, refusal: Refusal) -> None:
     if refusal.limit is not None and refusal.reason is not Reason.STORE_UNAVAILABLE:
         metrics.limit_checked(refusal.limit.name, "refused")
-    if refusal.reason is Reason.STORE_UNAVAILABLE and turn.plan is not None:
-        for charge in turn.plan.charges:
+    if refusal.reason is Reason.STORE_UNAVAILABLE and plan is not None:
+        for charge in plan.charges:
             metrics.limit_checked(charge.limit, "unavailable")

@@ -26,7 +26,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from aiohttp import web
@@ -253,9 +253,7 @@ class Pipeline:
         answered `here` takes no slot at the upstream."""
         await turn.breathe()
         plan = plan_charges(turn.now.budgets, caller.chain, turn.now.engine.roles_of, call, decision)
-        if here and plan.slots:
-            plan = replace(plan, charges=tuple(charge for charge in plan.charges if charge not in plan.slots))
-        turn.plan = plan
+        turn.plan = plan = plan.at_creation if here else plan
         async with self.limiter.reserve(plan, turn.record.decision_id, excuse=turn.excuse) as lease:
             turn.lease = lease
             turn.record.limits, turn.record.charged = lease.states, lease.charged
@@ -315,7 +313,7 @@ class Pipeline:
     async def drain(self, grace_s: float) -> None:
         """Let nobody in any more, end what would never end, and wait for the answers of those inside, `grace_s`
         seconds at most."""
-        self.draining = True
+        self.draining = self.task_front.orders.closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self.inside:

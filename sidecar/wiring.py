@@ -32,6 +32,7 @@ from sidecar.states import States
 from sidecar.task_api.calling_back import announces
 from sidecar.task_api.following import Means, Patience
 from sidecar.task_api.front import TaskFront
+from sidecar.task_api.orders import Orders
 from sidecar.task_api.running import FILE, Runner
 from sidecar.upstreams.roaming import Roaming
 from sidecar.upstreams.sessions import Sessions
@@ -75,6 +76,9 @@ def way_from(
     )
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
     runner = Runner(means, metrics, holder, partial(_bounds, live))
+    pressure = Pressure(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
+    refusals = Refusals(lambda: live.current.settings.refusals, metrics, time.monotonic)
+    orders = Orders(runner, pressure, refusals, metrics)
     pipeline = Pipeline(
         live=live,
         session_calls=session_calls,
@@ -84,11 +88,11 @@ def way_from(
         exchanges=exchanges,
         fronts=Fronts(exchanges.sessions, federation, Plain(exchanges, session_calls), exchanges.recall),
         agents=AgentFront(exchanges, callbacks.pushes, Pages(audit.key.secret)),
-        task_front=TaskFront(exchanges, runner, callbacks.guard.check, audit.new_id),
+        task_front=TaskFront(exchanges, orders, callbacks.guard.check, audit.new_id),
         switch=switch,
         tasks=shared.tasks,
-        pressure=Pressure(settings.server.max_lag_s, metrics.loop_lagged, jumped, random),
-        refusals=Refusals(lambda: live.current.settings.refusals, metrics, time.monotonic),
+        pressure=pressure,
+        refusals=refusals,
         clock=time.time,
     )
     return Way(pipeline, callbacks)

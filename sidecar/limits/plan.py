@@ -120,6 +120,12 @@ class Plan:
         paid = any(charge.unit for charge in self.charges)
         object.__setattr__(self, "settles", paid and any(cost.per_call < cost.most for cost in self.costs))
 
+    @property
+    def at_creation(self) -> Plan:
+        """What is charged when a task is taken: all but the slots, which it takes once it is at its agent."""
+        rest = (charge for charge in self.charges if charge not in self.slots)
+        return replace(self, charges=tuple(rest)) if self.slots else self
+
     def tells(self, result: Mapping[str, Any]) -> bool:
         """Whether a result says anything of what the call cost."""
         return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)

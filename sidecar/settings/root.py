@@ -18,6 +18,7 @@ from sidecar.settings.nodes import Loc
 from sidecar.settings.offers import Offer, path_faults, port_faults
 from sidecar.settings.policy import PolicySettings
 from sidecar.settings.refusals import RefusalSettings
+from sidecar.settings.schedules import MOST, Schedule, schedule_faults
 from sidecar.settings.server import (
     AdminSettings,
     AnswerSettings,
@@ -77,8 +78,8 @@ class Settings(Section):
     """How refusals are told."""
     agents: Annotated[dict[str, Any], not_yet("a CLI agent")] = Field(default_factory=dict)
     """CLI programs as agents. Not supported by this version."""
-    schedules: Annotated[dict[str, Any], not_yet("a schedule")] = Field(default_factory=dict)
-    """When agents run. Not supported by this version."""
+    schedules: Annotated[Mapping[Slug, Schedule], Field(max_length=MOST)] = {}
+    """When agents run by the clock, by name."""
 
     @property
     def audit_path(self) -> Path:
@@ -135,6 +136,11 @@ class Settings(Section):
     def runs_path(self) -> Path:
         """The file of the runs of agents that are programs."""
         return self.data / "runs.sqlite"
+
+    @property
+    def schedules_path(self) -> Path:
+        """The file of how schedules stand."""
+        return self.data / "schedules.sqlite"
 
     @property
     def base_url(self) -> str:
@@ -205,6 +211,8 @@ class Settings(Section):
         offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
         yield from path_faults(offers)
         yield from port_faults(offers, shared.port if isinstance(shared, Address) else None)
+        callable_ones = {name for name, one in self.upstreams.items() if one.a2a is not None}
+        yield from schedule_faults(self.schedules, callable_ones, self.upstreams)
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))

@@ -28,12 +28,12 @@ from sidecar.audit import Audit, Recording
 from sidecar.disabled import KillSwitch
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
-from sidecar.identity import check_caller
 from sidecar.limits import Lease, Limiter, Plan, plan_charges
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.records import Store, StoreOut
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
+from sidecar.task_api.permission import check_standing, decided
 from sidecar.task_api.reading import cancels, gets, hears, sends
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
@@ -378,20 +378,12 @@ class Course:
 
     def _check(self, now: Snapshot, intent: Operate, *, at_first: bool = False) -> Decision:
         """Whether the chain may still have this. Raises Refusal."""
-        chain, now_s = self.caller.chain, self._now_s()
-        for disabled in (self.means.switch.disabled, now.disabled):
-            disabled.refuse(chain, intent.call, now_s)
-        if not now.identity.vouches_for(self.caller):
-            raise Refusal(Reason.BAD_CREDENTIAL)
-        check_caller(self.caller, now.audience(self.record.target, "agents"))
-        if at_first:
-            decision = now.decide(chain, intent.call, now_s)
-        else:
-            question = sends(self.record.id, self.record.target, self.record.task_type, {}).call.question
-            decision = now.engine.reconsider(chain, question.without_arguments, now_s)
-        if self.recording is not None and at_first:
-            self.recording.decision = decision
-            self.recording.enforcement = "shadow" if now.shadows(now_s) else "enforce"
+        now_s = self._now_s()
+        check_standing(self.means.switch, now, self.caller, intent.call, now_s)
+        if at_first and self.recording is not None:
+            return decided(now, intent.call, self.recording, now_s)
+        question = sends(self.record.id, self.record.target, self.record.task_type, {}).call.question
+        decision = now.engine.reconsider(self.caller.chain, question.without_arguments, now_s)
         if not now.shadows(now_s):
             decision.or_refuse()
         return decision

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -29,6 +30,7 @@ from sidecar.protocols.a2a.operations import GET, LIST
 from sidecar.records import Page, StoreOut
 from sidecar.task_api.calling_back import without_result
 from sidecar.task_api.models import A2aTask
+from sidecar.task_api.orders import Orders
 from sidecar.task_api.reading import Order, Wanted, cancels, gets, order_in, sends, unknown, wanted_in
 from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.running import Runner, unavailable
@@ -87,9 +89,14 @@ class TaskFront:
     """Serves the addresses of the task API."""
 
     exchanges: Exchanges
-    runner: Runner
+    orders: Orders
     check_url: CheckUrl
     new_id: Callable[[], str]
+
+    @property
+    def runner(self) -> Runner:
+        """Who sees to tasks."""
+        return self.orders.runner
 
     async def understand(self, turn: Turn, caller: Caller, route: Route) -> Asked:
         """What is wanted. Raises Refusal; another's task and none are the same."""
@@ -137,9 +144,7 @@ class TaskFront:
         """Before anything is charged: whether it could be carried out. Raises Refusal."""
         if not isinstance(asked, Create):
             return
-        agent = turn.now.agent(asked.order.target)
-        await Owning(self.exchanges.tasks, caller, asked.intent).check()
-        agent.account.breaker.check()
+        await self.orders.check(turn.now, caller, asked.intent)
         if asked.order.callback_url:
             await self.check_url(asked.order.callback_url, caller.binding)
 
@@ -159,29 +164,11 @@ class TaskFront:
     # --- one by one ---------------------------------------------------------------------------------------------------
 
     async def _create(self, turn: Turn, caller: Caller, asked: Create, lease: Lease) -> web.StreamResponse:
-        order, now_s = asked.order, self.runner.means.live.clock()
-        keep_s = turn.now.settings.tasks.keep_s
-        record = Record(
-            asked.task_id,
-            caller.binding,
-            caller,
-            order.target,
-            order.task_type,
-            now_s,
-            now_s + keep_s,
-            order.input,
-            order.callback_url,
-        )
-        if not await self.runner.add(record):
+        record = self.orders.new(caller, asked.order, asked.task_id)
+        body = orjson.dumps(created(record))
+        if not await self.orders.keep(record, lease, partial(turn.ended, 201, len(body))):
             raise ValueError("an id came twice")  # nobody may have another's task
-        lease.forwarded = True
-        try:
-            response = _respond(turn, 201, created(record), {"Location": f"{turn.prefix}/a2a/tasks/{record.id}"})
-        except Refusal:  # it cannot be put on record: nothing was taken
-            await self._end(record, State.CANCELLED)
-            raise
-        self.runner.begin(record, caller)
-        return await response
+        return Whole(201, body, JSON, {**_PRIVATE, "Location": f"{turn.prefix}/a2a/tasks/{record.id}"})
 
     async def _list(self, turn: Turn, caller: Caller, wanted: Wanted) -> web.StreamResponse:
         now_s = self.runner.means.live.clock()
@@ -218,7 +205,7 @@ class TaskFront:
                     if record.step is Step.SENT:
                         said = await self._cancel_there(turn, caller, decision, record, lease, limit_s)
                         return await _respond(turn, 200, cancelled(await self._cancelled(caller, record, said)))
-                    ended = await self._end(record, State.CANCELLED) if record.step is Step.UNSENT else None
+                    ended = await self.runner.end(record, State.CANCELLED) if record.step is Step.UNSENT else None
                     if ended is not None:
                         return await _respond(turn, 200, cancelled(ended))
                     await asyncio.sleep(pause_s)
@@ -254,23 +241,11 @@ class TaskFront:
     async def _cancelled(self, caller: Caller, record: Record, said: str) -> Record:
         """A task that its agent cancelled; whoever follows it may have heard it first."""
         while not record.is_over:
-            ended = await self._end(record._replace(a2a_state=said), State.CANCELLED)
+            ended = await self.runner.end(record._replace(a2a_state=said), State.CANCELLED)
             record = ended or await self._own(caller, record.id)
         if record.state is not State.CANCELLED:
             raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
         return record
-
-    async def _end(self, record: Record, state: State) -> Record | None:
-        """Its end, on disk. None where somebody else was faster. Raises Refusal(STORE_UNAVAILABLE)."""
-        ended = record.ended(state, self.runner.means.live.clock())
-        ended = ended._replace(revision=record.revision + 1)
-        try:
-            if not await self.runner.means.store.replace(ended):
-                return None
-        except StoreOut as out:
-            raise unavailable(out) from None
-        self.runner.wake(ended)
-        return ended
 
 
 def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
@@ -285,7 +260,7 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     return entries
 
 
-async def _respond(turn: Turn, status: int, said: Mapping[str, Any], headers: Mapping[str, str] = {}) -> Whole:
+async def _respond(turn: Turn, status: int, said: Mapping[str, Any]) -> Whole:
     body = orjson.dumps(said)
     await turn.ended(status, len(body))
-    return Whole(status, body, JSON, {**_PRIVATE, **headers})
+    return Whole(status, body, JSON, _PRIVATE)

@@ -44,16 +44,15 @@ class Runner:
     _untaken: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _closing: bool = False
 
-    async def add(self, record: Record) -> bool:
-        """Keep a new task; it is ours. False where there is one of this id, which stays as it is. Raises Refusal:
-        TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+    async def add(self, record: Record, *, once_more: bool = False) -> bool:
+        """Keep a new task; it is ours. False where there is one of this id, which stays as it is. `once_more` says that
+        who does not hear of it orders it again. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         until_s = self.means.live.clock() + HELD_S
         try:
             added = await self.means.store.add(record, self.holder, until_s, self.bounds())
         except StoreOut as out:
-            self._untaken[record.id] = None  # it may be there all the same, and its caller hears that it is not
-            while len(self._untaken) > MAX_UNTAKEN:
-                self._untaken.popitem(last=False)
+            if not once_more:
+                self._take_back_later(record)
             raise unavailable(out) from None
         if added is Added.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
@@ -77,6 +76,18 @@ class Runner:
         else:
             self.begin(record, record.caller)
 
+    async def end(self, record: Record, state: State) -> Record | None:
+        """Its end, on disk. None where somebody else was faster. Raises Refusal(STORE_UNAVAILABLE)."""
+        ended = record.ended(state, self.means.live.clock())
+        ended = ended._replace(revision=record.revision + 1)
+        try:
+            if not await self.means.store.replace(ended):
+                return None
+        except StoreOut as out:
+            raise unavailable(out) from None
+        self.wake(ended)
+        return ended
+
     async def run(self) -> None:
         """Take up what is to be done. Runs as long as the process."""
         swept_s = float("-inf")
@@ -93,6 +104,12 @@ class Runner:
                     swept_s = asyncio.get_running_loop().time()
                     await self.means.store.sweep(now_s)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _take_back_later(self, record: Record) -> None:
+        """It may be there all the same, and its caller hears that it is not."""
+        self._untaken[record.id] = None
+        while len(self._untaken) > MAX_UNTAKEN:
+            self._untaken.popitem(last=False)
 
     async def _take_back(self, record: Record, now_s: float) -> None:
         """What its caller heard that it was not taken is over, and nobody is told."""
