@@ -32,7 +32,7 @@ A call's way, and where each question is answered:
     inspection what an upstream's own rules take out of an answer, and keep of it; screening/: how that is found
     federation/ how many servers look like one, at the address of all
     plain/     calls of tools for curl and scripts, and the document that describes them
-    a2a/       calls of agents; task_api/: the same for people and scripts that speak no A2A
+    a2a/       calls of agents; task_api/: the same for people and scripts that speak no A2A; schedules/: by the clock
     records/   what outlives a request, and often the process
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written

@@ -41,6 +41,7 @@ from sidecar.pipeline import Pipeline
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
 from sidecar.replicas import Replicas, Serving
+from sidecar.schedules.scheduler import Scheduler
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
 from sidecar.shared import Shared
@@ -72,6 +73,7 @@ class App:
     shared: Shared
     pipeline: Pipeline
     callbacks: Callbacks
+    scheduler: Scheduler
     seen: InitVar[Look]
     audit: Audit = field(init=False)
     limiter: Limiter = field(init=False)
@@ -149,6 +151,7 @@ class App:
             self.pipeline,
             self.shared.counting,
             self.callbacks,
+            self.scheduler,
             self.reloader,
             self.follower,
             self.replicas,
@@ -179,6 +182,7 @@ class App:
         await self.pipeline.drain(grace_s)  # who comes meanwhile hears 503, not silence
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
+        await self.scheduler.close()
         await self.pipeline.task_front.runner.stop(max(0.0, until_s - now_s()))
         await self.reloader.close()
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
@@ -205,6 +209,7 @@ class App:
             ("calling back", self.callbacks.outbox.run),
             ("forgetting callbacks", self.callbacks.run_sweeps),
             ("the task API", self.pipeline.task_front.runner.run),
+            ("what runs by the clock", self.scheduler.run),
             ("the kill switch", self.switch.run),
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),

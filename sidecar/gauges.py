@@ -42,7 +42,12 @@ class Gauges:
     def reconfigured(self, loaded_at: float) -> None:
         """Another snapshot serves, since `loaded_at`."""
         now, metrics = self.pipeline.live.current, self.pipeline.metrics
-        metrics.reconfigured(upstreams=now.upstreams, limits=now.limit_labels, budgets=now.budget_labels)
+        metrics.reconfigured(
+            upstreams=now.upstreams,
+            limits=now.limit_labels,
+            budgets=now.budget_labels,
+            schedules=now.settings.schedules,
+        )
         metrics.policy_loaded(now.engine.revision, now.engine.rule_counts, loaded_at)
         metrics.store_is(self.pipeline.limiter.store.kind)
         accounts = {one.account for one in now.upstreams.values()}

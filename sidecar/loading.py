@@ -32,6 +32,7 @@ from sidecar.processes import Processes
 from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, check_file
 from sidecar.records import Store as RecordStore
 from sidecar.records.store import R
+from sidecar.schedules.standing import SCHEDULES, Standing
 from sidecar.screening import screen_from
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
@@ -52,7 +53,18 @@ MAX_KEY_BYTES = 16 * 2**20
 # Every section of settings is in one of the two.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
 RELOADED = frozenset(
-    {"version", "identity", "policy", "signing", "upstreams", "streams", "refusals", "answers", "callbacks"}
+    {
+        "version",
+        "identity",
+        "policy",
+        "signing",
+        "upstreams",
+        "streams",
+        "refusals",
+        "answers",
+        "callbacks",
+        "schedules",
+    }
 )
 
 
@@ -90,6 +102,8 @@ def _check_data(settings: Settings, together: Together) -> None:
         task_store_from(settings, nobody)
     with together.noted():
         run_store_from(settings, nobody)
+    with together.noted():
+        schedule_store_from(settings, nobody)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
         load_key(settings.audit_key_path)
     for path in settings.previous_audit_key_paths:
@@ -144,6 +158,11 @@ def task_store_from(settings: Settings, shared: Store) -> RecordStore[Record]:
 def run_store_from(settings: Settings, shared: Store) -> RecordStore[Execution]:
     """The runs of agents that are programs, likewise."""
     return _store_of(RUNS, settings, settings.runs_path, shared)
+
+
+def schedule_store_from(settings: Settings, shared: Store) -> RecordStore[Standing]:
+    """How schedules stand, likewise."""
+    return _store_of(SCHEDULES, settings, settings.schedules_path, shared)
 
 
 def _store_of(kind: Kind[R], settings: Settings, path: Path, shared: Store) -> RecordStore[R]:

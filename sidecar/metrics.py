@@ -52,6 +52,7 @@ MODES = ("enforce", "shadow")
 REVISIONS = ("same", "other")
 RELOADS = ("ok", "failed")
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
+SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
 AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus
 AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
@@ -84,6 +85,7 @@ class Metrics:
         # Choices of labels; `reconfigured` fills them.
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
         self._agents = set[str]()  # those that are programs; `agents_offered` fills it
+        self._schedules = set[str]()
         self._requests = Table(
             "counter",
             "requests_total",
@@ -207,6 +209,18 @@ class Metrics:
             "How many runs of the agent are at work here, of those that may be at once.",
             {"agent": self._agents},
         )
+        self._schedule_runs = Table(
+            "counter",
+            "schedule_runs_total",
+            "Times at which a schedule was due, by what they came to.",
+            {"schedule": self._schedules, "result": SCHEDULE_RESULTS},
+        )
+        self._schedule_success = Table(
+            "gauge",
+            "schedule_last_success_timestamp_seconds",
+            "When a run of the schedule ended well, since the epoch.",
+            {"schedule": self._schedules},
+        )
         self._sessions = Table("gauge", "sessions", "Sessions of callers that are alive.")
         self._policy_rules = Table("gauge", "policy_rules", "Rules of the serving policy.", {"kind": KINDS})
         self._policy_info = Table("gauge", "policy_info", "The revision of the serving policy.", {"revision": AS_GIVEN})
@@ -285,13 +299,19 @@ class Metrics:
         self.reconfigured(upstreams=upstreams, limits=limits, budgets=budgets)
 
     def reconfigured(
-        self, *, upstreams: Iterable[str], limits: Iterable[str] = (), budgets: Iterable[str] = ()
+        self,
+        *,
+        upstreams: Iterable[str],
+        limits: Iterable[str] = (),
+        budgets: Iterable[str] = (),
+        schedules: Iterable[str] = (),
     ) -> None:
         """These are the names now. Counters of names that are gone stay as they are: none may go back."""
         for choices, names in (
             (self._upstreams, upstreams),
             (self._limits, limits),
             (self._budgets, budgets),
+            (self._schedules, schedules),
         ):
             choices.clear()
             choices.update(names)
@@ -299,6 +319,7 @@ class Metrics:
         self._fullest = {budget: known for budget, known in self._fullest.items() if budget in self._budgets}
         for gauge in (self._upstream_up, self._upstream_state):
             gauge.keep(self._upstreams)
+        self._schedule_success.keep(self._schedules)
         for table in self._tables:
             table.chosen_anew()
         named = (*sorted(self._upstreams), OTHER)
@@ -313,6 +334,7 @@ class Metrics:
         self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
         self._breaker_moves.declare(sorted(self._upstreams), BREAKER_STATES)
         self._upstream_s.declare(sorted(self._upstreams))
+        self._schedule_runs.declare(sorted(self._schedules), SCHEDULE_RESULTS)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -427,6 +449,14 @@ class Metrics:
         self._agent_pool.set((agent,), running / places)
         for state in AGENT_STATES:
             self._agent_executions.set((agent, state), states.get(state, 0))
+
+    def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
+        """So many times at which it was due came to this."""
+        self._schedule_runs.add((schedule, result), count)
+
+    def schedule_succeeded(self, schedule: str, at_s: float) -> None:
+        """A run of it ended well, at this time since the epoch."""
+        self._schedule_success.set((schedule,), at_s)
 
     def sessions(self, count: int) -> None:
         """How many are alive."""

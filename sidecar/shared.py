@@ -1,7 +1,7 @@
 """What do replicas have in common?
 
 The store of limits, and what else is kept in it where several replicas serve: who owns which task, the tasks of the
-task API, sessions, whom an operator disabled, which proofs were used. Where nobody shares it, each of them is in this
+task API, schedules, sessions, whom an operator disabled, which proofs were used. Where nobody shares it, each of them is in this
 process or in its data folder. A store that is out means something else to each who asks; what, is said here.
 """
 
@@ -19,9 +19,10 @@ from sidecar.counting import StoreWatch
 from sidecar.errors import Reason, Refusal
 from sidecar.identity.proofs import KEY, SCRIPT
 from sidecar.limits import Limiter, StoreUnavailable, open_store
-from sidecar.loading import run_at, task_store_from, tasks_from
+from sidecar.loading import run_at, schedule_store_from, task_store_from, tasks_from
 from sidecar.metrics import Metrics
 from sidecar.records import Store
+from sidecar.schedules.standing import Standing
 from sidecar.settings import Settings
 from sidecar.task_api.records import Record
 from sidecar.tasks import Tasks
@@ -31,12 +32,13 @@ log = logging.getLogger("sidecar.shared")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Counters, owners of tasks, and tasks: in one store that replicas share, or here."""
+    """Counters, owners of tasks, tasks, and how schedules stand: in one store that replicas share, or here."""
 
     limiter: Limiter
     counting: StoreWatch
     tasks: Tasks
     task_store: Store[Record]
+    schedule_store: Store[Standing]
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, audit: Audit, undo: AsyncExitStack) -> Self:
@@ -48,7 +50,9 @@ class Shared:
         undo.push_async_callback(tasks.store.close)
         task_store = task_store_from(settings, limiter.store)
         undo.push_async_callback(task_store.close)
-        return cls(limiter, counting, tasks, task_store)
+        schedule_store = schedule_store_from(settings, limiter.store)
+        undo.push_async_callback(schedule_store.close)
+        return cls(limiter, counting, tasks, task_store, schedule_store)
 
     async def greet(self) -> None:
         """Connect before the first call needs it. A store that is out stops no start: calls with limits are refused."""

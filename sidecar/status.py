@@ -21,10 +21,12 @@ from sidecar.jobs import Jobs
 from sidecar.pipeline import Pipeline
 from sidecar.reloading import Reloader
 from sidecar.replicas import Replicas
+from sidecar.schedules.scheduler import Scheduler, Shown
 from sidecar.settings import Settings
 from sidecar.settings.moments import rfc3339
 from sidecar.snapshot import Service
 from sidecar.sources import Follower
+from sidecar.task_api.records import moment
 from sidecar.upstreams.agents import Agent
 
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
@@ -38,6 +40,7 @@ class Status:
     pipeline: Pipeline
     counting: StoreWatch
     callbacks: Callbacks
+    scheduler: Scheduler
     reloader: Reloader
     follower: Follower
     replicas: Replicas
@@ -67,6 +70,8 @@ class Status:
             yield "the store of callbacks is out: none is taken"
         if not self.pipeline.task_front.runner.means.store.up:
             yield "the store of the task API is out: no task can be created or shown"
+        if not self.scheduler.up:
+            yield "the store of schedules is out: nothing runs by the clock"
         if self.pipeline.pressure.refused_share:
             yield "the loop cannot keep up: a share of new calls is refused"
         if not self.pipeline.audit.writer.up:
@@ -91,6 +96,7 @@ class Status:
             "policy": self._policy(),
             "disabled_principals": len(self.disabled_principals()),
             "upstreams": self.upstreams(),
+            "schedules": {one.key: self._schedule(one) for one in self.scheduler.seen()},
             "issuers": {state.issuer: {"usable": state.usable} for state in now.identity.key_states},
             "store": {
                 "kind": store.kind,
@@ -137,6 +143,19 @@ class Status:
     def _agent(self, name: str, agent: Agent) -> Mapping[str, Any]:
         stopped = {entry.principal for entry in self.disabled_principals()}
         return {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
+
+    def _schedule(self, one: Shown) -> Mapping[str, Any]:
+        """How it stood at the last look: another replica may have it on its hands."""
+        standing = one.standing
+        return {
+            "agent": one.schedule.agent,
+            "state": standing.state,
+            "next": moment(one.next_s),
+            "last_due": moment(standing.last_due_s),
+            "last_result": standing.last_result,
+            "last_why": standing.last_why or None,
+            "last_success": moment(standing.last_success_s),
+        }
 
     def banners(self) -> tuple[str, ...]:
         """What an operator must not overlook, in sentences."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 
@@ -29,8 +29,8 @@ _EMPTY: Mapping[str, Any] = {}  # nobody writes to it: its type has no way to
 class Principal:
     """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
 
-    `issuer` names who vouched for it: an issuer URL, `api-key`, `agent:<name>`, `local`, `certificate` or "" for
-    anonymous.
+    `issuer` names who vouched for it: an issuer URL, `api-key`, `agent:<name>`, `local`, `certificate`, `schedule` or
+    "" for anonymous.
     `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
     """
 
@@ -52,12 +52,14 @@ class Principal:
 
 Chain = tuple[Principal, ...]
 
-CredentialKind = Literal["jwt", "api_key", "agent_token", "local", "certificate", "anonymous"]
+CredentialKind = Literal["jwt", "api_key", "agent_token", "local", "certificate", "schedule", "anonymous"]
+SCHEDULE: Final = "schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What was presented, as evidence may name it: never the secret itself. Of a certificate, `issuer` is the name by
+    """What was presented, as evidence may name it: never the secret itself. Of a schedule, `key_id` is its name in the
+    settings. Of a certificate, `issuer` is the name by
     which it was looked up, `key_id` its thumbprint, and `trust` what vouched for it. Of a token, `trust` is what of it
     was looked up in its issuer's tables, and `signed_by` the thumbprint of the key. Both are in no evidence."""
 
@@ -93,6 +95,11 @@ class Caller:
     def is_anonymous(self) -> bool:
         """Whether nobody said who this is."""
         return any(principal.name == ANONYMOUS for principal in self.chain)
+
+    @property
+    def schedule(self) -> str:
+        """Which schedule this is on behalf of; "" for none."""
+        return next((shown.key_id for shown in self.credentials if shown.kind == SCHEDULE), "")
 
     @property
     def binding(self) -> str:

@@ -25,6 +25,7 @@ from sidecar.plain import Plain
 from sidecar.pressure import Pressure
 from sidecar.records import Bounds
 from sidecar.refusals import Refusals
+from sidecar.schedules.scheduler import Scheduler
 from sidecar.settings import Settings
 from sidecar.shared import Shared
 from sidecar.snapshot import Live, Snapshot
@@ -43,6 +44,7 @@ class Way(NamedTuple):
 
     pipeline: Pipeline
     callbacks: Callbacks
+    scheduler: Scheduler
 
 
 def way_from(
@@ -95,7 +97,8 @@ def way_from(
         refusals=refusals,
         clock=time.time,
     )
-    return Way(pipeline, callbacks)
+    scheduler = Scheduler(live, shared.schedule_store, orders, audit.control, metrics, holder, audit.new_id)
+    return Way(pipeline, callbacks, scheduler)
 
 
 def _exchanges(settings: Settings, live: Live, switch: KillSwitch, shared: Shared, states: States) -> Exchanges:

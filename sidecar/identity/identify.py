@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -41,20 +41,22 @@ from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
 from sidecar.identity.jwt import DEFAULT_BOUNDS, Bounds, Verifier
 from sidecar.identity.proofs import MAX_AGE_S, Proofs, Share, unproven
 from sidecar.settings.root import Settings
-from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
+from sidecar.settings.schedules import acts_as
+from sidecar.vocabulary import ANONYMOUS, SCHEDULE, Caller, Credential, Principal
 
 MAX_REMEMBERED = 10_000
 LOCAL: Final = "local"
 CERTIFICATE: Final = "certificate"
 NO_CERTIFICATES = Certificates()
 NO_GATES = Gates()
+NO_SCHEDULES: Final[Mapping[str, str]] = {}
 _CALLED = {
     "api_key": "an API key",
     AGENT_TOKEN: "the token of this address",
     "local": "the local listener",
     "certificate": "a certificate",
 }
-_WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE)
+_WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE, SCHEDULE)
 """What has no scopes to show: policy alone binds who comes with it."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -76,7 +78,7 @@ class Remembered(NamedTuple):
 
 class Identity:
     """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL.
-    `aliases` are the paths that agents have of their own."""
+    `aliases` are the paths that agents have of their own, `schedules` says who each schedule that is enabled acts as."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class Identity:
         certificates: Certificates = NO_CERTIFICATES,
         gates: Gates = NO_GATES,
         aliases: Iterable[str] = (),
+        schedules: Mapping[str, str] = NO_SCHEDULES,
         *,
         fetch: Fetch,
         clock: Callable[[], float] = time.time,
@@ -102,6 +105,7 @@ class Identity:
         self._certificates = certificates
         self.gates = gates
         self._aliases = tuple(aliases)
+        self._schedules = schedules
         self._proofs = Proofs(clock, bounds.leeway_s, max_proof_age_s)
         self._bounds = bounds
         self._clock = clock
@@ -127,6 +131,7 @@ class Identity:
             certificates_from(identity, trust),
             gates_from(settings),
             aliases_in(settings),
+            {key: acts_as(key, one) for key, one in settings.schedules.items() if one.enabled},
             fetch=fetch,
             clock=clock,
             mono=mono,
@@ -225,6 +230,8 @@ class Identity:
             return self.gates.knows(credential, caller.last.name)
         if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
+        if credential.kind == SCHEDULE:
+            return self._schedules.get(credential.key_id) == caller.last.name
         issuer = self._issuers.get(credential.issuer)
         if credential.kind != "jwt" or issuer is None:
             return credential.kind != "jwt"

@@ -1,0 +1,462 @@
+"""Who looks at the clock, and orders what is due?
+
+Each process takes the schedules that nobody else has on their hands, and holds them by saying so again and again. What
+it does for one is in an order that survives its death at any point, so that whoever takes over goes on: first the task,
+by an id that only this due time can have, then that the time is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+from sidecar.errors import Reason, Refusal
+from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut
+from sidecar.schedules.owing import Owed, owed, was_wrong
+from sidecar.schedules.standing import OWNER, Run, Standing
+from sidecar.schedules.states import Result, State
+from sidecar.settings.schedules import MOST, Schedule, acts_as
+from sidecar.snapshot import Live
+from sidecar.task_api import records as tasks
+from sidecar.task_api.orders import Orders
+from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal
+
+LOOK_EVERY_S: Final = 1.0
+TAKE_EVERY_S: Final = 3.0
+HELD_S: Final = 15.0
+SWEEP_EVERY_S: Final = 3600.0
+MOST_AT_ONCE: Final = 20  # of one schedule, with `overlap: allow`
+MOST_CONFLICTS: Final = 10
+FIRST_REST_S: Final = 1.0
+LONGEST_REST_S: Final = 30.0
+SHARE: Final = Share(MOST, MOST)
+BOUNDS: Final = Bounds(2 * MOST, 2 * MOST)  # those that no settings name any more are kept for a while
+BY_CLOCK, BY_HAND = "schedule", "operator"
+# What may be otherwise in a moment, and is no answer to the schedule.
+PASSING: Final = frozenset(
+    {
+        Reason.DRAINING,
+        Reason.OVERLOADED,
+        Reason.STORE_UNAVAILABLE,
+        Reason.AUDIT_UNAVAILABLE,
+        Reason.UPSTREAM_OPEN,
+    }
+)
+ENDS: Final[Mapping[tasks.State, Result]] = {
+    tasks.State.COMPLETED: Result.SUCCESS,
+    tasks.State.FAILED: Result.FAILURE,
+    tasks.State.CANCELLED: Result.CANCELLED,
+}
+AT_REST: Final = frozenset({State.CREATED, State.PAUSED})
+FORGOTTEN: Final = "forgotten"  # the task is, before anybody saw its end
+
+log = logging.getLogger("sidecar.schedules")
+
+Verb = Callable[[Standing], Standing]
+
+
+class Counts(Protocol):
+    """Whoever counts what became of due times; `sidecar.metrics.Metrics` is one."""
+
+    def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None: ...
+    def schedule_succeeded(self, schedule: str, at_s: float) -> None: ...
+
+
+class Witness(Protocol):
+    """Whoever puts an operator's word on record. Raises Refusal(AUDIT_UNAVAILABLE)."""
+
+    async def __call__(self, what: str, by: str, **facts: object) -> None: ...
+
+
+class Shown(NamedTuple):
+    """A schedule as people see it. `next_s` is when it is due next, None where it is not."""
+
+    key: str
+    schedule: Schedule
+    standing: Standing
+    next_s: float | None
+
+
+class Named(NamedTuple):
+    """A schedule of the settings."""
+
+    key: str
+    schedule: Schedule
+
+    @property
+    def id(self) -> str:
+        """By what it is known wherever it is kept."""
+        return self.schedule.id or self.key
+
+    @property
+    def calendar(self) -> str:
+        """When it is due, in words that change with it."""
+        return f"{self.schedule.cron} {self.schedule.timezone}"
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf it orders: an NHI of its own."""
+        principal = Principal(acts_as(self.key, self.schedule), SCHEDULE)
+        return Caller((principal,), (Credential(SCHEDULE, SCHEDULE, self.key),))
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Until when an order that was refused for what passes is not tried again."""
+
+    until_s: float
+    next_s: float
+    why: str
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """All schedules of a deployment, as far as they are on our hands. `holder` is by whose name we hold them."""
+
+    live: Live
+    store: Store[Standing]
+    orders: Orders
+    witness: Witness
+    metrics: Counts
+    holder: str
+    new_id: Callable[[], str]
+    _hands: dict[str, Standing] = field(default_factory=dict)
+    _known: dict[str, Standing] = field(default_factory=dict)
+    _reckoned: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
+    _rests: dict[tuple[str, float], _Rest] = field(default_factory=dict)
+    _taken_s: float | None = None
+    _swept_s: float | None = None
+
+    # --- by the clock -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Order what is due. Runs as long as the process."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._pause_s())
+
+    async def look(self) -> None:
+        """Order what is due now."""
+        named, now_s = self._named, self._now_s
+        if not named and not self._known:
+            return
+        anew = self._taken_s is None or not 0 <= now_s - self._taken_s < TAKE_EVERY_S
+        try:
+            if anew:
+                await self._take(named, now_s)
+        except StoreOut as out:
+            log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
+            return
+        await asyncio.gather(*(self._see_to(named.get(one), one, anew=anew) for one in list(self._hands)))
+
+    async def close(self) -> None:
+        """Nothing is on our hands any more."""
+        with suppress(StoreOut):
+            if self._known:
+                await self.store.let_go(self.holder)
+        await self.store.close()
+
+    async def _take(self, named: Mapping[str, Named], now_s: float) -> None:
+        """What is ours, and what is nobody's any more; and how all stand."""
+        for one in named.values():
+            if one.id not in self._known:
+                await self._begin(one, now_s)
+        taken = await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE)
+        everything, _ = await self.store.page(OWNER, Page((OWNER,), limit=2 * MOST))
+        self._hands = {one.id: one for one in taken}
+        self._known = {one.id: one for one in everything}
+        self._taken_s = now_s
+        for one in named.values():
+            standing = self._known.get(one.id)
+            if standing is not None and standing.is_done:
+                await self._change(one, self._seen(one))
+            elif standing is not None and standing.last_success_s is not None:
+                self.metrics.schedule_succeeded(one.key, standing.last_success_s)
+        if self._swept_s is None or abs(now_s - self._swept_s) >= SWEEP_EVERY_S:
+            self._swept_s = now_s
+            await self.store.sweep(now_s)
+
+    async def _begin(self, one: Named, now_s: float) -> None:
+        fresh = Standing(one.id, now_s, self.new_id(), now_s)
+        if await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS) is Added.FULL:
+            log.error("there are too many schedules: this one does not run", extra={"schedule": one.key})
+
+    async def _see_to(self, one: Named | None, known_as: str, *, anew: bool) -> None:
+        try:
+            if one is None:
+                await self._part_with(known_as)
+            else:
+                await self._keep_up(one, anew=anew)
+        except StoreOut as out:  # it is still ours, and seen to with the next look
+            log.warning("the store is out", extra={"schedule": known_as, "error": str(out)})
+        except Exception:  # a bug in one schedule is no other's trouble
+            log.exception("bug", extra={"schedule": known_as})
+
+    async def _part_with(self, known_as: str) -> None:
+        """No settings of ours name it; those of another replica may."""
+        standing = self._hands[known_as]
+        if self._now_s < standing.expires_at:
+            return
+        gone = standing.gone()
+        await self.store.replace(gone._replace(revision=gone.revision + 1))
+        del self._hands[known_as]
+
+    async def _keep_up(self, one: Named, *, anew: bool) -> None:
+        standing = self._hands[one.id]
+        if self._seen(one)(standing) is not standing:
+            standing = await self._change(one, self._seen(one))
+        if anew:
+            standing = await self._follow(one, standing)
+        if self._is_due(one, standing):
+            await self._settle_up(one)
+
+    def _is_due(self, one: Named, standing: Standing) -> bool:
+        """Asked often, and of what is in memory alone."""
+        if standing.state in AT_REST:
+            return False
+        next_s = self._due_next(one, standing)
+        return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
+
+    async def _settle_up(self, one: Named) -> None:
+        """Something is due, as far as we know: another may know more, or an operator have stopped it."""
+        standing = await self._change(one, self._seen(one))
+        standing = await self._follow(one, standing)
+        now_s, schedule = self._now_s, one.schedule
+        if not self._is_due(one, standing):
+            return
+        if was_wrong(standing.settled_s, now_s):
+            log.warning("the clock was set back: what it did not come to is not made up for", extra=_about(one))
+            await self._change(one, lambda was: was.corrected(now_s))
+            return
+        owes = owed(schedule.calendar, standing.settled_s, now_s, schedule.late_s)
+        if owes is None:
+            return
+        if not owes.in_time:
+            await self._settle(one, owes, Result.MISSED, self._why_late(one, owes))
+        elif len(standing.running) >= (1 if schedule.overlap == "skip" else MOST_AT_ONCE):
+            await self._settle(one, owes, Result.SKIPPED, "the run before goes on")
+        else:
+            await self._order(one, standing, owes)
+
+    async def _order(self, one: Named, standing: Standing, owes: Owed) -> None:
+        task, place = standing.task_for(owes.due_s), (one.id, owes.due_s)
+        rest = self._rests.get(place)
+        if rest is not None and self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
+            return
+        try:
+            if await self.orders.runner.means.store.get(task) is None:  # else whoever ordered it died, or was slow
+                await self._place(one, task, BY_CLOCK)
+        except Refusal as refusal:
+            if refusal.reason in PASSING:
+                self._again_later(one, owes, refusal)
+            else:
+                await self._settle(one, owes, Result.REFUSED, refusal.reason)
+            return
+        self._rests.pop(place, None)
+        if await self._changes(one, lambda was: was.ordered(Run(task, owes.due_s))):
+            self._count(one, Result.MISSED, owes.missed)
+
+    def _again_later(self, one: Named, owes: Owed, refusal: Refusal) -> None:
+        rest = self._rests.get((one.id, owes.due_s)) or _Rest(0.0, FIRST_REST_S, "")
+        rest.until_s, rest.why = self._now_s + rest.next_s, refusal.reason
+        rest.next_s = min(2 * rest.next_s, LONGEST_REST_S)
+        self._rests = {at: other for at, other in self._rests.items() if at[0] != one.id}  # one at a time
+        self._rests[one.id, owes.due_s] = rest
+        log.warning("a scheduled run cannot begin yet", extra={**_about(one), "reason": refusal.reason.value})
+
+    def _why_late(self, one: Named, owes: Owed) -> str:
+        rest = self._rests.pop((one.id, owes.due_s), None)
+        return rest.why if rest is not None else ""
+
+    async def _settle(self, one: Named, owes: Owed, result: Result, why: str) -> None:
+        if await self._changes(one, lambda was: was.settled(owes.due_s, result, why)):
+            log.warning("a scheduled run did not begin", extra={**_about(one), "result": result.value, "why": str(why)})
+            self._count(one, result, 1)
+            self._count(one, Result.MISSED, owes.missed)
+
+    async def _follow(self, one: Named, standing: Standing) -> Standing:
+        """What became of what it ordered."""
+        for run in standing.running:
+            record = await self.orders.runner.means.store.get(run.task)
+            if record is not None and not record.is_over:
+                continue
+            result, why = _end_of(record)
+            at_s = record.completed_at if record is not None else None
+            if await self._changes(one, partial(Standing.ended, run=run, result=result, why=why, at_s=at_s)):
+                level = logging.INFO if result is Result.SUCCESS else logging.WARNING
+                about = {**_about(one), "task": run.task, "result": result.value, "why": why}
+                log.log(level, "a scheduled run ended", extra=about)
+                self._count(one, result, 1)
+                if result is Result.SUCCESS and at_s is not None:
+                    self.metrics.schedule_succeeded(one.key, at_s)
+        return self._known.get(one.id, standing)
+
+    # --- what operators see and order ---------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """Whether what runs by the clock can run."""
+        return self.store.up or not self._named
+
+    def seen(self) -> Sequence[Shown]:
+        """All of them, as they stood at the last look."""
+        known = self._known
+        return [self._shown(one, known[one.id]) for one in self._named.values() if one.id in known]
+
+    async def list(self) -> Sequence[Shown]:
+        """All of them, as they stand now. Raises Refusal(STORE_UNAVAILABLE)."""
+        with _answered():
+            return [self._shown(one, await self._change(one, _as_it_is)) for one in self._named.values()]
+
+    def next(self, key: str, count: int) -> Sequence[float]:
+        """When it is due next. Raises Refusal for a name that is none."""
+        return list(islice(self._of(key).schedule.calendar.after(self._now_s), count))
+
+    async def run_now(self, key: str, by: str) -> tasks.Record:
+        """A run that is not due, on behalf of the schedule; when it is due stays as it is. Raises Refusal, as for any
+        order; TOO_MANY_CONCURRENT where the run before goes on."""
+        one = self._of(key)
+        if not one.schedule.enabled:
+            raise Refusal(Reason.ROUTE_UNKNOWN, "the schedule is not enabled")
+        with _answered():
+            standing = await self._follow(one, await self._change(one, _as_it_is))
+            if len(standing.running) >= (1 if one.schedule.overlap == "skip" else MOST_AT_ONCE):
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "the run before goes on")
+            task = self.new_id()
+            await self.witness("schedule-run", by, schedule=key, task=task)
+            record = await self._place(one, task, BY_HAND)
+            await self._change(one, lambda was: was.ordered(Run(task, None)))
+            return record
+
+    async def pause(self, key: str, by: str) -> Shown:
+        """Order nothing more for it, at every replica; what runs goes on. Raises Refusal."""
+        return await self._word_of(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
+
+    async def resume(self, key: str, by: str) -> Shown:
+        """Go on with it; what was due meanwhile is not made up for. Raises Refusal."""
+        return await self._word_of(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
+
+    async def _word_of(self, key: str, what: str, by: str, verb: Verb) -> Shown:
+        one = self._of(key)
+        with _answered():
+            await self.witness(what, by, schedule=key)
+            return self._shown(one, await self._change(one, verb))
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    async def _place(self, one: Named, task: str, peer: str) -> tasks.Record:
+        schedule = one.schedule
+        return await self.orders.place(
+            one.caller, schedule.agent, schedule.task_type, schedule.input_parameters, task, peer=peer
+        )
+
+    async def _changes(self, one: Named, verb: Verb) -> bool:
+        """Whether that changed it, here and not at another replica before. Raises StoreOut."""
+        return (await self._changed(one, verb))[1]
+
+    async def _change(self, one: Named, verb: Verb) -> Standing:
+        """The schedule as it stands after this. Raises StoreOut."""
+        return (await self._changed(one, verb))[0]
+
+    async def _changed(self, one: Named, verb: Verb) -> tuple[Standing, bool]:
+        for _ in range(MOST_CONFLICTS):
+            now_s = self._now_s
+            was = await self.store.get(one.id)
+            if was is None:
+                await self._begin(one, now_s)
+                continue
+            then = verb(was)
+            if then is was:
+                return self._remember(was), False
+            then = then._replace(revision=was.revision + 1)
+            reopens = was.is_done and not then.is_done
+            if await (self.store.reopen(then, self.holder, now_s + HELD_S) if reopens else self.store.replace(then)):
+                return self._remember(then), True
+        raise StoreOut("it is changed by others all the time")
+
+    def _remember(self, standing: Standing) -> Standing:
+        self._known[standing.id] = standing
+        if standing.id in self._hands:
+            self._hands[standing.id] = standing
+        return standing
+
+    def _seen(self, one: Named) -> Verb:
+        """As the settings have it now, which only who has it on their hands says: replicas may differ for a while."""
+        return partial(Standing.seen, calendar=one.calendar, enabled=one.schedule.enabled, now_s=self._now_s)
+
+    def _count(self, one: Named, result: Result, count: int) -> None:
+        if count:
+            self.metrics.schedule_ran(one.key, result, count)
+
+    def _of(self, key: str) -> Named:
+        schedule = self.live.current.settings.schedules.get(key)
+        if schedule is None:
+            raise Refusal(Reason.ROUTE_UNKNOWN, "there is no such schedule")
+        return Named(key, schedule)
+
+    def _shown(self, one: Named, standing: Standing) -> Shown:
+        waits = one.schedule.enabled and standing.state is not State.PAUSED
+        next_s = one.schedule.calendar.next_after(self._now_s) if waits else None
+        return Shown(one.key, one.schedule, standing, next_s)
+
+    def _due_next(self, one: Named, standing: Standing) -> float | None:
+        """When it is due next; reckoned once for each time that is settled."""
+        about = (one.calendar, standing.settled_s)
+        known = self._reckoned.get(one.id)
+        if known is None or known[0] != about:
+            known = self._reckoned[one.id] = (about, one.schedule.calendar.next_after(standing.settled_s))
+        return known[1]
+
+    def _pause_s(self) -> float:
+        """Until something is due, or to the next look."""
+        now_s, named = self._now_s, self._named
+        waits = [
+            next_s - now_s
+            for one in named.values()
+            if (standing := self._hands.get(one.id)) is not None
+            and standing.state not in AT_REST
+            and (next_s := self._due_next(one, standing)) is not None
+            and next_s > now_s
+        ]
+        return min([LOOK_EVERY_S, *waits])
+
+    @property
+    def _named(self) -> Mapping[str, Named]:
+        known = (Named(key, schedule) for key, schedule in self.live.current.settings.schedules.items())
+        return {one.id: one for one in known}
+
+    @property
+    def _now_s(self) -> float:
+        return self.live.clock()
+
+
+def _end_of(record: tasks.Record | None) -> tuple[Result, str]:
+    """What a task that is over came to, and why."""
+    if record is None:
+        return Result.FAILURE, FORGOTTEN
+    if record.error_code == "Timeout":
+        return Result.TIMEOUT, record.error_message
+    return ENDS[record.state], record.error_message
+
+
+def _as_it_is(standing: Standing) -> Standing:
+    return standing
+
+
+def _about(one: Named) -> Mapping[str, str]:
+    return {"schedule": one.key, "agent": one.schedule.agent}
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """A store that is out, as an operator hears it."""
+    try:
+        yield
+    except StoreOut:
+        raise Refusal(Reason.STORE_UNAVAILABLE) from None
