@@ -136,7 +136,7 @@ def _kind(value: Schema, refused: Set[str]) -> str:
         return "map"
     if "examples" in value:
         return "address"
-    if value.get("minLength") == 1:
+    if value.get("minLength") == 1 and "maxLength" not in value:
         return "path"
     return {"integer": "number", "boolean": "true or false"}.get(str(value.get("type")), "text")
 

@@ -212,7 +212,7 @@ class Metrics:
         self._schedule_runs = Table(
             "counter",
             "schedule_runs_total",
-            "Times at which a schedule was due, by what they came to.",
+            "Runs of the schedule, and times at which it was due without one, by what they came to.",
             {"schedule": self._schedules, "result": SCHEDULE_RESULTS},
         )
         self._schedule_success = Table(
@@ -451,7 +451,7 @@ class Metrics:
             self._agent_executions.set((agent, state), states.get(state, 0))
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
-        """So many times at which it was due came to this."""
+        """So many runs, or times at which it was due, came to this."""
         self._schedule_runs.add((schedule, result), count)
 
     def schedule_succeeded(self, schedule: str, at_s: float) -> None:

@@ -1,8 +1,9 @@
 """What do replicas have in common?
 
 The store of limits, and what else is kept in it where several replicas serve: who owns which task, the tasks of the
-task API, schedules, sessions, whom an operator disabled, which proofs were used. Where nobody shares it, each of them is in this
-process or in its data folder. A store that is out means something else to each who asks; what, is said here.
+task API, how schedules stand, sessions, whom an operator disabled, which proofs were used. Where nobody shares it, each
+of them is in this process or in its data folder. A store that is out means something else to each who asks; what, is
+said here.
 """
 
 from __future__ import annotations

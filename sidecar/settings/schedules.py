@@ -89,7 +89,8 @@ def schedule_faults(
     for key, schedule in schedules.items():
         if schedule.agent not in agents:
             what = f"there is no agent {schedule.agent} that is enabled"
-            yield Finding(what, "S177", did_you_mean(schedule.agent, agents), ("schedules", key, "agent"))
+            hint = did_you_mean(schedule.agent, agents) or "name one of agents, or an A2A agent of upstreams"
+            yield Finding(what, "S177", hint, ("schedules", key, "agent"))
         who = acts_as(key, schedule)
         if who.removeprefix("nhi:") in names:
             at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")

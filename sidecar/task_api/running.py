@@ -42,6 +42,7 @@ class Runner:
     bounds: Callable[[], Bounds]
     _courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
     _untaken: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _swept_s: float = float("-inf")
     _closing: bool = False
 
     async def add(self, record: Record, *, once_more: bool = False) -> bool:
@@ -90,20 +91,23 @@ class Runner:
 
     async def run(self) -> None:
         """Take up what is to be done. Runs as long as the process."""
-        swept_s = float("-inf")
         while True:
-            with suppress(StoreOut):  # `up` says so, and the next look is soon
-                now_s = self.means.live.clock()
-                for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
-                    if record.id in self._untaken:
-                        await self._take_back(record, now_s)
-                    else:
-                        self.begin(record, record.caller)
-                self.metrics.tasks(await self.means.store.counts())
-                if asyncio.get_running_loop().time() - swept_s >= SWEEP_EVERY_S:  # however the clock was set
-                    swept_s = asyncio.get_running_loop().time()
-                    await self.means.store.sweep(now_s)
+            await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Take up what is to be done now."""
+        with suppress(StoreOut):  # `up` says so, and the next look is soon
+            now_s = self.means.live.clock()
+            for record in await self.means.store.take(self.holder, now_s, now_s + HELD_S, SHARE):
+                if record.id in self._untaken:
+                    await self._take_back(record, now_s)
+                else:
+                    self.begin(record, record.caller)
+            self.metrics.tasks(await self.means.store.counts())
+            if asyncio.get_running_loop().time() - self._swept_s >= SWEEP_EVERY_S:  # however the clock was set
+                self._swept_s = asyncio.get_running_loop().time()
+                await self.means.store.sweep(now_s)
 
     def _take_back_later(self, record: Record) -> None:
         """It may be there all the same, and its caller hears that it is not."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from sidecar.errors import SettingsError
+from sidecar.settings import load_settings
 from sidecar.settings.findings import Finding, findings_of
 from sidecar.settings.schedules import Schedule, acts_as, schedule_faults
 
@@ -60,6 +63,22 @@ def test_a_schedule_calls_an_agent_that_is_there_as_somebody_who_is_none() -> No
     assert told({"github": schedule()}) == [("S179", f"nhi:github {would}", ("schedules", "github"))]
     assert told({"a": schedule(principal="nhi:linter")}) == [
         ("S179", f"nhi:linter {would}", ("schedules", "a", "principal"))
+    ]
+
+
+def test_a_fault_stands_where_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    upstreams = "version: 1\nupstreams: {writer: {a2a: {url: 'http://h/'}}, github: {mcp: {url: 'http://h/mcp'}}}\n"
+    path.write_text(upstreams + "schedules:\n  github: {agent: writr, cron: '* * * 13 *'}\n")
+    with pytest.raises(SettingsError) as raised:
+        load_settings(path, {}, check_files=False)
+    assert [(one.code, one.line, one.column) for one in raised.value.faults] == [("S176", 4, 32)]
+    path.write_text(upstreams + "schedules:\n  github: {agent: writr, cron: '* * * 12 *'}\n")
+    with pytest.raises(SettingsError) as raised:
+        load_settings(path, {}, check_files=False)
+    assert [(one.code, one.line, one.hint) for one in raised.value.faults] == [
+        ("S179", 4, "write principal: nhi:… of its own"),
+        ("S177", 4, 'did you mean "writer"?'),
     ]
 
 

@@ -83,6 +83,7 @@ ACCEPTED = [
     "upstreams: {a: {mcp: {command: sh, args: [-c, 'exec x'], env: {A_B: c}, shared: true, idle_s: 10s}}}",
     "upstreams: {a: {mcp: {command: ./run, max_programs: 5, max_programs_per_caller: 1}}}",
     "agents: {}\nschedules: {}\nserver: {grpc: ~}",
+    "upstreams: {a: {a2a: {url: 'http://h/'}}}\nschedules: {nightly: {agent: a, cron: '@daily', timezone: Asia/Tokyo}}",
 ]
 
 
@@ -252,7 +253,6 @@ def test_this_is_refused(tmp_path: Path, text: str, code: str, message: str) -> 
 
 NOT_YET = [
     ("agents: {a: {executable: /bin/x}}", "a CLI agent"),
-    ("schedules: {a: {agent: a, cron: '0 2 * * *'}}", "a schedule"),
 ]
 
 

@@ -1,0 +1,233 @@
+"""Replicas that look at a clock which a test sets, before an agent that is really called.
+
+Everything is real but the clock: policy, limits, evidence and the agent are those of a sidecar in this process, the
+stores are those of its kind, and each replica has a runner and a scheduler of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from sidecar.egress import fetch
+from sidecar.identity import Identity
+from sidecar.limits import open_store
+from sidecar.loading import run_at
+from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, Store
+from sidecar.records.store import R
+from sidecar.schedules.scheduler import Named, Scheduler
+from sidecar.schedules.standing import SCHEDULES, Standing
+from sidecar.settings.schedules import Schedule
+from sidecar.settings.store import StoreSettings
+from sidecar.snapshot import Live
+from sidecar.task_api.following import Course
+from sidecar.task_api.orders import Orders
+from sidecar.task_api.records import TASKS, Record, Step
+from sidecar.task_api.running import Runner
+from tests.a2a.world import EVERYTHING, AgentWorld, ScriptedAgent, agent_world
+from tests.flow.world import until
+
+BEGIN = "2026-11-28T12:00:30"
+RULES = {
+    "nhi_to_nhi": "".join(
+        f"p, {who}, nhi:researcher, {EVERYTHING}, -, -, -, allow\n" for who in ("nhi:planner", "nhi:minutely")
+    )
+}
+MINUTELY = {"agent": "researcher", "cron": "* * * * *", "input_parameters": {"prompt": "tides"}}
+ANSWER = {"message": {"messageId": "m2", "role": "ROLE_AGENT", "parts": [{"text": "high at noon"}]}}
+
+
+def moment(said: str, zone: str = "UTC") -> float:
+    """A time, as a clock of that zone shows it."""
+    return datetime.fromisoformat(said).replace(tzinfo=ZoneInfo(zone)).timestamp()
+
+
+def minute_of(due_s: float | None) -> str:
+    """What a clock in UTC shows then."""
+    return "never" if due_s is None else datetime.fromtimestamp(due_s, ZoneInfo("UTC")).strftime("%H:%M")
+
+
+@dataclass
+class Counted:
+    """What the metrics of all replicas were told."""
+
+    ran: dict[tuple[str, str], int] = field(default_factory=dict)
+    succeeded: dict[str, float] = field(default_factory=dict)
+
+    def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
+        self.ran[schedule, str(result)] = self.ran.get((schedule, str(result)), 0) + count
+
+    def schedule_succeeded(self, schedule: str, at_s: float) -> None:
+        self.succeeded[schedule] = at_s
+
+
+class Killed(BaseException):
+    """The process is no more, at this line."""
+
+
+class MortalRunner(Runner):
+    """One that may not outlive the next task that it keeps: `dies` is `charged`, before it is kept, or `added`."""
+
+    dies = ""
+
+    async def add(self, record: Record, *, once_more: bool = False) -> bool:
+        if self.dies == "charged":
+            raise Killed
+        added = await super().add(record, once_more=once_more)
+        if self.dies == "added":
+            raise Killed
+        return added
+
+
+class MortalScheduler(Scheduler):
+    """One that may not outlive its next order: `dies` is `owed`, before it is placed, `ordered`, once it is, or
+    `running`, once the agent is at it."""
+
+    dies = ""
+
+    async def _place(self, one: Named, task: str, peer: str) -> Record:
+        if self.dies == "owed":
+            raise Killed
+        record = await super()._place(one, task, peer)
+        if self.dies == "running":
+            await asyncio.sleep(0)
+            await until(lambda: not any(course.record.step in _NOT_SENT for course in self._courses))
+        if self.dies in ("ordered", "running"):
+            for _, task_of in self.orders.runner._courses.values():
+                task_of.cancel()
+            raise Killed
+        return record
+
+    @property
+    def _courses(self) -> list[Course]:
+        return [course for course, _ in self.orders.runner._courses.values()]
+
+
+_NOT_SENT = (Step.UNSENT, Step.SENDING)
+
+
+@dataclass
+class Replica:
+    """One process, as far as schedules go."""
+
+    live: Live
+    runner: MortalRunner
+    scheduler: MortalScheduler
+
+    async def dies_at(self, point: str) -> None:
+        """It does, as soon as it comes there; what it took up before is at the agent by then."""
+        await until(lambda: not any(course.record.step in _NOT_SENT for course, _ in self.runner._courses.values()))
+        self.runner.dies = self.scheduler.dies = point
+
+    def kill(self) -> None:
+        """It does nothing more, and lets go of nothing."""
+        for _, task in self.runner._courses.values():
+            task.cancel()
+        self.runner._closing = True
+
+
+@dataclass
+class Clockwork:
+    """Replicas before one agent. `now_s` is what all of them see."""
+
+    world: AgentWorld
+    tasks: Store[Record]
+    standings: Store[Standing]
+    now_s: float
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    replicas: list[Replica] = field(default_factory=list)
+    counted: Counted = field(default_factory=Counted)
+    witnessed: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)
+
+    def replica(self) -> Replica:
+        """One more process."""
+        name = f"replica-{len(self.replicas)}"
+        live = Live(self._snapshot(), lambda: self.now_s)
+        pipeline = self.world.app.pipeline
+        means = replace(pipeline.task_front.runner.means, live=live, store=self.tasks)
+        runner = MortalRunner(means, pipeline.metrics, name, pipeline.task_front.runner.bounds)
+        orders = Orders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
+        new_id = pipeline.audit.new_id
+        scheduler = MortalScheduler(live, self.standings, orders, self._witness, self.counted, name, new_id)
+        made = Replica(live, runner, scheduler)
+        self.replicas.append(made)
+        return made
+
+    def write(self, **schedules: Mapping[str, Any]) -> None:
+        """These are the schedules from now on, at every replica."""
+        self.schedules = {key: Schedule.model_validate(one) for key, one in schedules.items()}
+        for replica in self.replicas:
+            replica.live.current = self._snapshot()
+
+    async def at(self, said: str, *, looks: Sequence[Replica] | None = None) -> None:
+        """It is that time now, and each of them looks."""
+        self.now_s = moment(f"2026-11-28T{said}")
+        for replica in self.replicas if looks is None else looks:
+            await replica.scheduler.look()
+
+    async def standing(self, key: str = "minutely") -> Standing:
+        """How one stands."""
+        found = await self.standings.get(key)
+        assert found is not None
+        return found
+
+    async def settle(self) -> None:
+        """What was begun is over."""
+        await until(lambda: not any(replica.runner._courses for replica in self.replicas))
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the agent was told, message by message."""
+        return [said["params"] for _, said in self.world.agent.seen if said["method"] == "SendMessage"]
+
+    def _snapshot(self) -> Any:
+        now = self.world.app.live.current
+        settings = now.settings.model_copy(update={"schedules": self.schedules})
+        identity = Identity.from_settings(settings, lambda: self.now_s, fetch)
+        return replace(now, settings=settings, identity=identity)
+
+    async def _witness(self, what: str, by: str, **facts: object) -> None:
+        self.witnessed.append((what, by, facts))
+
+
+@asynccontextmanager
+async def clockwork(
+    folder: Path,
+    *,
+    agent: ScriptedAgent | None = None,
+    replicas: int = 1,
+    store: str = "memory",
+    url: str = "",
+    rules: Mapping[str, str] = RULES,
+    begin: str = BEGIN,
+    **more: Any,
+) -> AsyncIterator[Clockwork]:
+    """`store` is where tasks and schedules are kept: memory, file, or redis at that URL."""
+    scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
+    shared = open_store(StoreSettings(url=url or "memory://"), time.time)
+
+    def opened(kind: Kind[R]) -> Store[R]:
+        if store == "redis":
+            return RedisStore(partial(run_at, shared), kind)
+        return MemoryStore() if store == "memory" else SqliteStore(folder / f"{kind.table}.sqlite", kind)
+
+    async with agent_world(folder, scripted, rules=rules, **more) as world:
+        works = Clockwork(world, opened(TASKS), opened(SCHEDULES), moment(begin))
+        works.schedules = {"minutely": Schedule.model_validate(MINUTELY)}
+        for _ in range(replicas):
+            works.replica()
+        try:
+            yield works
+        finally:
+            for replica in works.replicas:
+                replica.kill()
+                await replica.scheduler.close()
+            await works.tasks.close()
+            await shared.close()

@@ -1,0 +1,299 @@
+"""Does each due time run once, wherever schedules are kept, and does all else come to what its operator reads of it?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import Reason, Refusal
+from sidecar.schedules.states import Result, State
+from sidecar.task_api.records import State as TaskState
+from tests.a2a.test_task_api import DONE, WORKING, busy
+from tests.a2a.world import task
+from tests.schedules.clockwork import MINUTELY, RULES, Clockwork, clockwork, minute_of
+from tests.valkey import Valkey, running_valkey
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+async def works(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Clockwork]:
+    """Two replicas, as far as the store is one for two, with one schedule that is due every minute."""
+    store, url = request.param, ""
+    if store == "redis":
+        server = request.getfixturevalue("valkey")
+        with server.client() as client:
+            client.flushall()
+        url = server.url
+    async with clockwork(tmp_path, store=store, url=url, replicas=2) as made:
+        yield made
+
+
+async def test_each_minute_it_runs_once_and_says_how_that_went(works: Clockwork) -> None:
+    for minute in ("12:00:30", "12:00:59", "12:01:00", "12:01:01", "12:01:30", "12:02:00.5", "12:02:45"):
+        await works.at(minute)
+        await works.settle()
+    assert [one["message"]["parts"][0]["data"] for one in works.told()] == [{"prompt": "tides"}] * 2
+    assert {one["metadata"]["task_type"] for one in works.told()} == {"scheduled"}
+    standing = await works.standing()
+    assert (standing.state, standing.last_result, standing.running) == (State.ACTIVE, Result.SUCCESS, ())
+    assert minute_of(standing.last_due_s) == "12:02"
+    assert standing.last_success_s is not None
+    assert works.counted.ran == {("minutely", "success"): 2}
+    assert works.counted.succeeded == {"minutely": standing.last_success_s}
+    record = await works.tasks.get(standing.last_task)
+    assert record is not None and record.caller.schedule == "minutely" and record.state is TaskState.COMPLETED
+
+
+async def test_who_is_paused_makes_up_for_nothing_and_goes_on(works: Clockwork) -> None:
+    await works.at("12:00:30")
+    scheduler = works.replicas[1].scheduler
+    shown = await scheduler.pause("minutely", "admin:operator")
+    assert (shown.standing.state, shown.standing.paused_by, shown.next_s) == (State.PAUSED, "admin:operator", None)
+    await works.at("12:03:10")
+    assert works.told() == []
+    works.now_s += 1
+    shown = await scheduler.resume("minutely", "local:uid=7")
+    assert (shown.standing.state, shown.standing.paused_by) == (State.ACTIVE, "")
+    assert minute_of(shown.next_s) == "12:04"
+    await works.at("12:03:50")
+    assert works.told() == []
+    await works.at("12:04:00")
+    await works.settle()
+    assert len(works.told()) == 1
+    said = [(what, by, facts["schedule"]) for what, by, facts in works.witnessed]
+    assert said == [
+        ("schedule-pause", "admin:operator", "minutely"),
+        ("schedule-resume", "local:uid=7", "minutely"),
+    ]
+
+
+async def test_of_what_was_missed_one_run_is_made_up_for_if_it_is_not_too_late(works: Clockwork) -> None:
+    works.write(minutely=MINUTELY, strict={**MINUTELY, "missed": "skip", "principal": "nhi:minutely"})
+    await works.at("12:00:30")
+    await works.at("12:05:59")
+    await works.settle()
+    await works.at("12:05:59.9")
+    assert works.counted.ran == {("minutely", "missed"): 4, ("strict", "missed"): 4}
+    assert len(works.told()) == 2, "both run for 12:05, which is not a minute ago"
+    works.write(minutely={**MINUTELY, "cron": "@hourly"}, strict={**MINUTELY, "cron": "@hourly", "missed": "skip"})
+    await works.at("12:07:00")
+    await works.at("13:59:30")
+    await works.settle()
+    assert len(works.told()) == 3, "13:00 is within the hour, and made up for"
+    await works.at("15:00:01", looks=[])
+    works.write(minutely={**MINUTELY, "cron": "@hourly"}, strict={**MINUTELY, "cron": "@hourly", "missed_within": 60})
+    await works.at("16:30:00")
+    assert (await works.standing("strict")).last_result is Result.MISSED
+
+
+async def test_a_clock_that_is_set_back_runs_nothing_twice(works: Clockwork) -> None:
+    await works.at("12:00:30")
+    await works.at("12:05:00")
+    await works.settle()
+    for back in ("12:01:00", "12:03:00", "12:05:00", "12:05:30"):
+        await works.at(back)
+        await works.settle()
+    assert len(works.told()) == 1
+    await works.at("12:06:00")
+    await works.settle()
+    assert len(works.told()) == 2
+    # It was hours ahead for a while: the time of now holds from then on, and nothing is made up for.
+    await works.at("19:00:00")
+    await works.settle()
+    await works.at("12:06:30")
+    await works.at("12:07:00")
+    await works.settle()
+    assert len(works.told()) == 4
+    assert minute_of((await works.standing()).last_due_s) == "12:07"
+
+
+async def test_another_calendar_counts_from_when_it_is_seen(works: Clockwork) -> None:
+    await works.at("12:00:30")
+    works.write(minutely={**MINUTELY, "cron": "0-4 12 * * *"})
+    await works.at("12:04:30")
+    assert works.told() == [], "12:04 was before anybody knew of it"
+    works.write(minutely={**MINUTELY, "enabled": False})
+    await works.at("12:10:00")
+    assert (await works.standing()).state is State.CREATED
+    works.write(minutely=MINUTELY)
+    await works.at("12:20:10")
+    assert (await works.standing()).state is State.ACTIVE and works.told() == []
+    await works.at("12:21:00")
+    await works.settle()
+    assert len(works.told()) == 1
+
+
+async def test_who_has_it_on_their_hands_may_go_or_die(works: Clockwork) -> None:
+    one, two = works.replicas
+    await works.at("12:00:30")
+    assert one.scheduler._hands and not two.scheduler._hands
+    one.kill()
+    await works.at("12:01:00", looks=[two])
+    assert works.told() == [], "nobody knows yet that it died"
+    await works.at("12:01:01", looks=[two])
+    await works.at("12:01:04", looks=[two])
+    await works.settle()
+    assert len(works.told()) == (1 if two.scheduler._hands else 0)
+    await works.at("12:01:20", looks=[two])
+    await works.settle()
+    assert len(works.told()) == 1 and minute_of((await works.standing()).last_due_s) == "12:01"
+    await two.scheduler.store.let_go("replica-1")
+    await works.at("12:02:00", looks=[works.replica()])
+    await works.settle()
+    assert len(works.told()) == 2
+
+
+# --- one store is as good as another from here on ---------------------------------------------------------------------
+
+
+async def test_two_runs_meet_only_where_they_may(tmp_path: Path) -> None:
+    agent = busy(WORKING)
+    made = iter(range(1, 20))
+    agent.script["SendMessage"] = lambda *_: {"task": task(f"t{(n := next(made))}", f"c{n}", WORKING)}
+    agent.script["GetTask"] = lambda _, params: task(params["id"], params["id"].replace("t", "c"), WORKING)
+    rules = {"nhi_to_nhi": RULES["nhi_to_nhi"].replace("planner", "beside")}
+    async with clockwork(tmp_path, agent=agent, rules=rules, settings="tasks: {ask_every_s: 0.05}\n") as works:
+        works.write(minutely=MINUTELY, beside={**MINUTELY, "overlap": "allow"})
+        await works.at("12:00:30")
+        for minute in ("12:01:00", "12:02:00", "12:03:00"):
+            await works.at(minute)
+        assert works.counted.ran == {("minutely", "skipped"): 2}
+        assert [len((await works.standing(key)).running) for key in ("minutely", "beside")] == [1, 3]
+        assert (await works.standing()).state is State.EXECUTING
+        with pytest.raises(Refusal, match="goes on") as raised:
+            await works.replicas[0].scheduler.run_now("minutely", "me")
+        assert raised.value.reason is Reason.TOO_MANY_CONCURRENT
+        agent.script["GetTask"] = lambda _, params: task(params["id"], params["id"].replace("t", "c"), DONE)
+        await works.settle()
+        await works.at("12:03:30")
+        assert works.counted.ran["beside", "success"] == 3
+        assert (await works.standing()).state is State.ACTIVE
+
+
+async def test_an_operators_run_is_the_schedules_and_its_due_times_stay(tmp_path: Path) -> None:
+    async with clockwork(tmp_path) as works:
+        await works.at("12:00:30")
+        scheduler = works.replicas[0].scheduler
+        record = await scheduler.run_now("minutely", "admin:operator")
+        await works.settle()
+        assert record.caller.last.name == "nhi:minutely" and record.caller.schedule == "minutely"
+        assert works.witnessed == [("schedule-run", "admin:operator", {"schedule": "minutely", "task": record.id})]
+        assert [one["peer"] for one in works.world.records() if one["request_id"] == record.id][:2] == ["operator"] * 2
+        await works.at("12:01:00")
+        await works.settle()
+        assert len(works.told()) == 2
+        works.write(minutely={**MINUTELY, "enabled": False})
+        for key in ("minutely", "nightly"):
+            with pytest.raises(Refusal) as raised:
+                await scheduler.run_now(key, "me")
+            assert raised.value.reason is Reason.ROUTE_UNKNOWN
+
+
+async def test_whom_policy_a_limit_or_the_kill_switch_refuses_has_that_as_its_result(tmp_path: Path) -> None:
+    rules = {
+        "nhi_to_nhi": "p, nhi:minutely, nhi:researcher, use, -, 1, -, allow\n"
+        "p, nhi:stopped, nhi:researcher, use, -, -, -, allow\n"
+    }
+    async with clockwork(tmp_path, rules=rules) as works:
+        works.write(minutely=MINUTELY, nobody=MINUTELY, stopped=MINUTELY)
+        await works.at("12:00:30")
+        await works.world.app.disable("nhi:stopped", reason="", until=None, by="test")
+        await works.at("12:01:00")
+        await works.settle()
+        await works.at("12:02:00")
+        why = {key: (await works.standing(key)) for key in works.schedules}
+        assert {key: (one.last_result, one.last_why) for key, one in why.items()} == {
+            "minutely": (Result.REFUSED, "rate-limited"),
+            "nobody": (Result.REFUSED, "no-matching-rule"),
+            "stopped": (Result.REFUSED, "principal-disabled"),
+        }
+        assert works.counted.ran == {
+            ("minutely", "success"): 1,
+            ("minutely", "refused"): 1,
+            ("nobody", "refused"): 2,
+            ("stopped", "refused"): 2,
+        }
+        refused = [one for one in works.world.records() if one["event"] == "refusal"]
+        assert {one["agent_id"]: one["reason"] for one in refused} == {
+            "nhi:minutely": "rate-limited",
+            "nhi:nobody": "no-matching-rule",
+            "nhi:stopped": "principal-disabled",
+        }
+        assert {(one["protocol"], one["peer"], one["upstream"]) for one in refused} == {
+            ("a2a", "schedule", "researcher")
+        }
+        credential = {"kind": "schedule", "issuer": "schedule", "key_id": "nobody"}
+        assert [one["credential"] for one in refused if one["agent_id"] == "nhi:nobody"] == [[credential]] * 2
+
+
+async def test_a_run_has_a_decision_and_an_outcome_before_its_agent_hears_of_it(tmp_path: Path) -> None:
+    async with clockwork(tmp_path) as works:
+        await works.at("12:00:30")
+        await works.at("12:01:00")
+        await works.settle()
+        task_id = (await works.standing()).last_task
+        mine = [one for one in works.world.records() if one["request_id"] == task_id]
+        assert [(one["event"], one["peer"], one["http_status"]) for one in mine] == [
+            ("decision", "schedule", None),
+            ("outcome", "schedule", 201),
+            ("decision", "sidecar", None),
+            ("outcome", "sidecar", 200),
+        ]
+        assert {one["agent_id"] for one in mine} == {"nhi:minutely"}
+
+
+async def test_what_passes_is_tried_again_until_it_is_too_late(tmp_path: Path) -> None:
+    async with clockwork(tmp_path) as works:
+        works.write(minutely={**MINUTELY, "cron": "@hourly", "missed_within": "10m"})
+        await works.at("12:00:30")
+        orders = works.replicas[0].scheduler.orders
+        orders.closed = True
+        for minute in ("13:00:00", "13:00:00.5", "13:00:30"):
+            await works.at(minute)
+        assert len(works.world.ends()) == 2, "it rests in between"
+        orders.closed = False
+        await works.at("13:01:30")
+        await works.settle()
+        assert len(works.told()) == 1
+        orders.closed = True
+        await works.at("14:00:00")
+        await works.at("14:10:01")
+        standing = await works.standing()
+        assert (standing.last_result, standing.last_why) == (Result.MISSED, "draining")
+
+
+async def test_whoever_takes_a_schedule_away_ends_what_it_ordered(tmp_path: Path) -> None:
+    agent = busy(WORKING)
+    async with clockwork(tmp_path, agent=agent, settings="tasks: {ask_every_s: 0.05}\n") as works:
+        await works.at("12:00:30")
+        await works.at("12:01:00")
+        task_id = (await works.standing()).last_task
+        works.write()
+        await works.settle()
+        record = await works.tasks.get(task_id)
+        assert record is not None and (record.state, record.error_code) == (TaskState.FAILED, "Unauthorized")
+        assert "CancelTask" in agent.methods()
+
+
+async def test_how_a_schedule_stands_is_kept_for_a_month_after_it_is_gone(tmp_path: Path) -> None:
+    async with clockwork(tmp_path) as works:
+        await works.at("12:00:30")
+        works.write()
+        works.now_s += 29 * 86_400.0
+        await works.replicas[0].scheduler.look()
+        assert not (await works.standing()).is_done
+        works.now_s += 2 * 86_400.0
+        await works.replicas[0].scheduler.look()
+        assert (await works.standing()).is_done
+        works.write(minutely=MINUTELY)
+        works.now_s += 4.0
+        await works.replicas[0].scheduler.look()
+        again = await works.standing()
+        assert (again.is_done, again.state, again.settled_s) == (False, State.ACTIVE, works.now_s)
