@@ -78,7 +78,8 @@ class Remembered(NamedTuple):
 
 class Identity:
     """Proves who calls. `clock` gives seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by URL.
-    `aliases` are the paths that agents have of their own, `schedules` says who each schedule that is enabled acts as."""
+    `aliases` are the paths that agents have of their own, and `schedules` says as whom each of them acts that is
+    enabled."""
 
     def __init__(
         self,

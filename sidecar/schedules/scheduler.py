@@ -146,7 +146,11 @@ class Scheduler:
         named, now_s = self._named, self._now_s
         if not named and not self._known:
             return
-        anew = self._taken_s is None or not 0 <= now_s - self._taken_s < TAKE_EVERY_S or not named.keys() <= self._known
+        anew = (
+            self._taken_s is None
+            or not 0 <= now_s - self._taken_s < TAKE_EVERY_S
+            or not named.keys() <= self._known.keys()
+        )
         try:
             if anew:
                 await self._take(named, now_s)
