@@ -9,8 +9,10 @@
     prompts.py     what a message becomes: a prompt, and what its caller may choose beside it
     telling.py     a run as A2A's Task, and what is told of it
     running.py     what one try looks like to whoever ordered it: an order, and events
+    runner.py      which runner makes the tries of an agent
+    one_shot.py    a process that is told once: what is started (commands.py), where its files lie (folders.py)
     attended.py    a process started, told, heard, measured (usage.py) and ended (ends.py: what that means)
-    cleaning.py    what it says, made safe to show while it says it
+    cleaning.py    what it says, made safe to show while it says it; sanitizing.py: what of it is kept
     sessions.py    the processes that conversations keep
     one_turn.py    a process that is asked once, over JSON-RPC
     partner.py     turns with one process; talk.py is how a turn is told and heard: lines.py, or JSON-RPC in rpc.py

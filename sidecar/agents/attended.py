@@ -143,6 +143,11 @@ class Attended:
         said, self._gathered = self._gathered, b""
         return said
 
+    async def wait(self) -> Exit:
+        """Until the program itself has ended. Who waits for it without reading may wait long."""
+        await asyncio.wait({self._exited})
+        return self._process.exit or Exit()
+
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
         """Ask it to end, then end it, with everything that it started; `patience_s` is for its own end once its input
         is closed. Twice is no fault. Who does not wait for it has it end sooner."""

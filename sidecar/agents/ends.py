@@ -12,10 +12,13 @@ from collections.abc import Collection
 from typing import Final
 
 from sidecar.agents.record import Failure, Usage
+from sidecar.agents.running import Ended, Order
 from sidecar.agents.states import Category
 from sidecar.processes import Exit, StartFailed
 from sidecar.settings.agents import Resources
 
+FAILED: Final = "TASK_STATE_FAILED"
+NOTHING: Final = Usage()
 _MAY_PASS: Final = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.ETIMEDOUT}
 )
@@ -24,6 +27,17 @@ _WILL_STAY: Final = frozenset(
     | {errno.ENAMETOOLONG, errno.EINVAL, errno.ELIBBAD}
 )
 _TOLD_CHARS: Final = 400
+
+
+def fell(failure: Failure, how: Exit | None = None, usage: Usage = NOTHING) -> Ended:
+    """The end of a try that came to nothing."""
+    return Ended(how, usage, failure, state=FAILED)
+
+
+def overdue(order: Order, how: Exit | None = None, usage: Usage = NOTHING) -> Ended:
+    """The end of one whose time was over."""
+    failure = Failure(Category.AGENT, f"it did not answer within {order.deadline_s:g} s")
+    return Ended(how, usage, failure, timed_out=True, state=FAILED)
 
 
 def failure_of_start(error: StartFailed) -> Failure:

@@ -86,7 +86,7 @@ def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
     for pid in strays:
         _signal(pid, signal.SIGKILL)
     while folders and not strays:
-        _remove(folders.pop(), private=True)
+        remove(folders.pop())
     return left
 
 
@@ -158,14 +158,16 @@ class Keeper:
             self._pid = _launch(self._order, self._streams, folder)
         except OSError as error:
             self._say({"failed": error.errno, "where": error.filename})
-            _remove(folder, private)
+            if private:
+                remove(folder)
             return
         for fd in self._streams:
             os.close(fd)
         self._say({"started": self._pid})
         self._watch()
         self._say({"used": _used()})
-        _remove(folder, private)
+        if private:
+            remove(folder)
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -329,10 +331,12 @@ def _default(number: int) -> None:
         return  # one that the C library keeps for itself
 
 
-def _remove(folder: str, private: bool) -> None:
-    """The private folder and what is in it, as far as it lets itself be removed."""
-    if not private:
+def remove(folder: str) -> None:
+    """A folder and what is in it, as far as it lets itself be removed. Of a link in its place, the link."""
+    if os.path.islink(folder):
+        _quietly(os.unlink, folder)
         return
+    _quietly(os.chmod, folder, 0o700)
     for path, folders, files in os.walk(folder, topdown=True):
         _quietly(os.chmod, path, 0o700)
         for name in files:

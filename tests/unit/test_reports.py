@@ -175,6 +175,8 @@ BL-071
   a2a/test_whose_task.py test_to_everybody_but_its_owner_a_task_is_missing_in_every_state
 BL-074
   flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
+  unit/agents/test_one_shot.py test_a_listener_who_leaves_ends_it_with_everything_that_it_started
+  unit/agents/test_attended.py test_a_grandchild_that_ignores_being_asked_is_gone_in_time
 BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
@@ -189,6 +191,7 @@ BL-078
   flow/test_breaker.py test_an_upstream_that_is_back_is_found_without_a_call
 BL-080
   flow/test_stdio.py test_a_program_gets_what_it_is_given_and_nothing_else
+  unit/agents/test_one_shot.py test_it_gets_what_it_is_given_and_nothing_else
 BL-081
   flow/test_large_policy.py test_no_call_fails_and_no_decision_mixes_two_revisions
   flow/test_admin.py test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_and_none_a_mixture
@@ -214,6 +217,9 @@ BL-091
   flow/test_streams.py test_a_stream_ends_with_its_permission_and_others_go_on
 BL-093
   flow/test_stdio.py test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line
+  unit/agents/test_one_shot.py test_the_agent_receives_exactly_the_text
+  unit/agents/test_one_shot.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
+  unit/agents/test_prompts.py test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
 BL-095
   unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies
   unit/limits/test_redis.py test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers
@@ -232,9 +238,7 @@ BL-102
 """
 
 # What of a report is not shown above, because what it is about does not exist here yet.
-IN_PART = {
-    "BL-093": "what callers say to programs on pipes; prompts of agents' command lines come with those",
-}
+IN_PART: dict[str, str] = {}
 
 
 def answers() -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,95 @@
+"""Where do the files of a run lie, and who removes them?
+
+Each run that is told or answers by a file has a folder of its own (0700, its files 0600). It goes with the run, however
+that ends. While it is used it is locked: one that nobody holds was left by a sidecar that was killed, and is removed by
+the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sidecar.processes.warden import remove
+
+PREFIX: Final = "sidecar-run-"
+_YOUNG_S: Final = 60.0  # one as young as that may not be locked yet
+
+
+class Unreadable(Exception):
+    """A program's file cannot be had; the text says why, and names no path."""
+
+
+class Folder:
+    """A folder of one run."""
+
+    def __init__(self) -> None:
+        """Make it. Raises OSError."""
+        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def at(self, name: str) -> str:
+        """The path of a file in it."""
+        return f"{self.path}/{name}"
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a new file there. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=self._fd), "wb") as file:
+            file.write(content)
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """A file that its program left there: a regular one, in this very folder. Raises Unreadable."""
+        try:
+            # Not to wait for who writes to a pipe, and not to go where a link leads: it could be to anywhere.
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise Unreadable("it wrote no output file") from None
+        except OSError as error:
+            raise Unreadable(f"its output file cannot be read: {os.strerror(error.errno or 0)}") from None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise Unreadable("its output file is no plain file")
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                content = file.read(max_bytes + 1)
+        except OSError as error:
+            raise Unreadable(f"its output file cannot be read: {os.strerror(error.errno or 0)}") from None
+        finally:
+            os.close(fd)
+        if len(content) > max_bytes:
+            raise Unreadable(f"its output file holds more than {max_bytes} bytes")
+        return content
+
+    def remove(self) -> None:
+        """It and all that is in it. Twice is no fault."""
+        remove(self.path)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def sweep(now_s: float | None = None) -> int:
+    """Remove the folders that nobody holds; how many. Nothing of anybody else is touched."""
+    removed = 0
+    now_s = time.time() if now_s is None else now_s
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or now_s - found.st_mtime < _YOUNG_S:
+                continue
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(str(path))
+                removed += 1
+            finally:
+                os.close(fd)
+    return removed

@@ -1,0 +1,172 @@
+"""How is a program told once, heard to its end, and nothing of it left?
+
+A process for each try: by default its prompt on its standard input, its answer on its standard output, chunk by chunk
+as it comes. Where a file holds the one or the other, the try has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from sidecar.agents.attended import GRACE_S, Attended, LastWords
+from sidecar.agents.commands import Command, Files
+from sidecar.agents.ends import failure_of_exit, failure_of_start, fell, overdue
+from sidecar.agents.folders import Folder, Unreadable, sweep
+from sidecar.agents.record import Failure
+from sidecar.agents.running import Ended, Event, Order, Said, Started
+from sidecar.agents.states import Category
+from sidecar.processes import Processes, StartFailed
+
+_SLICE_BYTES: Final = 64 * 1024  # of an output file that goes out as one event
+
+log = logging.getLogger("sidecar.agents")
+
+
+class OneShot:
+    """A Runner whose process is told once."""
+
+    def __init__(self, name: str, command: Command, processes: Processes, *, grace_s: float = GRACE_S) -> None:
+        self._name = name
+        self._command = command
+        self._processes = processes
+        self._grace_s = grace_s
+        self._swept = False
+
+    async def run(self, order: Order) -> AsyncGenerator[Event]:
+        """As `Runner.run`."""
+        definition = self._command.definition
+        if "file" not in definition.patterns:
+            async with aclosing(self._told(order, None)) as events:
+                async for event in events:
+                    yield event
+            return
+        try:
+            folder = await self._folder(order)
+        except OSError as error:
+            log.error("a run has no folder", extra={"agent": self._name, "why": error.strerror})
+            yield fell(Failure(Category.SYSTEM, "no folder can be made for its files"))
+            return
+        try:
+            async with aclosing(self._told(order, folder)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            folder.remove()  # nothing of its program is left to hold it
+
+    async def close(self) -> None:
+        """As `Runner.close`: nothing is kept."""
+
+    async def _folder(self, order: Order) -> Folder:
+        """A folder for a try, its prompt in it where a file tells it. Raises OSError."""
+        sweeps, self._swept = not self._swept, True
+        making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order, sweeps=sweeps))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_unmake)  # a thread is not cancelled
+            raise
+
+    async def _told(self, order: Order, folder: Folder | None) -> AsyncGenerator[Event]:
+        """From its start to its end."""
+        try:
+            program = self._command.program(
+                order.prompt, None if folder is None else _files(self._command, order, folder)
+            )
+            attended = await Attended.start(self._processes, program, self._command.cleaning)
+        except StartFailed as failed:
+            log.error("an agent cannot be started", extra={"agent": self._name, "why": str(failed)})
+            yield fell(failure_of_start(failed))
+            return
+        try:
+            yield Started(attended.pid)
+            attended.end_in(order.deadline_s)
+            if self._command.definition.patterns.input == "stdin":
+                attended.tell(order.prompt.text.encode())
+            attended.tell_no_more()
+            async with aclosing(self._heard(attended, order, folder)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await asyncio.shield(asyncio.ensure_future(attended.end(grace_s=self._grace_s)))
+
+    async def _heard(self, attended: Attended, order: Order, folder: Folder | None) -> AsyncGenerator[Event]:
+        """What it says, and what its end means."""
+        definition = self._command.definition
+        by_file = definition.patterns.output == "file"
+        most = definition.a2a.capabilities.max_output_size
+        cleaner, size = self._command.cleaning.cleaner(), 0
+        printed = LastWords(self._command.cleaning.cleaner(plain=True))
+        while said := await attended.read():
+            if by_file:  # its answer is elsewhere: this may be what it complains of
+                printed.add(said)
+                continue
+            size += len(said)
+            if shown := cleaner.feed(said[: max(0, len(said) - max(0, size - most))]):
+                yield Said(shown)
+            if size > most:
+                how = await attended.end(grace_s=self._grace_s)
+                yield fell(Failure(Category.AGENT, f"it said more than {most} bytes"), how, attended.usage)
+                return
+        if shown := cleaner.end():
+            yield Said(shown)
+        end = await self._end(attended, order, printed.last)
+        if by_file and folder is not None and end.failure is None:
+            try:
+                for piece in await self._file(order, folder, most):
+                    if shown := cleaner.feed(piece):
+                        yield Said(shown)
+                if shown := cleaner.end():
+                    yield Said(shown)
+            except Unreadable as unreadable:
+                end = fell(Failure(Category.AGENT, str(unreadable)), end.exit, end.usage)
+        yield end
+
+    async def _end(self, attended: Attended, order: Order, printed: str) -> Ended:
+        """Its end, once nothing of it is left. Who closed its output and goes on has its time."""
+        definition = self._command.definition
+        await attended.wait()
+        timed_out = attended.timed_out
+        how = await attended.end()
+        usage = attended.usage
+        if timed_out:
+            return overdue(order, how, usage)
+        complaint, codes = attended.last_words.last or printed, definition.retries.exit_codes
+        failure = failure_of_exit(how, complaint, definition.resources, usage, codes)
+        return Ended(how, usage) if failure is None else fell(failure, how, usage)
+
+    async def _file(self, order: Order, folder: Folder, most: int) -> list[bytes]:
+        name = _named(self._command.definition.output_file_template, order)
+        content = await asyncio.to_thread(folder.read, name, most)
+        return [content[at : at + _SLICE_BYTES] for at in range(0, len(content), _SLICE_BYTES)]
+
+
+def _made(command: Command, order: Order, *, sweeps: bool) -> Folder:
+    if sweeps:
+        sweep()
+    folder = Folder()
+    try:
+        if command.definition.patterns.input == "file":
+            folder.write(_named(command.definition.input_file_template, order), order.prompt.text.encode())
+    except BaseException:
+        folder.remove()
+        raise
+    return folder
+
+
+def _unmake(making: asyncio.Future[Folder]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().remove()
+
+
+def _files(command: Command, order: Order, folder: Folder) -> Files:
+    definition = command.definition
+    told, answers = definition.input_file_template, definition.output_file_template
+    return Files(folder.path, folder.at(_named(told, order)), folder.at(_named(answers, order)))
+
+
+def _named(template: str, order: Order) -> str:
+    return template.replace("{execution_id}", order.execution_id)

@@ -1,0 +1,69 @@
+"""What of a prompt and of an answer is kept with a run: which secrets does it lose, and how much of it stays?
+
+People paste keys into prompts, and programs print them. What goes out to whoever asked is theirs; what is kept is for
+whoever looks at runs later (the seed: "sanitized of sensitive data"). Secrets of known looks are taken out
+(`screening/`), and what stands behind words such as `password=`. What an agent's own environment holds is gone from its
+answers before (`cleaning.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sidecar.screening.classes import CLASSES, Span
+from sidecar.screening.texts import Wiping, wiped
+
+REPLACEMENT: Final = "[redacted]"
+MAX_WORK_CHARS: Final = 256 * 1024  # a few milliseconds of work; what is kept is far less
+_MARGIN_CHARS: Final = 8 * 1024  # longer than any key: what begins before what is kept is known by its beginning
+
+# What people and programs call secrets, in any spelling, and how they write what it is.
+_PAIR: Final = re.compile(
+    r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[ _-]?key|access[ _-]?key|private[ _-]?key|credentials?)"
+    r"[\"']?\s{0,8}[:=]\s{0,8}"
+    r"(?!\"?\[redacted\])"
+    r"(\"(?:[^\"\\\n]|\\.){1,4096}+\"?|'(?:[^'\\\n]|\\.){1,4096}+'?|[^\s\"',;&<>(){}\[\]]{1,4096}+)",
+    re.IGNORECASE,
+)
+_USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}+:((?!\[redacted\]@)[^\s/@\"']{1,1024}+)@")
+
+
+def find_pairs(text: str, start: int, stop: int, spans: list[Span]) -> int:
+    """The value behind a word that says that it is secret; a password in an address."""
+    looked = stop
+    for pattern in (_PAIR, _USERINFO):
+        for found in pattern.finditer(text, start):
+            if found.start() >= stop:
+                break
+            spans.append(found.span(1))
+            looked = max(looked, found.end())
+    return looked
+
+
+_WIPING: Final = Wiping(
+    (CLASSES["private_key"], CLASSES["jwt"], CLASSES["bearer"], CLASSES["api_key"], find_pairs), REPLACEMENT
+)
+
+
+def sanitized(text: str) -> str:
+    """The text without secrets. It is read as a whole: what is longer than `MAX_WORK_CHARS` keeps its beginning."""
+    steps = wiped(text[:MAX_WORK_CHARS], (_WIPING,))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            kept, _ = end.value
+            return str(kept)
+
+
+def kept_beginning(text: str, max_chars: int) -> str:
+    """The beginning of a prompt, as it is kept."""
+    kept = sanitized(text[: max_chars + _MARGIN_CHARS])
+    return kept if len(kept) <= max_chars else kept[: max_chars - 1] + "…"
+
+
+def kept_end(text: str, max_chars: int) -> str:
+    """The end of an answer, as it is kept. Give it more than is kept: a key is known by its beginning."""
+    kept = sanitized(text[-(max_chars + _MARGIN_CHARS) :])
+    return kept if len(kept) <= max_chars else "…" + kept[-(max_chars - 1) :]

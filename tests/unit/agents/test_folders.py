@@ -1,0 +1,73 @@
+"""Is a run's folder its own, and gone when nobody holds it?"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.agents.folders import PREFIX, Folder, Unreadable, sweep
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_what_lies_there_is_for_us_alone() -> None:
+    folder = Folder()
+    folder.write("in.txt", b"prompt")
+    assert stat.S_IMODE(Path(folder.path).stat().st_mode) == 0o700
+    assert stat.S_IMODE(Path(folder.at("in.txt")).stat().st_mode) == 0o600
+    assert folder.read("in.txt", 6) == b"prompt"
+    folder.remove()
+    folder.remove()
+    assert not Path(folder.path).exists()
+
+
+def test_a_file_that_leads_elsewhere_is_not_read(tmp_path: Path) -> None:
+    folder = Folder()
+    outside = tmp_path / "outside"
+    outside.write_text("secret")
+    Path(folder.at("symbolic")).symlink_to(outside)
+    Path(folder.at("hard")).hardlink_to(outside)
+    os.mkfifo(folder.at("pipe"))
+    Path(folder.at("folder")).mkdir()
+    for name in ("symbolic", "hard", "pipe", "folder", "missing"):
+        with pytest.raises(Unreadable):
+            folder.read(name, 100)
+    moved = tmp_path / "moved"
+    Path(folder.path).rename(moved)
+    (tmp_path / "swapped").mkdir()
+    (tmp_path / "swapped" / "answer").write_text("secret")
+    Path(folder.path).symlink_to(tmp_path / "swapped")
+    with pytest.raises(Unreadable):
+        folder.read("answer", 100)
+    folder.remove()
+    assert (tmp_path / "swapped" / "answer").exists() and outside.exists()
+
+
+def test_only_what_nobody_holds_is_swept(tmp_path: Path) -> None:
+    held, theirs = Folder(), tmp_path / "sidecar-other"
+    theirs.mkdir()
+    left = multiprocessing.get_context("fork").Process(target=_leave)
+    left.start()
+    left.join()
+    (tmp_path / f"{PREFIX}link").symlink_to(theirs)
+    assert sweep() == 0  # so young that it may not be locked yet
+    assert sweep(time.time() + 3600) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [Path(held.path).name, theirs.name, f"{PREFIX}link"]
+    )
+    held.remove()
+
+
+def _leave() -> None:
+    """As a sidecar that is killed."""
+    Folder().write("in.txt", b"prompt")
+    os._exit(9)

@@ -1,0 +1,158 @@
+"""Does a message say to a program what its caller may say, and nothing more?"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.agents.prompts import prompt_from
+from sidecar.agents.running import Prompt
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.settings.agents import CliAgent
+
+FOLDER = "/srv/work"
+
+
+def agent(**settings: Any) -> CliAgent:
+    per_call = {
+        "cli_args": {
+            "--language": {"values": ["de", "en", ""]},
+            "-n": {"matches": "[0-9]+"},
+            "--style": {"matches": ".*"},
+            "--dash": {"values": ["-", "--all"]},
+        },
+        "envs": {"LEVEL": {"matches": "[a-z]{1,8}"}, "QUIET": {"values": ["true"]}},
+        "working_directories": [Path(FOLDER)],
+    }
+    return CliAgent.model_validate({"executable": "/bin/true", "per_call": per_call} | settings)
+
+
+def read(*parts: dict[str, Any], **settings: Any) -> Prompt:
+    prompt = prompt_from({"messageId": "m", "role": "ROLE_USER", "parts": list(parts)}, agent(**settings))
+    assert isinstance(prompt, Prompt), prompt
+    return prompt
+
+
+def refused(*parts: dict[str, Any], **settings: Any) -> AgentError:
+    error = prompt_from({"parts": list(parts)}, agent(**settings))
+    assert isinstance(error, AgentError), error
+    return error
+
+
+def raw(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([{"text": "one"}, {"text": "two"}], "one\ntwo"),
+        ([{"text": "see"}, {"data": {"a": [1, "é"]}}], 'see\n{"a":[1,"é"]}'),
+        ([{"data": [1, 2]}, {"data": "x"}, {"data": None}], '[1,2]\n"x"\nnull'),
+        ([{"text": "this"}, {"raw": raw("zwölf".encode()), "mediaType": "text/plain"}], "this\nzwölf"),
+        ([{"data": {"prompt": "p"}}, {"text": "t"}], "p\nt"),
+        ([], ""),
+    ],
+)
+def test_what_it_says_is_one_text(parts: list[dict[str, Any]], text: str) -> None:
+    prompt = read(*parts)
+    assert (prompt.text, prompt.cli_args, prompt.envs, prompt.working_directory) == (text, {}, {}, None)
+    assert prompt.message["parts"] == parts
+
+
+def test_a_call_chooses_what_the_operator_lets_it_choose() -> None:
+    chosen = {
+        "parameters": {"language": "de", "-n": 3.0, "dash": "--all"},
+        "environment": {"LEVEL": "low", "QUIET": True},
+        "working_directory": FOLDER,
+    }
+    prompt = read({"text": "go"}, {"data": chosen})
+    assert prompt.text == "go"
+    assert prompt.cli_args == {"--language": "de", "-n": "3", "--dash": "--all"}
+    assert prompt.envs == {"LEVEL": "low", "QUIET": "true"}
+    assert prompt.working_directory == FOLDER
+
+
+NOT_CHOSEN: list[tuple[dict[str, Any], str]] = [
+    ({"parameters": {"output": "x"}}, "/message/parts/0/data/parameters/output cannot be chosen"),
+    ({"parameters": {"language": "fr-secret"}}, "/parameters/language has a value that cannot be chosen"),
+    ({"parameters": {"-n": "3\n"}}, "/parameters/-n has a value that cannot be chosen"),
+    ({"parameters": {"style": "--evil"}}, "/parameters/style has a value that looks like an option"),
+    ({"parameters": {"language": ["de"]}}, "/parameters/language must be a text, a number, true or false"),
+    ({"parameters": {"language": "de", "--language": "en"}}, "/parameters/--language is chosen twice"),
+    ({"parameters": {"a/b~\x1b" + "c" * 100: "x"}}, "/parameters/a~1b~0?" + "c" * 59 + " cannot be chosen"),
+    ({"parameters": ["-n"]}, "/parameters must be an object"),
+    ({"environment": {"LD_PRELOAD": "/evil.so"}}, "/environment/LD_PRELOAD cannot be chosen"),
+    ({"environment": {"LEVEL": "low\0"}}, "/environment/LEVEL has a value that cannot be chosen"),
+    ({"environment": {"LEVEL": "a" * 300}}, "/environment/LEVEL has a value that cannot be chosen"),
+    ({"working_directory": "/etc"}, "/working_directory cannot be chosen"),
+    ({"working_directory": FOLDER + "/../x"}, "/working_directory cannot be chosen"),
+    ({"working_directory": 1}, "/working_directory must be a text"),
+    ({"prompt": {"a": 1}}, "/prompt must be a text"),
+    ({"prompt": "x", "executable": "/bin/sh"}, "/data/executable stands beside one of"),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), NOT_CHOSEN)
+def test_what_it_may_not_choose_is_refused_by_place_and_never_by_value(data: dict[str, Any], told: str) -> None:
+    """X1."""
+    error = refused({"data": data})
+    assert told in error.message and error.kind.reason == "INVALID_PARAMS"
+    for value in ("secret", "evil", "/etc", "/bin/sh"):
+        assert value not in error.message
+
+
+def test_without_leave_nothing_can_be_chosen() -> None:
+    for data in ({"parameters": {"language": "de"}}, {"environment": {"PATH": "/x"}}, {"working_directory": "/"}):
+        assert "cannot be chosen" in refused({"data": data}, per_call={}).message
+
+
+def test_a_program_that_speaks_json_rpc_may_be_told_whatever_else_stands_there() -> None:
+    data = {"prompt": "p", "depth": 3}
+    prompt = read({"data": data}, input_pattern="json-rpc")
+    assert prompt.text == "p" and prompt.message["parts"][0]["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "told"),
+    [
+        ({"url": "https://evil.example/x"}, "INVALID_PARAMS", "/message/parts/0/url is an address"),
+        ({"raw": raw(b"\xff\xfe"), "mediaType": "text/plain"}, "CONTENT_TYPE_NOT_SUPPORTED", "is no text in UTF-8"),
+        ({"raw": raw(b"x"), "mediaType": "image/png"}, "CONTENT_TYPE_NOT_SUPPORTED", "/parts/0/mediaType"),
+        ({"text": "x", "mediaType": "text/html"}, "CONTENT_TYPE_NOT_SUPPORTED", "which are text/plain, application"),
+        ({"text": "nul\0"}, "INVALID_PARAMS", "hold a NUL character"),
+        ({"text": "x" * 2000}, "INVALID_PARAMS", "say 2000 bytes, and this agent takes 1024"),
+    ],
+)
+def test_what_a_program_cannot_be_told_is_refused(part: dict[str, Any], reason: str, told: str) -> None:
+    error = refused(part, a2a={"capabilities": {"max_input_size": 1024}})
+    assert error.kind.reason == reason and told in error.message
+    assert "evil" not in error.message and "xxx" not in error.message
+
+
+def test_content_types_may_be_patterns_and_have_parameters() -> None:
+    takes = {"capabilities": {"supported_content_types": ["text/*"]}}
+    assert read({"text": "x", "mediaType": "Text/Markdown; charset=utf-8"}, a2a=takes).text == "x"
+    assert refused({"data": 1}, a2a=takes).kind.reason == "CONTENT_TYPE_NOT_SUPPORTED"
+
+
+@pytest.mark.parametrize(
+    ("args", "text", "is_told"),
+    [
+        ([], "--version", True),
+        (["-p", "{prompt}"], "--version", False),
+        (["-p", "{prompt}"], "-", False),
+        (["-p", "{prompt}"], "version", True),
+        (["exec", "--", "{prompt}"], "--version", True),
+        (["{prompt}", "--"], "--version", False),
+    ],
+)
+def test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them(
+    args: list[str], text: str, is_told: bool
+) -> None:
+    """BL-093: exactly the text, or a no."""
+    prompt = prompt_from({"parts": [{"text": text}]}, agent(args=args, input_pattern="args"))
+    assert isinstance(prompt, Prompt) is is_told
