@@ -353,6 +353,10 @@ async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, .
                     assert answered.status == 200, (version, binding, answered)
                 else:
                     assert (answered.status, answered.reason) == (404, "route-unknown"), (version, binding, answered)
+        if "grpc" not in spoken:
+            for who, reason in ((ALICE, "route-unknown"), (WHO["nhi:other"], "no-matching-rule")):
+                named = await ask(world, "1.0", "grpc", "message/send", {**SEND, "tenant": "researcher"}, who)
+                assert named.reason == reason
         _, told, _ = await card(world)
         bindings = {one["protocolBinding"] for one in told["supportedInterfaces"]}
         assert bindings == {{"json_rpc": "JSONRPC", "http_json": "HTTP+JSON"}[spoken[0]]}

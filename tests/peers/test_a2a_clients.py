@@ -140,6 +140,7 @@ BEHIND: Mapping[Behind, Mapping[str, Any]] = {
 # Fronts and agents know nothing of each other: every front is tried with one agent, and every agent with two fronts.
 SIMPLEST: Behind = ("new", "jsonrpc", "1.0")
 A_FEW = [("HTTP+JSON", "1.0"), ("GRPC", "0.3")]
+ALIAS, OWN_TOKEN = "/tools/research", "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63"
 
 
 async def together(plays: Mapping[Any, Awaitable[dict[str, Any]]]) -> dict[Any, dict[str, Any]]:
@@ -239,6 +240,9 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
             f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}", grpc_port: {free_port()}'
         )
         settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
+    (folder / "own.token").write_text(OWN_TOKEN)
+    own = 'authentication: {type: api_key, header_name: X-Agent-Token, token_path: own.token, principal: "nhi:planner"}'
+    settings += f'  door: {{a2a: {{url: "{new.rpc}", base_path: {ALIAS}, grpc_port: {free_port()}, {own}}}}}\n'
     (folder / "sidecar.yaml").write_text(settings)
     app = await started(folder)
     try:
@@ -256,6 +260,15 @@ async def test_every_front_leads_to_every_agent(between: Between, behind: Behind
     assert await together({front: play(between.url(behind), *front, PLANNER) for front in fronts}) == {
         (binding, version): seen_by_new(BEHIND[behind], OF_03[binding] if version == "0.3" else {})
         for binding, version in fronts
+    }
+
+
+async def test_a_client_is_led_through_an_agents_own_door(between: Between) -> None:
+    """By a path and a token of the agent's own; its card, which needs none, leads on to all the rest."""
+    at, token = between.url(SIMPLEST).partition("/agents/")[0] + ALIAS, {"X-Agent-Token": OWN_TOKEN}
+    fronts = [("JSONRPC", "1.0"), *A_FEW]
+    assert await together({front: play(at, *front, token) for front in fronts}) == {
+        (binding, version): seen_by_new(OF_03[binding] if version == "0.3" else {}) for binding, version in fronts
     }
 
 
