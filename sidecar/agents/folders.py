@@ -68,6 +68,14 @@ class Folder:
             raise Unreadable(f"its output file holds more than {max_bytes} bytes")
         return content
 
+    def take(self, name: str, max_bytes: int) -> bytes:
+        """As `read`, and then it is not there any more."""
+        try:
+            return self.read(name, max_bytes)
+        finally:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+
     def remove(self) -> None:
         """It and all that is in it. Twice is no fault."""
         remove(self.path)

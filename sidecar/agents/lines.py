@@ -21,12 +21,16 @@ _LINE_END: Final = b"\n"
 
 
 class LinesTalk:
-    """One process that reads lines. An answer is at most `max_said_bytes`; as much is forgiven between two turns."""
+    """One process that reads lines. An answer is at most `max_said_bytes`; as much is forgiven between two turns. Where
+    the answer is not in what it `says`, only its end is heard."""
 
-    def __init__(self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int) -> None:
+    def __init__(
+        self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
+    ) -> None:
         self._turn_end = turn_end.encode()
         self._newlines = newlines
         self._greeting = greets
+        self._says = says
         self._max_said_bytes = max_said_bytes
         self._asked = False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -68,7 +72,7 @@ class LinesTalk:
         self._held = said[len(said) - held :]
         said = said[: len(said) - held]
         self._bound(self._said_bytes - len(rest))
-        if text := self._decode(said, final=bool(found)):
+        if (text := self._decode(said, final=bool(found))) and self._says:
             yield Said(text)
         if found:
             self._asked = False
@@ -77,7 +81,7 @@ class LinesTalk:
 
     def over(self) -> Iterator[Heard]:
         """As `Talk.over`: what may have been the beginning of an end was none."""
-        if self._asked and not self._greeting and (text := self._decode(self._held, final=True)):
+        if self._asked and not self._greeting and (text := self._decode(self._held, final=True)) and self._says:
             yield Said(text)
         self._held = b""
 

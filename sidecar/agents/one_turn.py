@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from sidecar.agents.ends import failure_of_start
-from sidecar.agents.partner import PATIENCE_S, Launch, Lost, Partner, ended, fell, overdue
+from sidecar.agents.ends import failure_of_start, fell, overdue
+from sidecar.agents.partner import PATIENCE_S, Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
 from sidecar.agents.running import Event, Order, Started
 from sidecar.agents.states import Category

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sidecar.agents.attended import Attended
 from sidecar.agents.cleaning import Cleaning
-from sidecar.agents.ends import failure_of_exit
+from sidecar.agents.ends import FAILED, failure_of_exit
+from sidecar.agents.folders import Unreadable
 from sidecar.agents.record import Failure, Usage
 from sidecar.agents.running import Artifact, Ended, Order, Progress, Said
 from sidecar.agents.states import Category
@@ -27,14 +28,22 @@ QUIET_PASSES: Final = 5  # of the event loop: from readable to read to heard tak
 QUIET_S: Final = 0.02
 MAX_STRAYS: Final = 25  # half a second in which it never was
 MAX_TOLD_CHARS: Final = 2_000
-FAILED: Final = "TASK_STATE_FAILED"
-NOTHING: Final = Usage()
 
 Told = Said | Artifact | Progress | Answer
 
 
 class Lost(Exception):
     """It is of no use any more, in the middle of a turn."""
+
+
+class AnswerFile(Protocol):
+    """Where a process puts its answers that says on its pipes only that they are there."""
+
+    async def taken(self) -> bytes:
+        """The answer of this turn, which is not there any more then. Raises folders.Unreadable."""
+
+    def remove(self) -> None:
+        """It and its folder. Twice is no fault."""
 
 
 class Partner:
@@ -49,11 +58,13 @@ class Partner:
         cleaning: Cleaning,
         definition: CliAgent,
         lost: Callable[[Partner], None] = lambda _: None,
+        file: AnswerFile | None = None,
     ) -> None:
         self._attended = attended
         self._talk = talk
         self._cleaning = cleaning
         self._definition = definition
+        self._file = file
         self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may say
         self._chunks = 0
         self._broke, self._how = "", ""
@@ -127,6 +138,10 @@ class Partner:
                     yield Progress(self._told(message), heard.done, heard.total)
                 case Answer():
                     self._attended.end_in(None)
+                    if self._file is not None and heard == Answer():
+                        heard, found = await self._filed(self._file)
+                        if shown := cleaner.feed(found):
+                            yield Said(shown)
                     if rest := cleaner.end():
                         yield Said(rest)
                     yield self._shown(heard)
@@ -159,6 +174,8 @@ class Partner:
         exit_ = await self._attended.end(patience_s=patience_s)
         self._reading.cancel()
         await asyncio.wait({self._reading})
+        if self._file is not None:
+            self._file.remove()
         return exit_
 
     async def failed(self) -> tuple[Exit | None, Failure]:
@@ -209,6 +226,13 @@ class Partner:
             self._heard.put_nowait(None)
             self._tell_lost(self)
 
+    async def _filed(self, file: AnswerFile) -> tuple[Answer, bytes]:
+        """The answer that it put into its file, and what it came to."""
+        try:
+            return Answer(), await file.taken()
+        except Unreadable as unreadable:
+            return Answer(FAILED, failure=Failure(Category.AGENT, str(unreadable))), b""
+
     def _shown(self, answer: Answer) -> Answer:
         failure = answer.failure
         if failure is not None:
@@ -222,17 +246,6 @@ class Partner:
 def ended(answer: Answer, exit_: Exit | None, usage: Usage) -> Ended:
     """The end of a try whose program answered."""
     return Ended(exit_, usage, answer.failure, state=answer.state, message=answer.message, alone=answer.alone)
-
-
-def fell(failure: Failure, exit_: Exit | None = None, usage: Usage = NOTHING) -> Ended:
-    """The end of one that came to nothing."""
-    return Ended(exit_, usage, failure, state=FAILED)
-
-
-def overdue(order: Order, exit_: Exit | None = None, usage: Usage = NOTHING) -> Ended:
-    """The end of one whose time was over."""
-    failure = Failure(Category.AGENT, f"it did not answer within {order.deadline_s:g} s")
-    return Ended(exit_, usage, failure, timed_out=True, state=FAILED)
 
 
 Launch = Callable[[Order, Callable[[Partner], None]], Coroutine[Any, Any, Partner]]

@@ -22,8 +22,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sidecar.agents.ends import failure_of_start
-from sidecar.agents.partner import Launch, Lost, Partner, ended, fell, overdue
+from sidecar.agents.ends import failure_of_start, fell, overdue
+from sidecar.agents.partner import Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
 from sidecar.agents.running import Ended, Event, Order, Progress, Prompt, Started
 from sidecar.agents.states import Category

@@ -1,0 +1,94 @@
+"""How is a process started that is talked with, and who talks with it?
+
+Whatever speaks JSON-RPC is talked with, and so is whatever is kept for a conversation. A program that answers in a file
+says on its pipes only when the answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from sidecar.agents.attended import Attended
+from sidecar.agents.commands import Command, Files
+from sidecar.agents.folders import Folder
+from sidecar.agents.lines import LinesTalk
+from sidecar.agents.one_turn import OneTurn
+from sidecar.agents.partner import Partner
+from sidecar.agents.rpc import RpcTalk
+from sidecar.agents.running import Order, Runner
+from sidecar.agents.sessions import Conversations, Endings, Objection
+from sidecar.agents.talk import Talk
+from sidecar.processes import Processes, StartFailed
+from sidecar.settings.agents import CliAgent
+
+
+def is_talked_with(definition: CliAgent) -> bool:
+    """Whether its runs are turns, told and answered on pipes that stay open."""
+    return definition.patterns.input == "json-rpc" or definition.keeps_processes
+
+
+def talking_runner_from(
+    name: str, command: Command, processes: Processes, objection: Objection, endings: Endings
+) -> Runner:
+    """Makes the tries of an agent that is talked with."""
+    launch = Launching(command, processes)
+    if command.definition.keeps_processes:
+        return Conversations(name, command.definition, launch, objection=objection, endings=endings)
+    return OneTurn(launch)
+
+
+class Launching:
+    """As `partner.Launch`, for one agent."""
+
+    def __init__(self, command: Command, processes: Processes) -> None:
+        self._command = command
+        self._processes = processes
+
+    async def __call__(self, order: Order, lost: Callable[[Partner], None]) -> Partner:
+        definition, prompt = self._command.definition, order.prompt
+        talk = talk_from(definition)
+        told = talk.begin(order)
+        if definition.patterns.input == "json-rpc":
+            prompt = prompt._replace(cli_args={})  # they come with each turn
+        file = OutputFile(order, definition) if definition.patterns.output == "file" else None
+        try:
+            program = self._command.program(prompt, None if file is None else file.files)
+            attended = await Attended.start(self._processes, program, self._command.cleaning)
+        except BaseException:
+            if file is not None:
+                file.remove()
+            raise
+        return Partner(attended, talk, told, self._command.cleaning, definition, lost, file)
+
+
+def talk_from(definition: CliAgent) -> Talk:
+    """What is spoken with a process of this agent."""
+    most = definition.a2a.capabilities.max_output_size
+    if definition.patterns.input == "json-rpc":
+        return RpcTalk(most)
+    says = definition.patterns.output == "stdout"
+    return LinesTalk(definition.turn_end, definition.newlines, greets=definition.greets, says=says, max_said_bytes=most)
+
+
+class OutputFile:
+    """Where a process that answers in a file puts each answer. Its folder goes when it does."""
+
+    def __init__(self, order: Order, definition: CliAgent) -> None:
+        """Raises StartFailed where there is no room for one."""
+        try:
+            self._folder = Folder()
+        except OSError as error:
+            raise StartFailed(f"it has no folder: {os.strerror(error.errno or 0)}", error.errno) from None
+        self._name = definition.output_file_template.replace("{execution_id}", order.execution_id)
+        self._max_bytes = definition.a2a.capabilities.max_output_size
+        self.files = Files(self._folder.path, "", self._folder.at(self._name))
+
+    async def taken(self) -> bytes:
+        """The answer, which is not there any more then: the next turn has its own. Raises folders.Unreadable."""
+        return await asyncio.to_thread(self._folder.take, self._name, self._max_bytes)
+
+    def remove(self) -> None:
+        """It and its folder. Twice is no fault."""
+        self._folder.remove()
