@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_start, fell, overdue
 from sidecar.agents.partner import PATIENCE_S, Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
@@ -62,7 +63,7 @@ class OneTurn:
             exit_, failure = await partner.failed()
             end = fell(failure, exit_, partner.usage)
         finally:
-            await asyncio.shield(asyncio.ensure_future(_gone(partner, over)))
+            await to_its_end(_gone(partner, over))
         yield end
 
 

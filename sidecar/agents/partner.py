@@ -210,7 +210,8 @@ class Partner:
             self._take(self._talk.over())
         except Broken as broken:
             broke = str(broken)
-        self._lose(broke)
+        finally:
+            self._lose(broke)
 
     def _take(self, heard: Iterator[Heard]) -> None:
         for one in heard:

@@ -22,6 +22,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_start, fell, overdue
 from sidecar.agents.partner import Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
@@ -291,12 +292,8 @@ class Conversations:
         yield end
 
     async def _give_up(self, conversation: _Conversation, partner: Partner, why: str) -> None:
-        """Go on with a program that agrees, and end the process of one that does not. Also whoever does not wait for
-        that has it done before the next turn."""
-        giving_up = asyncio.get_running_loop().create_task(self._gave_up(conversation, partner, why))
-        conversation.changing = giving_up
-        await asyncio.shield(giving_up)
-        await conversation.settled()
+        """Go on with a program that agrees, and end the process of one that does not."""
+        await to_its_end(self._gave_up(conversation, partner, why))
 
     async def _gave_up(self, conversation: _Conversation, partner: Partner, why: str) -> None:
         agreed = await partner.give_up()
@@ -304,12 +301,12 @@ class Conversations:
             self._falls_silent(conversation, partner)
         elif conversation.partner is partner:
             self._let_go(conversation, why)
+        await conversation.settled()
 
     async def _fallen(self, conversation: _Conversation, partner: Partner) -> Ended:
         """The end of a turn whose process ended, or was let go of meanwhile."""
         if conversation.partner is partner:
-            failing = asyncio.get_running_loop().create_task(partner.failed())
-            exit_, failure = await asyncio.shield(failing)
+            exit_, failure = await to_its_end(partner.failed())
             if conversation.partner is partner:
                 self._let_go(conversation, partner.how)
             return fell(failure, exit_, partner.usage)
