@@ -26,6 +26,8 @@ from sidecar.errors import Refusal
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import (
+    MAX_ANSWER_KEYS,
+    MAX_ANSWER_VALUES,
     METHOD_NOT_FOUND,
     Notification,
     Request,
@@ -201,7 +203,7 @@ def _params(order: Order) -> dict[str, Any]:
 
 def _message(line: bytes) -> Request | Notification | Response:
     try:
-        return message_from(parse_json(line))
+        return message_from(parse_json(line, max_keys=MAX_ANSWER_KEYS, max_values=MAX_ANSWER_VALUES))
     except Refusal as refusal:
         raise Broken(f"it wrote a line that is no JSON-RPC message: {refusal.detail}") from None
 

@@ -132,9 +132,11 @@ def id_in(envelope: object) -> Id | None:
         return None
 
 
-def parse_json(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+def parse_json(
+    raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
+) -> Any:
     """One JSON value, read as strictly as CONTRACT 2 and threats P1-P9 ask. Raises Refusal(MALFORMED_CALL)."""
-    _refuse_excess(raw, max_depth, MAX_KEYS, MAX_VALUES)
+    _refuse_excess(raw, max_depth, max_keys, max_values)
     value = _same_again(raw)
     if value is not None:
         return value
