@@ -15,7 +15,7 @@ from typing import Final
 
 from sidecar.agents.running import Order, Said
 from sidecar.agents.talk import Answer, Broken, Heard, Unsayable
-from sidecar.settings.agents import Newlines
+from sidecar.settings.agents import CliAgent, Newlines
 
 _LINE_END: Final = b"\n"
 
@@ -98,6 +98,12 @@ class LinesTalk:
     def _bound(self, size: int) -> None:
         if size > self._max_said_bytes:
             raise Broken(f"it said more than {self._max_said_bytes} bytes")
+
+
+def is_sayable(text: str, definition: CliAgent) -> bool:
+    """Whether this prompt can be told to a program of this kind."""
+    reads_lines = definition.keeps_processes and definition.patterns.input == "stdin"
+    return not reads_lines or definition.newlines != "refuse" or len(text.splitlines()) < 2
 
 
 def _one_line(text: str, newlines: Newlines) -> str:

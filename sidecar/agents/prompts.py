@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import orjson
 
+from sidecar.agents.lines import is_sayable
 from sidecar.agents.running import Prompt
 from sidecar.policy.patterns import glob
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
@@ -134,6 +135,8 @@ def _check(text: str, definition: CliAgent) -> None:
         raise _Unsaid(at, "hold a NUL character, which no program is told")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise _Unsaid(at, "hold half of a character, which is no text")
+    if not is_sayable(text, definition):
+        raise _Unsaid(at, "say several lines, and to this agent a line is a message of its own")
     if definition.patterns.input != "args":
         return
     if size > MAX_ARGUMENT_BYTES:

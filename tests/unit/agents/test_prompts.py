@@ -156,3 +156,13 @@ def test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
     """BL-093: exactly the text, or a no."""
     prompt = prompt_from({"parts": [{"text": text}]}, agent(args=args, input_pattern="args"))
     assert isinstance(prompt, Prompt) is is_told
+
+
+@pytest.mark.parametrize(
+    "parts", [[{"text": "one"}, {"text": "two"}], [{"text": "one\u2028two"}], [{"text": "one\rtwo"}]]
+)
+def test_several_lines_are_refused_where_a_line_is_a_message(parts: list[dict[str, Any]]) -> None:
+    error = refused(*parts, mode="interactive")
+    assert error.message == "/message/parts say several lines, and to this agent a line is a message of its own"
+    for settings in ({"newlines": "json"}, {"newlines": "space"}, {"keep_alive": False}, {"agent_type": "json-rpc"}):
+        assert len(read(*parts, mode="interactive", **settings).text.splitlines()) == 2
