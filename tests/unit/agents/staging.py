@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -24,7 +25,7 @@ from sidecar.vocabulary import Caller, Principal
 
 Script = Callable[[Order], AsyncGenerator[Event]]
 ALICE, BOB = (Caller((Principal(name),), ()) for name in ("user:alice", "user:bob"))
-LEASE_S = 0.3
+LEASE_S = 0.5
 _numbers = count()
 DONE = Ended(Exit(code=0), Usage())
 SORRY = Failure(Category.TRANSIENT, "exit code 75")
@@ -161,7 +162,7 @@ def staged(
         make_runner,
         metrics,
         time.time,
-        lambda: f"run-{next(_numbers)}",
+        lambda: f"run-{os.getpid()}-{next(_numbers)}",
         holder,
         random=lambda: 0.5,
         bounds=Bounds,

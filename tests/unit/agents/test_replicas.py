@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from sidecar.agents.leases import KEY
 from sidecar.agents.record import RUNS, Execution, Failure
 from sidecar.agents.running import Ended, Event, Order, Said, Started
 from sidecar.agents.states import Category, State, Status
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import open_store
+from sidecar.limits.nodes import PREFIX
 from sidecar.loading import run_at
 from sidecar.records import Added, Bounds, StoreOut
 from sidecar.records.memory import MemoryStore
@@ -141,7 +143,8 @@ async def replicas(server: Valkey, *scripts: Script, **settings: Any) -> AsyncIt
     """As many as there are scripts, each with connections of its own."""
     with server.client() as client:
         client.flushall()
-    stores = [open_store(StoreSettings(url=server.url), time.time, deadline_s=0.2) for _ in scripts]
+        client.set(f"{PREFIX}{KEY}:since", 1)  # it was asked before: the first answer of one that was not is to wait
+    stores = [open_store(StoreSettings(url=server.url), time.time, deadline_s=0.1) for _ in scripts]
     stages = []
     for number, (script, shared) in enumerate(zip(scripts, stores, strict=True)):
         run = partial(run_at, shared)
@@ -187,7 +190,7 @@ async def test_a_run_that_waits_for_its_caller_goes_on_at_another_replica(valkey
 async def test_what_a_dead_replica_left_is_ended_by_another_once_its_time_is_over(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.2)
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.1)
     async with replicas(valkey, Working(), Working()) as (dead, alive), running(alive):
         left = await dead.begin()
         mine = await alive.begin(caller=BOB)
@@ -301,7 +304,7 @@ async def test_what_writes_runs_once_at_a_time_over_replicas_and_owners_take_tur
 
 
 async def test_what_writes_does_not_begin_while_the_store_is_out(valkey: Valkey) -> None:
-    async with replicas(valkey, says, access_type="read-write", queue_timeout=0.3) as (stage,), running(stage):
+    async with replicas(valkey, says, access_type="read-write", queue_timeout=0.1) as (stage,), running(stage):
         first = await stage.begin()
         valkey.freeze()
         try:
