@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from bench import conversations as bench
 from sidecar.agents.record import Failure
 from sidecar.agents.running import Event, Progress, Said, Started
 from sidecar.agents.sessions import MOVES, Conversations, Endings, Phase, _Conversation
@@ -423,6 +424,13 @@ async def test_turns_given_up_at_any_moment_leave_nothing_and_shift_nothing(proc
             await asyncio.wait({turn})
             said = text(await tried(chat, order(f"after {number}")))
             assert said.split(" ", 1)[1] == f"after {number}"
+
+
+@pytest.mark.parametrize(("source", "spoken"), [(bench.LINES, "stdin-stdout"), (bench.RPC, "json-rpc")])
+async def test_whatever_callers_and_programs_do_each_hears_its_own_answer(source: str, spoken: str) -> None:
+    counts = await bench.run(25, source, seed=2, agent_type=spoken)
+    assert counts["own answer"] > 5 and counts["left"] == 0
+    assert "another's answer" not in counts and "failed" not in counts
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
