@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import asyncio
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
-from typing import Final, Generic, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, Generic, NamedTuple
 
 from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Page, R, Share
 
+SWEPT_AT_ONCE: Final = 200
 _NOBODY: Final = ("", 0.0)
 
 
@@ -34,6 +37,7 @@ class MemoryStore(Generic[R]):
     _places: dict[str, _At] = field(default_factory=dict)
     _standing: defaultdict[tuple[str, str], list[_At]] = field(default_factory=lambda: defaultdict(list))
     _done: defaultdict[str, list[_At]] = field(default_factory=lambda: defaultdict(list))
+    _ends: list[tuple[float, str]] = field(default_factory=list)
     _added: int = 0
 
     async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
@@ -120,12 +124,14 @@ class MemoryStore(Generic[R]):
         return +counts
 
     async def sweep(self, now_s: float) -> int:
-        """As `Store.sweep`."""
-        done = [at.id for places in self._done.values() for at in places]
-        expired = [one for one in done if self._records[one].expires_at <= now_s]
-        for record_id in expired:
-            self._forget(record_id)
-        return len(expired)
+        """As `Store.sweep`; some at a time, so that nobody waits behind it for long."""
+        swept = 0
+        while some := self._ends[: min(SWEPT_AT_ONCE, bisect_right(self._ends, now_s, key=itemgetter(0)))]:
+            for _, record_id in some:
+                self._forget(record_id)
+            swept += len(some)
+            await asyncio.sleep(0)
+        return swept
 
     async def close(self) -> None:
         """As `Store.close`."""
@@ -151,6 +157,7 @@ class MemoryStore(Generic[R]):
         insort(self._standing[record.target, record.standing], at)
         if record.is_done:
             self._held.pop(record.id, None)
+            insort(self._ends, (record.expires_at, record.id))
             insort(self._done[record.target], at)
 
     def _lift(self, record: R) -> None:
@@ -158,6 +165,7 @@ class MemoryStore(Generic[R]):
         _remove(self._standing[record.target, record.standing], at)
         if record.is_done:
             _remove(self._done[record.target], at)
+            _remove(self._ends, (record.expires_at, record.id))
 
     def _forget(self, record_id: str) -> None:
         record = self._records.pop(record_id)
@@ -167,5 +175,5 @@ class MemoryStore(Generic[R]):
             del self._of_owner[record.owner]
 
 
-def _remove(places: list[_At], at: _At) -> None:
+def _remove(places: list[Any], at: tuple[Any, ...]) -> None:
     del places[bisect_left(places, at)]

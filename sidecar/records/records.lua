@@ -102,7 +102,7 @@ if verb == 'page' then
   return {total, found}
 end
 
--- Those of all are many: only the newest of each target and standing are looked at, as far as the page goes.
+-- Those of all are many: they are read where the page begins, from each target and standing that has any.
 if verb == 'everybody' then
   local state, limit, offset, states = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), {ARGV[2]}
   if state == '' then
@@ -111,30 +111,63 @@ if verb == 'everybody' then
       if number % 2 == 1 then states[#states + 1] = word end
     end
   end
-  local total, newest, found = 0, {}, {}
+  local from, total, skipped, newest, oldest = {}, 0, 0, -math.huge, math.huge
   for number = 5, #ARGV do
     for _, standing in ipairs(states) do
-      local from = at(ARGV[number], standing)
-      total = total + redis.call('ZCARD', from)
-      local some = redis.call('ZREVRANGE', from, 0, offset + limit - 1, 'WITHSCORES')
-      for n = 1, #some, 2 do
-        newest[#newest + 1] = {id = some[n], created = tonumber(some[n + 1]), from = from, state = standing}
-      end
+      local one = {key = at(ARGV[number], standing), state = standing, place = 0}
+      local held = redis.call('ZCARD', one.key)
+      if held > 0 then from[#from + 1] = one end
+      total = total + held
     end
   end
-  table.sort(newest, function(one, other)
-    if one.created ~= other.created then return one.created > other.created end
-    return one.id > other.id
-  end)
-  for number = offset + 1, math.min(offset + limit, #newest) do
-    local one = newest[number]
-    local target, stands, body = unpack(redis.call('HMGET', task(one.id), 'target', 'state', 'body'))
-    if stands == one.state then
-      found[#found + 1] = body
-    else
-      redis.call('ZREM', one.from, one.id)
-      if target then redis.call('ZADD', at(target, stands), one.created, one.id) end
+  local function score(one, place)
+    local some = redis.call('ZREVRANGE', one.key, place, place, 'WITHSCORES')
+    return tonumber(some[2]), some[1]
+  end
+  local function newer_than(moment)
+    local newer = 0
+    for _, one in ipairs(from) do
+      one.place = redis.call('ZCOUNT', one.key, string.format('(%.17g', moment), '+inf')
+      newer = newer + one.place
     end
+    return newer
+  end
+  -- Far back, halve the time until little is left to skip, or all that is left came at once.
+  if offset > 100 and offset < total then
+    for _, one in ipairs(from) do
+      newest, oldest = math.max(newest, (score(one, 0))), math.min(oldest, (score(one, -1)))
+    end
+    for _ = 1, 50 do
+      local moment = (newest + oldest) / 2
+      local newer = newer_than(moment)
+      if newer > offset then oldest = moment else newest = moment end
+      if newer <= offset and newer > offset - 100 then break end
+    end
+    skipped = newer_than(newest)
+  end
+  local found, astray = {}, {}
+  for _, one in ipairs(from) do one.created, one.id = score(one, one.place) end
+  for number = skipped, offset < total and math.min(offset + limit, total) - 1 or -1 do
+    local first
+    for _, one in ipairs(from) do
+      if one.id and (not first or one.created > first.created or one.created == first.created and one.id > first.id) then
+        first = one
+      end
+    end
+    if number >= offset then
+      local target, stands, body = unpack(redis.call('HMGET', task(first.id), 'target', 'state', 'body'))
+      if stands == first.state then
+        found[#found + 1] = body
+      else
+        astray[#astray + 1] = {key = first.key, id = first.id, to = target and at(target, stands), created = first.created}
+      end
+    end
+    first.place = first.place + 1
+    first.created, first.id = score(first, first.place)
+  end
+  for _, one in ipairs(astray) do
+    redis.call('ZREM', one.key, one.id)
+    if one.to then redis.call('ZADD', one.to, one.created, one.id) end
   end
   return {total, found}
 end

@@ -37,7 +37,8 @@ CREATE INDEX RECORDS_by_state ON RECORDS (state);
 """
 _DERIVED: Final = """
 CREATE INDEX IF NOT EXISTS RECORDS_newest ON RECORDS (created_at, target, state);
-CREATE INDEX IF NOT EXISTS RECORDS_of_target ON RECORDS (target, over, created_at);
+CREATE INDEX IF NOT EXISTS RECORDS_done ON RECORDS (target, created_at) WHERE over = 1;
+CREATE INDEX IF NOT EXISTS RECORDS_ends ON RECORDS (expires_at) WHERE over = 1;
 """
 _KNOWN: Final = "SELECT 1 FROM RECORDS WHERE id = ?"
 _COUNT: Final = "SELECT count(*) FROM RECORDS"
@@ -56,6 +57,7 @@ DELETE FROM RECORDS WHERE id IN (
 _ADD: Final = "INSERT INTO RECORDS VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _GET: Final = "SELECT body FROM RECORDS WHERE id = ?"
 _WANTED: Final = "target IN (SELECT value FROM json_each(?)) AND state = coalesce(?, state)"
+_AT: Final = "SELECT body FROM RECORDS WHERE rowid = ?"
 _NEWEST: Final = "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?"
 _OF_ONE: Final = f"FROM RECORDS WHERE owner = ? AND {_WANTED}"
 # One index answers all of it but the bodies, and only those of the page are read.
@@ -81,7 +83,9 @@ _TAKE: Final = "UPDATE RECORDS SET holder = ?, held_until = ? WHERE id IN (SELEC
 _LET_GO: Final = "UPDATE RECORDS SET holder = '', held_until = 0 WHERE over = 0 AND holder = ?"
 _COUNTS: Final = "SELECT state, count(*) FROM RECORDS GROUP BY state"
 _SWEEP: Final = """
-DELETE FROM RECORDS WHERE id IN (SELECT id FROM RECORDS WHERE over = 1 AND expires_at <= ? LIMIT ?)
+DELETE FROM RECORDS WHERE rowid IN (
+    SELECT rowid FROM RECORDS INDEXED BY RECORDS_ends WHERE over = 1 AND expires_at <= ? LIMIT ?
+)
 """
 
 
@@ -117,8 +121,10 @@ class SqliteStore(Generic[R]):
 
         def work(connection: sqlite3.Connection) -> tuple[list[R], int]:
             (total,) = self._do(connection, f"SELECT count(*) {whose}", wanted).fetchone()
-            rows = self._do(connection, f"SELECT body {whose} {_NEWEST}", (*wanted, page.limit, page.offset))
-            return self._kind.readable(body for (body,) in rows), int(total)
+            asked = (*wanted, page.limit, page.offset)
+            places = self._do(connection, f"SELECT rowid {whose} {_NEWEST}", asked).fetchall()
+            bodies = (self._do(connection, _AT, place).fetchone()[0] for place in places)
+            return self._kind.readable(bodies), int(total)
 
         return await self._file.run(work)
 

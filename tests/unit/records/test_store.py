@@ -106,6 +106,18 @@ async def test_a_page_of_everybodys_is_in_order_whatever_became_of_them(world: W
     assert await world.page(None, both) == (["f", "e", "c", "b", "a"], 5)
 
 
+async def test_a_page_far_back_begins_where_it_should(world: World) -> None:
+    room, count = Bounds(1000, 1000), 260
+    times = [float(number // 9) if number < 200 else 1e9 + number / 7 for number in range(count)]
+    made = [world.made(f"{n:03}", at=at, target=("writer", "researcher")[n % 2]) for n, at in enumerate(times)]
+    assert set(await asyncio.gather(*(world.store.add(one, "me", 10.0, room) for one in made))) == {Added.KEPT}
+    await asyncio.gather(*(world.store.replace(world.done(one)) for one in made[::3]))
+    newest = [one.id for one in reversed(made)]
+    for offset in (0, 59, 60, 61, 100, 101, 150, 230, 259, 260, 1000):
+        found, total = await world.page(None, Page(("researcher", "writer"), None, 50, offset))
+        assert total == count and found == newest[offset : offset + 50]
+
+
 async def test_an_owner_has_room_as_long_as_something_of_theirs_is_done(world: World) -> None:
     for name in "abc":
         assert await world.add(name) is Added.KEPT
@@ -282,7 +294,7 @@ async def test_a_file_of_the_version_before_has_no_index_for_everybodys_and_gets
     await World(before, SORTS["tasks"]).add("1")
     await before.close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP INDEX a2a_tasks_newest; DROP INDEX a2a_tasks_of_target;")
+        connection.executescript("DROP INDEX a2a_tasks_newest; DROP INDEX a2a_tasks_done; DROP INDEX a2a_tasks_ends")
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")}
     assert names == {"a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state"}
     check_file(path, TASKS)
