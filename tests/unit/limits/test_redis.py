@@ -351,6 +351,7 @@ PARTS = {
     "news between replicas, always": ("replicas.lua",),
     "`sessions.store: redis`": ("upstreams/*.lua",),
     "`tasks.store: redis`": ("tasks/*.lua", "records/*.lua", "callbacks/*.lua"),
+    "the turns of agents that write, `tasks.store: redis`": ("agents/*.lua",),
     "proofs of DPoP that are believed once": ("identity/proofs.py",),
     "checkpoints, `to: [store]`": ("audit/herald.py",),
 }
