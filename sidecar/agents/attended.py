@@ -18,9 +18,10 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from sidecar.agents.cleaning import Cleaner, Cleaning
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.record import Usage
 from sidecar.agents.usage import Meter
-from sidecar.processes import Exit, Process, Processes, Program
+from sidecar.processes import Exit, Process, Processes, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
 GATHER_S: Final = 0.05  # for more of an answer that has just begun to come: a line at a time would be an event each
@@ -75,8 +76,13 @@ class Attended:
 
     @classmethod
     async def start(cls, processes: Processes, program: Program, cleaning: Cleaning) -> Attended:
-        """Start it. Raises StartFailed. Whoever is cancelled leaves nothing behind."""
-        return cls(await processes.start(program), cleaning)
+        """Start it. Raises StartFailed. Who is cancelled hears of it when nothing of it is left."""
+        starting = asyncio.ensure_future(processes.start(program))
+        try:
+            return cls(await asyncio.shield(starting), cleaning)
+        except asyncio.CancelledError:
+            await to_its_end(_undo(starting))
+            raise
 
     @property
     def pid(self) -> int:
@@ -190,6 +196,11 @@ class Attended:
     def _time_is_over(self) -> None:
         self.timed_out = self.exit is None
         self._ended_early = _task(self._process.end(patience_s=0.0, grace_s=GRACE_S), f"ends process {self.pid}")
+
+
+async def _undo(starting: asyncio.Future[Process]) -> None:
+    with suppress(StartFailed):
+        await (await starting).end(patience_s=0.0, grace_s=SILENCE_S)  # it was hardly there, and told nothing yet
 
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sidecar.agents.ending import to_its_end
@@ -27,6 +28,7 @@ from sidecar.agents.leases import Lease, Leases
 from sidecar.agents.record import Execution, Failure, Try, Usage
 from sidecar.agents.retrying import rest_s
 from sidecar.agents.running import Ended, Event, Order, Prompt, Runner, Said, Started
+from sidecar.agents.sanitizing import KeptEnd
 from sidecar.agents.saving import Saving
 from sidecar.agents.states import Category, State, Status
 from sidecar.agents.telling import StreamResponse, Told, after, anew, stood
@@ -92,10 +94,11 @@ class Course:
     _lease: Lease | None = None
     _last: tuple[StreamResponse, ...] = ()
     _heard_of_turn: str = ""
+    _said: KeptEnd = field(default_factory=partial(KeptEnd, MAX_OUTPUT_CHARS))
 
     def __post_init__(self) -> None:
         self.hearers = Hearers(lambda: self.record.task)
-        self.saving = Saving(self.means.store, lambda: self.record, self._asked, self._lost)
+        self.saving = Saving(self.means.store, self._newest, self._asked, self._lost)
 
     async def run(self) -> None:
         """All of it. Whoever is cancelled here leaves its record as a kill would; `give_up` is the way to end it."""
@@ -123,7 +126,7 @@ class Course:
         """The run as it may be told: an end only once the store has it, unless that is out."""
         if self.is_ending:
             await self._settled()
-        return self.record
+        return self._newest()
 
     def give_up(self, because: GivenUp) -> None:
         """End it, if it has no end yet. The first word holds."""
@@ -211,6 +214,7 @@ class Course:
             failure=None, usage=Usage(), output="", output_bytes=0,
         )  # fmt: skip
         timeout_s = self.offer.definition.timeout
+        self._said = KeptEnd(MAX_OUTPUT_CHARS)
         told = self.offer.runner.run(self._order(attempt, timeout_s))
         try:
             async with asyncio.timeout(timeout_s + OVERTIME_S):
@@ -240,9 +244,9 @@ class Course:
         if isinstance(event, Started):
             self.record = self.record._replace(pid=event.pid)
         elif isinstance(event, Said):
-            output = (self.record.output + event.text)[-MAX_OUTPUT_CHARS:]
+            self._said.add(event.text)
             size = self.record.output_bytes + len(event.text.encode())
-            self.record = self.record._replace(output=output, output_bytes=size)
+            self.record = self.record._replace(output_bytes=size)
         self._tell(after(self.record.task, event, self._now()))
 
     def _ended(self, event: Ended, attempt: int) -> float | None:
@@ -307,6 +311,12 @@ class Course:
         self.saving.spoke()
         self.hearers.tell(events)
 
+    def _newest(self) -> Execution:
+        """The run with what is kept of its answer. That is made when it is wanted: it is work."""
+        if output := self._said.text():
+            self.record = self.record._replace(output=output)
+        return self.record
+
     def _asked(self) -> None:
         self.record = self.record._replace(cancel_requested=True)
         self.give_up(GivenUp(State.CANCELLED, "it was cancelled"))
@@ -314,6 +324,7 @@ class Course:
     def _lost(self, theirs: Execution | None) -> None:
         """It is somebody else's, who ended it: what there is goes for what was."""
         log.warning("a run was taken for left behind, and is given up", extra={"run": self.record.id})
+        self._said = KeptEnd(MAX_OUTPUT_CHARS)
         if theirs is not None:
             self.record, self._last = theirs, ({"task": theirs.task},)
         else:

@@ -23,6 +23,7 @@ from sidecar.agents.leases import LEASE_S, Leases
 from sidecar.agents.left_behind import left_behind
 from sidecar.agents.record import Execution, Failure, Transition
 from sidecar.agents.running import Prompt, Runner
+from sidecar.agents.sanitizing import kept_beginning
 from sidecar.agents.states import Category, State, Status
 from sidecar.agents.telling import WAITS, StreamResponse, begun, stood, went_on
 from sidecar.agents.turns import Turns
@@ -137,7 +138,7 @@ class Executions:
             context,
             created_at=now_s,
             expires_at=now_s + self.keep_s(),
-            input=prompt.text[:MAX_INPUT_CHARS],
+            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
             task=begun(execution_id, context, prompt.message, now_s),
             schedule=schedule,
             transitions=(Transition(State.IDLE, now_s, "it was ordered"),),
@@ -167,7 +168,7 @@ class Executions:
             raise Refusal(Reason.TOO_LARGE, "this task has become too large: begin another")
         anew = record._replace(
             caller=caller,
-            input=prompt.text[:MAX_INPUT_CHARS],
+            input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
             task=task,
             status=None,
             transitions=(*record.transitions[-MAX_TRANSITIONS:], Transition(State.IDLE, now_s, "it goes on")),

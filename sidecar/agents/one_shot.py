@@ -14,6 +14,7 @@ from typing import Final
 
 from sidecar.agents.attended import GRACE_S, Attended, LastWords
 from sidecar.agents.commands import Command, Files
+from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_exit, failure_of_start, fell, overdue
 from sidecar.agents.folders import Folder, Unreadable, sweep
 from sidecar.agents.record import Failure
@@ -91,7 +92,7 @@ class OneShot:
                 async for event in events:
                     yield event
         finally:
-            await asyncio.shield(asyncio.ensure_future(attended.end(grace_s=self._grace_s)))
+            await to_its_end(attended.end(grace_s=self._grace_s))
 
     async def _heard(self, attended: Attended, order: Order, folder: Folder | None) -> AsyncGenerator[Event]:
         """What it says, and what its end means."""

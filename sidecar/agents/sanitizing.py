@@ -59,11 +59,24 @@ def sanitized(text: str) -> str:
 
 def kept_beginning(text: str, max_chars: int) -> str:
     """The beginning of a prompt, as it is kept."""
-    kept = sanitized(text[: max_chars + _MARGIN_CHARS])
-    return kept if len(kept) <= max_chars else kept[: max_chars - 1] + "…"
+    return sanitized(text[: max_chars + _MARGIN_CHARS])[:max_chars]
 
 
-def kept_end(text: str, max_chars: int) -> str:
-    """The end of an answer, as it is kept. Give it more than is kept: a key is known by its beginning."""
-    kept = sanitized(text[-(max_chars + _MARGIN_CHARS) :])
-    return kept if len(kept) <= max_chars else "…" + kept[-(max_chars - 1) :]
+class KeptEnd:
+    """The end of an answer, as it is kept, while the answer comes."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._said = ""
+        self._kept: str | None = ""
+
+    def add(self, text: str) -> None:
+        """More of it."""
+        self._said = (self._said + text)[-(self._max_chars + _MARGIN_CHARS) :]
+        self._kept = None
+
+    def text(self) -> str:
+        """As it is now. Only what was added since the last time is work."""
+        if self._kept is None:
+            self._kept = sanitized(self._said)[-self._max_chars :]
+        return self._kept

@@ -102,6 +102,13 @@ async def test_what_a_program_says_of_itself_is_its_state() -> None:
             assert run.task["status"]["message"]["parts"] == [{"text": "no sheep"}]
 
 
+async def test_what_is_kept_of_prompt_and_answer_has_no_secrets_and_the_task_is_its_callers_own() -> None:
+    async with running(staged(says)) as stage:
+        run = await stage.over(await stage.begin("use password=hunter2 today"))
+    assert (run.input, run.output) == ("use password=[redacted] today",) * 2
+    assert words(run) == "use password=hunter2 today"
+
+
 async def test_of_a_long_output_the_record_keeps_the_end_and_the_task_all() -> None:
     async def script(order: Order) -> AsyncGenerator[Event]:
         yield Started(1)
