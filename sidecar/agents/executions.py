@@ -126,7 +126,7 @@ class Executions:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str, *, schedule: str = "") -> Execution:
+    async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
         """A new run, which waits for its turn from now on; it is kept when this returns. Raises Refusal:
         TOO_MANY_CONCURRENT where its queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, execution_id = self._offer_of(name), self.clock(), self.new_id()
@@ -140,7 +140,7 @@ class Executions:
             expires_at=now_s + self.keep_s(),
             input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
             task=begun(execution_id, context, prompt.message, now_s),
-            schedule=schedule,
+            schedule=caller.schedule,
             transitions=(Transition(State.IDLE, now_s, "it was ordered"),),
             max_retries=offer.definition.tries - 1,
             timeout_s=offer.definition.timeout,

@@ -31,7 +31,8 @@ LOOK_EVERY_S: Final = 1.0
 TAKE_EVERY_S: Final = 3.0
 HELD_S: Final = 15.0
 SWEEP_EVERY_S: Final = 3600.0
-MOST_AT_ONCE: Final = 20  # of one schedule, with `overlap: allow`
+AT_ONCE: Final = 16  # schedules that are seen to
+MOST_AT_ONCE: Final = 20  # runs of one schedule, with `overlap: allow`
 MOST_CONFLICTS: Final = 10
 FIRST_REST_S: Final = 1.0
 LONGEST_REST_S: Final = 30.0
@@ -108,11 +109,12 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class _Rest:
-    """Until when an order that was refused for what passes is not tried again."""
+    """Until when an order that was refused for what passes is not tried again, and how long the rest after that is."""
 
-    until_s: float
-    next_s: float
-    why: str
+    due_s: float
+    until_s: float = 0.0
+    next_s: float = FIRST_REST_S
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -129,9 +131,11 @@ class Scheduler:
     _hands: dict[str, Standing] = field(default_factory=dict)
     _known: dict[str, Standing] = field(default_factory=dict)
     _reckoned: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
-    _rests: dict[tuple[str, float], _Rest] = field(default_factory=dict)
+    _rests: dict[str, _Rest] = field(default_factory=dict)
     _taken_s: float | None = None
     _swept_s: float | None = None
+    _is_out: bool = False
+    _at_once: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, AT_ONCE))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
 
@@ -155,8 +159,11 @@ class Scheduler:
             if anew:
                 await self._take(named, now_s)
         except StoreOut as out:
-            log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
+            if not self._is_out:  # each look would say so
+                log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
+            self._is_out = True
             return
+        self._is_out = False
         await asyncio.gather(*(self._see_to(named.get(one), one, anew=anew) for one in list(self._hands)))
 
     async def close(self) -> None:
@@ -176,6 +183,8 @@ class Scheduler:
         self._hands = {one.id: one for one in taken}
         self._known = {one.id: one for one in everything}
         self._taken_s = now_s
+        self._rests = {known: rest for known, rest in self._rests.items() if known in named}
+        self._reckoned = {known: reckoned for known, reckoned in self._reckoned.items() if known in named}
         for one in named.values():
             standing = self._known.get(one.id)
             if standing is not None and standing.is_done:
@@ -193,10 +202,11 @@ class Scheduler:
 
     async def _see_to(self, one: Named | None, known_as: str, *, anew: bool) -> None:
         try:
-            if one is None:
-                await self._part_with(known_as)
-            else:
-                await self._keep_up(one, anew=anew)
+            async with self._at_once:  # callers have their turns in between
+                if one is None:
+                    await self._part_with(known_as)
+                else:
+                    await self._keep_up(one, anew=anew)
         except StoreOut as out:  # it is still ours, and seen to with the next look
             log.warning("the store is out", extra={"schedule": known_as, "error": str(out)})
         except Exception:  # a bug in one schedule is no other's trouble
@@ -242,41 +252,37 @@ class Scheduler:
         if owes is None:
             return
         if not owes.in_time:
-            await self._settle(one, owes, Result.MISSED, self._why_late(one, owes))
+            await self._settle(one, owes, Result.MISSED, self._rest_of(one, owes).why)
         elif len(standing.running) >= (1 if schedule.overlap == "skip" else MOST_AT_ONCE):
             await self._settle(one, owes, Result.SKIPPED, "the run before goes on")
         else:
             await self._order(one, standing, owes)
 
     async def _order(self, one: Named, standing: Standing, owes: Owed) -> None:
-        task, place = standing.task_for(owes.due_s), (one.id, owes.due_s)
-        rest = self._rests.get(place)
-        if rest is not None and self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
+        task, rest = standing.task_for(owes.due_s), self._rest_of(one, owes)
+        if self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
             return
         try:
             if await self.orders.runner.means.store.get(task) is None:  # else whoever ordered it died, or was slow
                 await self._place(one, task, BY_CLOCK)
         except Refusal as refusal:
             if refusal.reason in PASSING:
-                self._again_later(one, owes, refusal)
+                self._again_later(one, rest, refusal)
             else:
                 await self._settle(one, owes, Result.REFUSED, refusal.reason)
             return
-        self._rests.pop(place, None)
         if await self._changes(one, lambda was: was.ordered(Run(task, owes.due_s))):
             self._count(one, Result.MISSED, owes.missed)
 
-    def _again_later(self, one: Named, owes: Owed, refusal: Refusal) -> None:
-        rest = self._rests.get((one.id, owes.due_s)) or _Rest(0.0, FIRST_REST_S, "")
+    def _again_later(self, one: Named, rest: _Rest, refusal: Refusal) -> None:
         rest.until_s, rest.why = self._now_s + rest.next_s, refusal.reason
         rest.next_s = min(2 * rest.next_s, LONGEST_REST_S)
-        self._rests = {at: other for at, other in self._rests.items() if at[0] != one.id}  # one at a time
-        self._rests[one.id, owes.due_s] = rest
+        self._rests[one.id] = rest
         log.warning("a scheduled run cannot begin yet", extra={**_about(one), "reason": refusal.reason.value})
 
-    def _why_late(self, one: Named, owes: Owed) -> str:
-        rest = self._rests.pop((one.id, owes.due_s), None)
-        return rest.why if rest is not None else ""
+    def _rest_of(self, one: Named, owes: Owed) -> _Rest:
+        rest = self._rests.get(one.id)
+        return rest if rest is not None and rest.due_s == owes.due_s else _Rest(owes.due_s)
 
     async def _settle(self, one: Named, owes: Owed, result: Result, why: str) -> None:
         if await self._changes(one, lambda was: was.settled(owes.due_s, result, why)):

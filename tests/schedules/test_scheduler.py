@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.errors import Reason, Refusal
+from sidecar.records import MemoryStore, StoreOut
 from sidecar.schedules.states import Result, State
+from sidecar.task_api.records import Record
 from sidecar.task_api.records import State as TaskState
 from tests.a2a.test_task_api import DONE, WORKING, busy
 from tests.a2a.world import task
@@ -297,3 +301,65 @@ async def test_how_a_schedule_stands_is_kept_for_a_month_after_it_is_gone(tmp_pa
         await works.replicas[0].scheduler.look()
         again = await works.standing()
         assert (again.is_done, again.state, again.settled_s) == (False, State.ACTIVE, works.now_s)
+
+
+async def test_while_the_store_is_out_nothing_runs_and_afterwards_once(tmp_path: Path, valkey: Valkey) -> None:
+    with valkey.client() as client:
+        client.flushall()
+    async with clockwork(tmp_path, store="redis", url=valkey.url) as works:
+        await works.at("12:00:30")
+        scheduler = works.replicas[0].scheduler
+        with valkey.frozen():
+            for minute in ("12:01:00", "12:01:04"):
+                await works.at(minute)
+            assert not scheduler.up
+            with pytest.raises(Refusal) as raised:
+                await scheduler.list()
+            assert raised.value.reason is Reason.STORE_UNAVAILABLE
+        async with asyncio.timeout(30):
+            while not works.told():  # a store that was out is asked again after a rest
+                works.now_s += 1
+                await scheduler.look()
+                await asyncio.sleep(0.02)
+        await works.settle()
+        assert scheduler.up and len(works.told()) == 1
+
+
+async def test_a_task_of_which_nobody_heard_that_it_was_kept_is_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, lost = MemoryStore.add, [1]
+
+    async def kept_unheard(self: MemoryStore[Any], record: Any, *more: Any) -> Any:
+        added = await add(self, record, *more)
+        if isinstance(record, Record) and lost:
+            lost.pop()
+            raise StoreOut("no reply")
+        return added
+
+    monkeypatch.setattr(MemoryStore, "add", kept_unheard)
+    async with clockwork(tmp_path) as works:
+        for minute in ("12:00:30", "12:01:00", "12:01:02"):
+            await works.at(minute)
+            await works.replicas[0].runner.look()
+        await works.settle()
+        await works.at("12:01:10")
+        assert len(works.told()) == 1 and works.counted.ran == {("minutely", "success"): 1}
+
+
+async def test_of_two_who_order_at_once_one_is_charged(tmp_path: Path) -> None:
+    rules = {"nhi_to_nhi": "p, nhi:minutely, nhi:researcher, use, -, 2, -, allow\n"}
+    async with clockwork(tmp_path, rules=rules, replicas=2) as works:
+        await works.at("12:00:30")
+        one, two = works.replicas
+        named = one.scheduler._of("minutely")
+        task_id = (await works.standing()).task_for(works.now_s)
+        await asyncio.gather(*(replica.scheduler._place(named, task_id, "schedule") for replica in (one, two)))
+        await works.settle()
+        assert len(works.told()) == 1
+        ends = [(end["http_status"], end["limits"][0]["charged"]) for end in works.world.ends() if end["limits"]]
+        assert sorted(ends)[:2] == [(200, 0), (201, 1)]
+        await one.scheduler.run_now("minutely", "me")
+        with pytest.raises(Refusal) as raised:
+            await one.scheduler.run_now("minutely", "me")
+        assert raised.value.reason in (Reason.RATE_LIMITED, Reason.TOO_MANY_CONCURRENT)

@@ -40,7 +40,8 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         path = tmp_path / "sidecar.yaml"
         path.write_text(path.read_text().replace(YEARLY, YEARLY.replace("minutely", "other")))
         await app.reload("test")
-        await until(lambda: [*app.status()["schedules"]] == ["other"])
+        await app.scheduler.look()
+        assert [*app.status()["schedules"]] == ["other"]
         assert app.readiness()[0]
 
 
