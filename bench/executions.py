@@ -1,7 +1,7 @@
 """Does each of many runs end as its program did, and leave nothing?
 
-`python -m bench.executions [RUNS]` has eight callers order runs of one program, two at a time each, kept in a file. By lot a
-run says its number, fails for good, fails once and is tried again, takes too long, leaves a child that left its
+`python -m bench.executions [RUNS]` has eight callers order runs of one program, two at a time each, kept in a file. By
+lot a run says its number, fails for good, fails once and is tried again, takes too long, leaves a child that left its
 session, or is cancelled at a moment drawn by lot. Meanwhile it is counted how many are at work at once; afterwards what
 became of them, and what is left of processes, descriptors and memory.
 """

@@ -89,6 +89,7 @@ class Executions:
     _courses: dict[str, Course] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _held_s: float = float("-inf")
     _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -399,6 +400,7 @@ class Executions:
     async def _look(self) -> None:
         """Raises StoreOut."""
         now_s = self.clock()
+        held_s, was_held_s = time.monotonic(), self._held_s
         known = {one: course.saving.revision for one, course in self._courses.items()}
         for record in await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE, known):
             course = self._courses.get(record.id)
@@ -406,6 +408,10 @@ class Executions:
                 course.saving.look(record)
             else:
                 await self._left_behind(record)
+        self._held_s = held_s
+        if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
+            for course in self._courses.values():
+                course.saving.moved()
 
     async def _left_behind(self, record: Execution) -> None:
         """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there."""

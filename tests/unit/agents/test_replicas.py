@@ -232,6 +232,21 @@ async def test_a_run_that_was_taken_for_left_behind_is_given_up_and_what_the_sto
         assert not there
 
 
+async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_own_any_more(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.1)
+    work = Working()
+    async with replicas(valkey, work, says) as (silent, other), running(other):
+        execution_id = await silent.begin()
+        await silent.until(execution_id, State.RUNNING)
+        ended = await other.over(execution_id)
+        async with running(silent), asyncio.timeout(2):
+            while work.there:
+                await asyncio.sleep(0.01)
+        assert await silent.get(execution_id) == ended
+
+
 async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back(valkey: Valkey) -> None:
     work = Working()
     async with replicas(valkey, work) as (stage,), running(stage):
