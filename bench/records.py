@@ -1,6 +1,6 @@
 """Does a store of records stay fast where it keeps as many as it may?
 
-    python -m bench.records [--records 100000]
+    python -m bench.records [--records 100000] [--under-way 100]
 
 Runs of twenty agents, of a hundred owners, in each of the three stores; then each verb, several times: the median and
 the slowest, in milliseconds. The server is a Valkey of its own, the file one in a folder that is gone afterwards.
@@ -53,12 +53,12 @@ def made(number: int, **more: Any) -> Execution:
     return run(id=f"run-{number}", output="x" * 1000, **{**when, **whose, **more})
 
 
-async def fill(store: Store[Execution], records: int) -> None:
-    """As runs come and go: one in a thousand is still under way."""
+async def fill(store: Store[Execution], records: int, under_way: int) -> None:
+    """As runs come and go: so many are still under way."""
 
     async def one(number: int) -> None:
         status = Status.SUCCESS if number % 7 else Status.FAILURE
-        state = {"state": State.RUNNING} if number % 1000 == 0 else {"status": status}
+        state = {"state": State.RUNNING} if number % (records // under_way) == 0 else {"status": status}
         await surely(lambda: store.add(made(number), "me", 1e9, ROOM))
         await surely(lambda: store.replace(made(number, revision=1, **state)))
 
@@ -96,10 +96,10 @@ def verbs_of(store: Store[Execution], records: int) -> Verbs:
     }
 
 
-async def measured(how: str, records: int, url: str) -> Mapping[str, list[float]]:
+async def measured(how: str, records: int, under_way: int, url: str) -> Mapping[str, list[float]]:
     with TemporaryDirectory() as folder:
         async with opened(how, Path(folder), url) as store:
-            await fill(store, records)
+            await fill(store, records, under_way)
             took: dict[str, list[float]] = {}
             for name, verb in verbs_of(store, records).items():
                 for _ in range(TIMES):
@@ -112,9 +112,10 @@ async def measured(how: str, records: int, url: str) -> Mapping[str, list[float]
 
 @click.command()
 @click.option("--records", default=100_000, show_default=True)
-def main(records: int) -> None:
+@click.option("--under-way", default=100, show_default=True)
+def main(records: int, under_way: int) -> None:
     with running_valkey() as server:
-        told = {how: asyncio.run(measured(how, records, server.url)) for how in ("memory", "file", "redis")}
+        told = {how: asyncio.run(measured(how, records, under_way, server.url)) for how in ("memory", "file", "redis")}
     click.echo(f"{records} records; median and slowest of {TIMES}, ms" + "".join(f"{how:>20}" for how in told))
     for name in told["memory"]:
         figures = (f"{statistics.median(one[name]):10.2f} {max(one[name]):9.2f}" for one in told.values())

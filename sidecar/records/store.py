@@ -112,9 +112,10 @@ class Store(Protocol[R]):
         self, holder: str, now_s: float, until_s: float, share: Share, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
         """What is not done and is this holder's, or nobody's any more, as much as they have room for: it is theirs
-        until then. What is theirs already comes first, then the oldest. Nobody holds anything for twice as long as
-        they want it: who seems to had a clock that was ahead. What is in the revision that is `known` by its id is held
-        and not told: whoever looks every second need not hear all of it each time."""
+        until then. What is theirs already comes first, then the oldest, or in Redis what was free for longest. Nobody
+        holds anything for twice as long as they want it: who seems to had a clock that was ahead. What is in the
+        revision that is `known` by its id is held and not told: whoever looks every second need not hear all of it each
+        time."""
 
     async def let_go(self, holder: str) -> None:
         """Nothing is this holder's any more."""

@@ -48,7 +48,8 @@ async def told(world: World, steps: list[Step]) -> list[Any]:
             said.append(await store.reopen(changed, who, now + few))
         elif verb == "take":
             known = {name: choice} if standing is None else {name: standing.revision - choice % 2}
-            said.append(await store.take(who, now, now + few, Share(few, 2), known))
+            taken = await store.take(who, now, now + few, Share(), known)  # in what order is the store's own affair
+            said.append(sorted(taken, key=lambda one: one.id))
         elif verb == "let_go":
             said.append(await store.let_go(who))
         else:
