@@ -251,6 +251,8 @@ class Course:
 
     def _ended(self, event: Ended, attempt: int) -> float | None:
         """What a try came to; how long to rest before the next one."""
+        if self.saving.is_lost:
+            return None
         if event.timed_out and event.failure is None:
             why = f"it did not end within {self.offer.definition.timeout:g} s"
             event = replace(event, failure=Failure(Category.AGENT, why))

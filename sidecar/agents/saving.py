@@ -43,8 +43,9 @@ class Saving:
 
     def spoke(self) -> None:
         """There is more of it, which may wait."""
-        self._settled.clear()
-        self._changed.set()
+        if not self.is_lost:
+            self._settled.clear()
+            self._changed.set()
 
     def moved(self) -> None:
         """It is in another state."""

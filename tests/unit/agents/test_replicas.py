@@ -245,6 +245,7 @@ async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_o
             while work.there:
                 await asyncio.sleep(0.01)
         assert await silent.get(execution_id) == ended
+        assert not silent.executions._courses
 
 
 async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back(valkey: Valkey) -> None:

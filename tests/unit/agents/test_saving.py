@@ -1,0 +1,79 @@
+"""When is what is known of a run in the store, and what if somebody else wrote there?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from sidecar.agents.record import Execution, Transition
+from sidecar.agents.saving import Saving
+from sidecar.agents.states import State
+from sidecar.records import Bounds
+from sidecar.records.memory import MemoryStore
+from tests.unit.agents.runs import run
+
+
+class Watched:
+    """One run whose writes are watched."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore[Execution]()
+        self.record = run(id="1", transitions=(Transition(State.IDLE, 0.0),), state=State.IDLE, status=None)
+        self.asked, self.lost = 0, list[Execution | None]()
+        self.saving = Saving(self.store, lambda: self.record, self._ask, self.lost.append)
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+    async def __aenter__(self) -> Watched:
+        await self.store.add(self.record, "me", 10.0, Bounds())
+        self._writing = asyncio.create_task(self.saving.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writing.cancel()
+
+    async def kept(self) -> Execution:
+        found = await self.store.get("1")
+        assert found is not None
+        return found
+
+
+async def settled(saving: Saving) -> None:
+    async with asyncio.timeout(1):
+        await saving.settle()
+
+
+async def test_what_it_says_waits_and_each_state_does_not() -> None:
+    async with Watched() as one:
+        one.saving.spoke()
+        await settled(one.saving)
+        one.record = one.record._replace(output="more")
+        one.saving.spoke()
+        await asyncio.sleep(0.02)
+        assert (await one.kept()).output == ""
+        one.record = one.record.moved(State.STARTING, 1.0)
+        one.saving.moved()
+        await settled(one.saving)
+        assert ((await one.kept()).output, (await one.kept()).state) == ("more", State.STARTING)
+
+
+async def test_a_reply_that_got_lost_is_no_fault_and_who_asks_to_give_it_up_is_heard() -> None:
+    async with Watched() as one:
+        revision = one.record.revision
+        await one.store.replace(one.record._replace(revision=revision + 1))  # it was ours, and we did not hear of it
+        one.saving.moved()
+        await settled(one.saving)
+        await one.store.replace((await one.kept())._replace(revision=revision + 3, cancel_requested=True))
+        one.saving.moved()
+        await settled(one.saving)
+        assert (one.asked, one.lost, (await one.kept()).revision) == (1, [], revision + 4)
+
+
+async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again() -> None:
+    async with Watched() as one:
+        theirs = one.record.moved(State.FAILED, 5.0, "the sidecar stopped")._replace(revision=one.record.revision + 1)
+        await one.store.replace(theirs)
+        for _ in range(2):
+            one.saving.moved()
+            await settled(one.saving)
+        assert (one.lost, await one.kept()) == ([theirs], theirs)
