@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OPENAPI = ROOT / "docs" / "openapi.json"
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
-_REFUSED = re.compile(r"[^.]*\bnot supported by this version\.", re.IGNORECASE)
 _CODE_OR_TAG = re.compile(r"`[^`]*`|<")
 
 Schema = Mapping[str, Any]
@@ -54,19 +53,14 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence
 
 
 def settings() -> str:
-    """Every setting that this version obeys, section by section, and the names that it refuses."""
+    """Every setting, section by section."""
     schema = json_schema(Settings, "sidecar.yaml")
     parts: list[str] = []
-    refused: list[str] = []
     for where, section in _sections(schema, schema, ""):
         rows = [_setting(schema, section, key, value) for key, value in section["properties"].items()]
         parts += [f"### `{where}`" if where else "### At the top", "", section["description"], ""]
-        parts += [table(("key", "value", "default", "meaning"), [row for row in rows if row]), ""]
-        refused += [
-            f"{where}.{key}".lstrip(".") for key, row in zip(section["properties"], rows, strict=True) if not row
-        ]
-    parts.append("Known names that this version refuses: " + ", ".join(f"`{name}`" for name in refused) + ".")
-    return "\n".join(parts)
+        parts += [table(("key", "value", "default", "meaning"), rows), ""]
+    return "\n".join(parts).rstrip("\n")
 
 
 def _sections(root: Schema, section: Schema, where: str) -> Iterator[tuple[str, Schema]]:
@@ -89,16 +83,11 @@ def _inside(root: Schema, value: Schema) -> Iterator[tuple[str, Schema]]:
         yield from _inside(root, choice)
 
 
-def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[str, ...] | None:
-    """One row; None for a name that is known and refused."""
+def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[str, ...]:
+    """One row."""
     told = value.get("description") or next((inner["description"] for _, inner in _inside(root, value)), "")
-    told = " ".join(told.split())
-    meaning = _REFUSED.sub("", told).strip()
-    if meaning != told and told.endswith("Not supported by this version."):
-        return None
-    refused = set(re.findall(r"`(\w+)`", " ".join(_REFUSED.findall(told))))
     default = "needed" if key in section.get("required", ()) else _default(value)
-    return f"`{key}`", _kind(value, refused), default, _CODE_OR_TAG.sub(_without_tag, meaning)
+    return f"`{key}`", _kind(value), default, _CODE_OR_TAG.sub(_without_tag, " ".join(told.split()))
 
 
 def _without_tag(found: re.Match[str]) -> str:
@@ -114,12 +103,12 @@ def _default(value: Schema) -> str:
 
 
 def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("\n", "\\n")
 
 
-def _kind(value: Schema, refused: Set[str]) -> str:
+def _kind(value: Schema) -> str:
     if "enum" in value:
-        return " or ".join(f"`{word}`" for word in value["enum"] if word not in refused)
+        return " or ".join(f"`{word}`" for word in value["enum"])
     if "const" in value:
         return f"`{value['const']}`"
     if "$ref" in value or "patternProperties" in value:
@@ -129,9 +118,9 @@ def _kind(value: Schema, refused: Set[str]) -> str:
     if "ms|" in patterns or "KiB" in patterns:
         return "duration" if "ms|" in patterns else "size"
     if choices:
-        return " or ".join(dict.fromkeys(_kind(choice, refused) for choice in choices))
+        return " or ".join(dict.fromkeys(_kind(choice) for choice in choices))
     if value.get("type") == "array":
-        return "list of " + _kind(value["items"], refused).replace("section", "sections").replace(" or ", ", ")
+        return "list of " + _kind(value["items"]).replace("section", "sections").replace(" or ", ", ")
     if value.get("type") == "object":
         return "map"
     if "examples" in value:

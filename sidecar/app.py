@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sidecar import __version__
+from sidecar.agents.executions import Executions
 from sidecar.audit import Audit
 from sidecar.callbacks import Callbacks
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, object_of
@@ -35,8 +36,9 @@ from sidecar.limits import Limiter
 from sidecar.limits.showing import Showing, Wanted
 from sidecar.listeners import Listener, check_fast_parser
 from sidecar.listening import Listening
-from sidecar.loading import first_snapshot, next_snapshot
+from sidecar.loading import executions_from, first_snapshot, next_snapshot, run_store_from
 from sidecar.metrics import Metrics
+from sidecar.oversight import Standing
 from sidecar.pipeline import Pipeline
 from sidecar.processes import Processes
 from sidecar.reloading import Reloader
@@ -69,6 +71,7 @@ class App:
     metrics: Metrics
     evidence: Evidence
     processes: Processes
+    executions: Executions
     follower: Follower
     shared: Shared
     pipeline: Pipeline
@@ -102,26 +105,31 @@ class App:
         async with AsyncExitStack() as undo:
             data = take(settings.server.listen, undo, path)
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-            metrics = Metrics(upstreams=tuple(settings.upstreams))
+            metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents))
             evidence = Evidence.open(settings, metrics)
             undo.push_async_callback(evidence.audit.close)
             seen = look_at(path, settings)  # before it is read: what is written from now on is a change
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
+            shared = Shared.open(settings, metrics, evidence.audit, undo)
+            runs, common = run_store_from(settings, shared.limiter.store), shared.limiter.store
+            executions = executions_from(settings, runs, common, processes, metrics, evidence.audit.new_id)
+            undo.push_async_callback(executions.close, 0.0)
             follower = Follower(processes, time.time, secrets.SystemRandom().random, metrics)
+            prove = partial(first_snapshot, processes=processes, executions=executions)
             if has_source:
-                prove = partial(first_snapshot, base_url="", processes=processes, make_keys=False)
-                await follower.begin(settings, prove)
+                await follower.begin(settings, partial(prove, base_url="", make_keys=False))
                 settings = load_settings(path, environ)
-            first = first_snapshot(settings, base_url_of(settings, data), processes)
+            first = prove(settings, base_url_of(settings, data))
+            executions.offer(first.settings.agents)
             seen = with_made(seen, settings)
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = Ledger.open(settings.data / LEDGER_FILE)
-            shared = Shared.open(settings, metrics, evidence.audit, undo)
             evidence.publish_at(shared.limiter.store)
             way = way_from(settings, first, ledger, shared, evidence, metrics)
-            app = cls(path, environ, settings, metrics, evidence, processes, follower, shared, *way, seen)
+            beside = (evidence, processes, executions, follower, shared)
+            app = cls(path, environ, settings, metrics, *beside, *way, seen)
             await shared.greet()
             await evidence.look_back()
             await app.switch.sync()  # whom other replicas disabled, before the first call
@@ -137,8 +145,9 @@ class App:
         self.live, self.switch = self.pipeline.live, self.pipeline.switch
         self.sessions = self.pipeline.exchanges.sessions
         live, witness = self.live, self.evidence.witness
+        self.executions.objection = Standing(live, self.switch).ends
         self.watcher = Watcher(self.path, lambda: live.current.settings, seen)
-        build = partial(next_snapshot, self.path, self.environ, self.processes)
+        build = partial(next_snapshot, self.path, self.environ, self.processes, self.executions)
         self.reloader = Reloader(live, build, self.watcher, self.metrics, witness=witness, serves=self._now_serving)
         self.enforcement = Enforcement(self.pipeline, self.evidence)
         self.drift = DriftWatch(live, self.metrics, witness, time.monotonic)
@@ -149,6 +158,7 @@ class App:
         self.standing = Status(
             self.settings,
             self.pipeline,
+            self.executions,
             self.shared.counting,
             self.callbacks,
             self.scheduler,
@@ -179,11 +189,13 @@ class App:
         """Not ready at once; calls in flight finish within the grace time; the evidence is closed last."""
         now_s, grace_s = asyncio.get_running_loop().time, self.settings.server.shutdown_grace_s
         until_s = now_s() + grace_s
+        self.executions.drain()
         await self.pipeline.drain(grace_s)  # who comes meanwhile hears 503, not silence
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
         await self.scheduler.close()
         await self.pipeline.task_front.runner.stop(max(0.0, until_s - now_s()))
+        await self.executions.close(max(0.0, until_s - now_s()))
         await self.reloader.close()
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
@@ -210,6 +222,7 @@ class App:
             ("forgetting callbacks", self.callbacks.run_sweeps),
             ("the task API", self.pipeline.task_front.runner.run),
             ("what runs by the clock", self.scheduler.run),
+            ("runs of programs", self.executions.run),
             ("the kill switch", self.switch.run),
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
@@ -234,6 +247,7 @@ class App:
 
     async def _now_serving(self) -> None:
         """A snapshot came into force: tell those who must know of it."""
+        self.executions.offer(self.live.current.settings.agents)
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
         self.listening.part_with_stale()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,16 +17,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from sidecar import records
+from sidecar.agents.executions import Executions
 from sidecar.agents.record import RUNS, Execution
+from sidecar.agents.runner import runner_from
+from sidecar.agents.sessions import Endings
+from sidecar.agents.wire import cli_agent_from
 from sidecar.audit import load_key
 from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault, SettingsError, Together
+from sidecar.errors import Fault, Reason, SettingsError, Together
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
 from sidecar.limits import Store, StoreUnavailable, open_store
+from sidecar.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
@@ -42,11 +49,13 @@ from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.task_api.records import TASKS, Record
+from sidecar.task_api.running import FILE
 from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.tls import Tls, tls_from
 from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
 from sidecar.upstreams.agents import Agent, agent_from
 from sidecar.upstreams.pins import NO_PINS
+from sidecar.vocabulary import Caller
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
@@ -59,6 +68,7 @@ RELOADED = frozenset(
         "policy",
         "signing",
         "upstreams",
+        "agents",
         "streams",
         "refusals",
         "answers",
@@ -84,7 +94,9 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         _check_policy(settings, together)
         together.refuse()
     with together.noted():
-        engine = first_snapshot(settings, base_url="", processes=Processes(environ), make_keys=False).engine
+        processes = Processes(environ)
+        executions = executions_from(settings, MemoryStore(), None, processes, Metrics(upstreams=()), str)
+        engine = first_snapshot(settings, "", processes, executions, make_keys=False).engine
     together.refuse()
     return engine, (*doubts(loaded), *(fault for fault in kept if fault.severity == "warning"))
 
@@ -174,6 +186,42 @@ def _store_of(kind: Kind[R], settings: Settings, path: Path, shared: Store) -> R
     return SqliteStore(path, kind)
 
 
+def executions_from(
+    settings: Settings,
+    store: RecordStore[Execution],
+    shared: Store | None,
+    processes: Processes,
+    metrics: Metrics,
+    new_id: Callable[[], str],
+) -> Executions:
+    """The runs of agents that are programs, of which nothing runs yet; `shared` is what replicas have in common, None
+    for nobody."""
+    tasks = settings.tasks
+
+    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
+        return executions.objection(caller, name, skill)
+
+    executions = Executions(
+        store,
+        partial(
+            runner_from,
+            processes=processes,
+            environ=processes.environ,
+            objection=objection,
+            endings=Endings(),
+        ),
+        metrics,
+        time.time,
+        new_id,
+        FILE if tasks.store == "file" else secrets.token_hex(8),
+        secrets.SystemRandom().random,
+        lambda: records.Bounds(tasks.max_per_principal, tasks.max),
+        lambda: tasks.keep_s,
+        None if shared is None or settings.store.is_memory else partial(run_at, shared),
+    )
+    return executions
+
+
 def services_from(
     settings: Settings, known: Mapping[str, Service], processes: Processes, signer: Signer
 ) -> Mapping[str, Service]:
@@ -188,17 +236,26 @@ def services_from(
     return services
 
 
-def agents_from(settings: Settings, known: Mapping[str, Agent], signer: Signer) -> Mapping[str, Agent]:
-    """The agents behind us. Those whose definition is the same in `known` go on."""
-    agents = {}
-    for name, definition in settings.upstreams.items():
-        if definition.a2a is None:
-            continue
-        old = known.get(name)
-        new = agent_from(name, definition, max_response_bytes=settings.server.max_response_bytes, signer=signer)
-        same = old is not None and old.definition == definition and old.wire.shows_the_same_as(new.wire)
-        agents[name] = old if old is not None and same else new
-    return agents
+def agents_from(
+    settings: Settings, known: Mapping[str, Agent], signer: Signer, executions: Executions, environ: Mapping[str, str]
+) -> Mapping[str, Agent]:
+    """The agents behind us, programs among them. Those whose definition is the same in `known` go on."""
+    max_bytes = settings.server.max_response_bytes
+    made = {
+        name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer)
+        for name, definition in settings.upstreams.items()
+        if definition.a2a is not None
+    }
+    for name, program in settings.agents.items():
+        if program.enabled:
+            made[name] = cli_agent_from(name, program, executions, environ)
+    return {name: _going_on(known.get(name), new) for name, new in made.items()}
+
+
+def _going_on(old: Agent | None, new: Agent) -> Agent:
+    if old is None or old.definition != new.definition or not old.wire.shows_the_same_as(new.wire):
+        return new
+    return old
 
 
 def _service(settings: Settings, name: str, processes: Processes, signer: Signer) -> Service:
@@ -229,15 +286,18 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
     )
 
 
-def first_snapshot(settings: Settings, base_url: str, processes: Processes, *, make_keys: bool = True) -> Snapshot:
+def first_snapshot(
+    settings: Settings, base_url: str, processes: Processes, executions: Executions, *, make_keys: bool = True
+) -> Snapshot:
     """What serves from the start. Raises ConfigError."""
-    return _snapshot(settings, None, base_url, processes, make_keys=make_keys)
+    return _snapshot(settings, None, base_url, processes, executions, make_keys=make_keys)
 
 
 async def next_snapshot(
     path: Path,
     environ: Mapping[str, str],
     processes: Processes,
+    executions: Executions,
     old: Snapshot,
     *,
     only_if_changed: bool = False,
@@ -248,7 +308,7 @@ async def next_snapshot(
     yet."""
     reading = Reading()
     try:
-        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, old, reading, taken)
+        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, executions, old, reading, taken)
     except asyncio.CancelledError:
         reading.abandon()  # the thread would go on, and this process could not end before it
         raise
@@ -266,12 +326,13 @@ def _read_snapshot(
     path: Path,
     environ: Mapping[str, str],
     processes: Processes,
+    executions: Executions,
     old: Snapshot,
     reading: Reading,
     taken: Kept | None,
 ) -> Snapshot:
     settings, waiting = _reloaded(placed(load_settings(path, environ), taken), old.settings)
-    new = _snapshot(settings, old, old.base_url, processes, reading)
+    new = _snapshot(settings, old, old.base_url, processes, executions, reading)
     return replace(new, waiting=waiting)
 
 
@@ -287,6 +348,7 @@ def _snapshot(
     known: Snapshot | None,
     base_url: str,
     processes: Processes,
+    executions: Executions,
     reading: Reading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
@@ -294,7 +356,7 @@ def _snapshot(
     with together.noted():
         signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
         services = services_from(settings, known.services if known else {}, processes, signer)
-        agents = agents_from(settings, known.agents if known else {}, signer)
+        agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
     tls: Tls | None = None
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None

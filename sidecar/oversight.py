@@ -19,7 +19,7 @@ from sidecar.callbacks.callback import Kind
 from sidecar.disabled import Disabled, KillSwitch
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import check_caller
-from sidecar.protocols.a2a.operations import PUSH_SET
+from sidecar.protocols.a2a.operations import PUSH_SET, SEND, STREAM, Operation
 from sidecar.snapshot import Live, Snapshot
 from sidecar.turn import Overseen
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -128,8 +128,9 @@ class Oversight:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """May those who asked to be called back still be? Nothing of theirs is open here: it is asked when an agent pushes,
-    and again each time that something leaves."""
+    """May what was begun for somebody go on, although nothing of theirs is open here? Of who asked to be called back it
+    is asked when an agent pushes, and again each time that something leaves; of a program that runs for somebody at
+    every look."""
 
     live: Live
     switch: KillSwitch
@@ -138,19 +139,36 @@ class Standing:
         """Why nothing is sent for them any more; None if it may be. That a task ended may be told to who has lost the
         permission for it, since that is what they hear; but to nobody who is disabled."""
         caller, server, skill = behalf
-        now, now_s = self.live.current, self.live.clock()
-        question = Question(f"nhi:{server}", PUSH_SET.action, "", skill)
-        call = Call("a2a", "1.0", server, PUSH_SET.action, (question,))
-        if any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled)):
+        if self._disabled(caller, server):
             return Reason.PRINCIPAL_DISABLED
         if kind == "task":
             return None
-        if server not in now.agents:
+        if server not in self.live.current.agents:
             return Reason.UPSTREAM_UNKNOWN
+        return self._no_more(caller, server, skill, (PUSH_SET,))
+
+    def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
+        """Why a program must not run for them any more; None if it may, since they may still ask it. One that is not
+        offered any more ends what it was doing."""
+        if self._disabled(caller, agent):
+            return Reason.PRINCIPAL_DISABLED
+        return self._no_more(caller, agent, skill, (SEND, STREAM))
+
+    def _disabled(self, caller: Caller, agent: str) -> bool:
+        now, now_s = self.live.current, self.live.clock()
+        call = Call("a2a", "1.0", agent, SEND.action, (Question(f"nhi:{agent}", SEND.action, ""),))
+        return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled))
+
+    def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
+        """Why none of these may be asked for any more."""
+        now, now_s = self.live.current, self.live.clock()
         if not now.identity.vouches_for(caller):
             return Reason.BAD_CREDENTIAL
-        decision = now.engine.reconsider(caller.chain, question, now_s)
-        return None if decision.allowed or now.shadows(now_s) else decision.reason or Reason.NO_MATCHING_RULE
+        first = Question(f"nhi:{agent}", "", "", skill)
+        asked = [now.engine.reconsider(caller.chain, first._replace(action=each.action), now_s) for each in operations]
+        if any(decision.allowed for decision in asked) or now.shadows(now_s):
+            return None
+        return asked[0].reason or Reason.NO_MATCHING_RULE
 
 
 def _doubt(exchange: Overseen, now: Snapshot) -> Reason | None:

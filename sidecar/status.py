@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar import __version__
+from sidecar.agents.executions import Executions
 from sidecar.audit.file import HARMLESS
 from sidecar.callbacks import Callbacks
 from sidecar.counting import StoreWatch
 from sidecar.disabled import Entry, object_of
 from sidecar.drift import DriftWatch
 from sidecar.enforcement import SHADOW, Enforcement
+from sidecar.errors import Refusal
 from sidecar.jobs import Jobs
 from sidecar.pipeline import Pipeline
 from sidecar.reloading import Reloader
@@ -38,6 +40,7 @@ class Status:
 
     settings: Settings
     pipeline: Pipeline
+    executions: Executions
     counting: StoreWatch
     callbacks: Callbacks
     scheduler: Scheduler
@@ -64,6 +67,8 @@ class Status:
         yield from self.jobs.trouble
         if not self.pipeline.tasks.store.up:
             yield "the task store is out: nobody's tasks can be asked for"
+        if not self.executions.store.up:
+            yield "the store of runs is out: no program can be called"
         if not self.pipeline.exchanges.roaming.up:
             yield "the store of sessions is out: they are answered 503"
         if not self.callbacks.outbox.store.up:
@@ -142,7 +147,15 @@ class Status:
 
     def _agent(self, name: str, agent: Agent) -> Mapping[str, Any]:
         stopped = {entry.principal for entry in self.disabled_principals()}
-        return {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
+        standing = {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
+        return {**standing, **self._program(name)}
+
+    def _program(self, name: str) -> Mapping[str, Any]:
+        """How many runs an agent has that is a program; nothing of one that is none."""
+        try:
+            return {"runs": self.executions.standing(name)._asdict()}
+        except Refusal:
+            return {}
 
     def _schedule(self, one: Shown) -> Mapping[str, Any]:
         """How it stood at the last look: another replica may have it on its hands."""

@@ -41,7 +41,8 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
     """Every file of keys and credentials that a reload reads anew."""
     signing = (settings.signing_key_path, *settings.previous_key_paths)
     tokens = [offer.authentication for _, _, offer in settings.offers()]
-    named = (settings.identity, settings.upstreams, settings.server.tls, tokens)
+    variables = [agent.env_path for agent in settings.agents.values()]  # their folders are what they work in
+    named = (settings.identity, settings.upstreams, variables, settings.server.tls, tokens)
     return (*_paths_in(named), pepper_path(settings), *signing)
 
 

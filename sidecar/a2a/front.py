@@ -171,6 +171,7 @@ class AgentFront:
             overseen.left_s or limit_s,
             intent.extensions,
             arrival.trace_headers(turn.headers),
+            owning.admit,
         )
         if intent.operation.streams:
             with self.exchanges.places.place(owning.caller, turn.now.settings.streams):

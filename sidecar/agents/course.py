@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,12 +48,14 @@ log = logging.getLogger("sidecar.agents")
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """An agent that is in force, or was when a run of it was ordered."""
+    """An agent that is in force, or was when a run of it was ordered. `variables` is what is named for its program's
+    environment, also in files."""
 
     name: str
     definition: CliAgent
     runner: Runner
     turns: Turns
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
 from sidecar.agents.leases import LEASE_S, Leases
 from sidecar.agents.left_behind import left_behind
 from sidecar.agents.record import Execution, Failure, Transition
-from sidecar.agents.running import Prompt, Runner
+from sidecar.agents.running import Objection, Prompt, Runner, no_objection
 from sidecar.agents.sanitizing import kept_beginning
 from sidecar.agents.states import Category, State, Status
 from sidecar.agents.telling import WAITS, StreamResponse, begun, stood, went_on
@@ -69,7 +69,8 @@ class Pool(NamedTuple):
 class Executions:
     """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
     that replicas share, None where there is none, and `lease_s` is how long a turn among them is given. `clock` gives
-    seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is kept."""
+    seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is kept;
+    `objection` says for whom nothing may run any more."""
 
     store: Store[Execution]
     make_runner: MakeRunner
@@ -82,6 +83,7 @@ class Executions:
     keep_s: Callable[[], float]
     run_shared: Run | None = None
     lease_s: float = LEASE_S
+    objection: Objection = no_objection
     _means: Means = field(init=False)
     _offers: dict[str, Offer] = field(default_factory=dict)
     _retired: set[Offer] = field(default_factory=set)
@@ -234,6 +236,13 @@ class Executions:
             raise Refusal(Reason.NOT_CANCELABLE)
         return course.record
 
+    def review(self) -> None:
+        """End what runs here for those who may not have it any more."""
+        for course in list(self._courses.values()):
+            record = course.record
+            if (why := self.objection(record.caller, record.target, course.prompt.skill)) is not None:
+                course.give_up(GivenUp(State.CANCELLED, f"its caller may not have it any more: {why}"))
+
     # --- as long as the process lives ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -252,6 +261,7 @@ class Executions:
                 if time.monotonic() - swept_s >= SWEEP_EVERY_S:
                     swept_s = time.monotonic()
                     await self.store.sweep(self.clock())
+            self.review()
             self._tell_places()
             self.measure()
             await asyncio.sleep(LOOK_EVERY_S)
@@ -265,10 +275,14 @@ class Executions:
         for name in self._offers:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
-    async def close(self, grace_s: float) -> None:
-        """Begin nothing more, give what runs a while, then end it; the store says so."""
+    def drain(self) -> None:
+        """Begin nothing more: what waits for its turn, or for its next try, has failed."""
         self._means.closing.set()
         self._stop([course for course in self._courses.values() if course.waits], "before it could run")
+
+    async def close(self, grace_s: float) -> None:
+        """Begin nothing more, give what runs a while, then end it; the store says so."""
+        self.drain()
         await self._wait(grace_s)
         self._stop(list(self._courses.values()), "while it ran")
         await self._wait(ENDING_S)
@@ -284,11 +298,11 @@ class Executions:
     # --- agents, inside -----------------------------------------------------------------------------------------------
 
     def _offered(self, name: str, definition: CliAgent) -> Offer:
-        known = self._offers.get(name)
-        if known is not None and known.definition == definition:
+        known, variables = self._offers.get(name), definition.all_envs()
+        if known is not None and known.definition == definition and known.variables == variables:
             return known
         turns = self._turns.setdefault(name, Turns(definition.places, definition.max_queue))
-        return Offer(name, definition, self.make_runner(name, definition), turns)
+        return Offer(name, definition, self.make_runner(name, definition), turns, variables)
 
     def _offer_of(self, name: str) -> Offer:
         if name not in self._offers:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from sidecar.agents.commands import command_from
 from sidecar.agents.one_shot import OneShot
-from sidecar.agents.running import Runner
-from sidecar.agents.sessions import Endings, Objection, no_objection
+from sidecar.agents.running import Objection, Runner, no_objection
+from sidecar.agents.sessions import Endings
 from sidecar.agents.talking import is_talked_with, talking_runner_from
 from sidecar.processes import Processes
 from sidecar.settings.agents import CliAgent

@@ -5,13 +5,23 @@ An order goes in; what happens comes out, event by event, and the last is its en
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from sidecar.agents.record import Failure, Usage
+from sidecar.errors import Reason
 from sidecar.processes import Exit
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Question
+
+Objection = Callable[[Caller, str, str], Reason | None]
+"""Why nothing may run for this caller any more, of the agent of this name and for this skill; None if it may. It is
+asked often, and answers at once."""
+
+
+def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
+    """Everybody may."""
+    return None
 
 
 class Prompt(NamedTuple):
@@ -24,6 +34,11 @@ class Prompt(NamedTuple):
     envs: Mapping[str, str]
     working_directory: str | None
     message: Mapping[str, Any]
+
+    @property
+    def skill(self) -> str:
+        """The skill that it asks for, as rules read it; "" for none."""
+        return Question("nhi:", "", "", arguments={"message": self.message}).tool
 
 
 class Order(NamedTuple):

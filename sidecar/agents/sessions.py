@@ -26,7 +26,7 @@ from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_start, fell, overdue
 from sidecar.agents.partner import Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
-from sidecar.agents.running import Ended, Event, Order, Progress, Prompt, Started
+from sidecar.agents.running import Ended, Event, Objection, Order, Progress, Prompt, Started, no_objection
 from sidecar.agents.states import Category
 from sidecar.agents.talk import Answer, Unsayable
 from sidecar.errors import Reason
@@ -40,15 +40,6 @@ MAX_REMEMBERED: Final = 1_024  # conversations of whose end the next turn is tol
 CHANGED: Final = "the agent was changed"
 
 log = logging.getLogger("sidecar.agents")
-
-Objection = Callable[[Caller, str], Reason | None]
-"""Why this caller may not speak with the agent of this name now; None if they may. It is asked often, and answers at
-once."""
-
-
-def no_objection(caller: Caller, name: str) -> Reason | None:
-    """Everybody may."""
-    return None
 
 
 class Phase(StrEnum):
@@ -106,6 +97,7 @@ class _Conversation:
     phase: Phase = Phase.NONE
     partner: Partner | None = None
     caller: Caller | None = None
+    skill: str = ""
     prompt: Prompt | None = None
     born_s: float = 0.0
     since_s: float = 0.0
@@ -204,12 +196,12 @@ class Conversations:
         return True
 
     async def _turn(self, conversation: _Conversation, order: Order, until_s: float) -> AsyncGenerator[Event]:
-        refused = self._refused(order.caller)
+        refused = self._refused(order.caller, order.prompt.skill)
         if refused is not None:
             self._let_go(conversation, refused)
             yield fell(Failure(Category.PERMANENT, refused))
             return
-        conversation.caller = order.caller
+        conversation.caller, conversation.skill = order.caller, order.prompt.skill
         await self._look_at(conversation, order)
         resumed = conversation.partner is not None
         try:
@@ -315,11 +307,11 @@ class Conversations:
 
     # --- when it ends -------------------------------------------------------------------------------------------------
 
-    def _refused(self, caller: Caller | None) -> str | None:
+    def _refused(self, caller: Caller | None, skill: str) -> str | None:
         """Why an owner may not speak with it. Of nobody, nothing can be asked: nobody may."""
         if self._closed:
             return CHANGED
-        reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name)
+        reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
         return None if reason is None else f"its owner may not speak with it: {reason}"
 
     def _too_old(self, conversation: _Conversation) -> str | None:
@@ -351,7 +343,7 @@ class Conversations:
                 partner = conversation.partner
                 if partner is None:
                     continue
-                if (refused := self._refused(conversation.caller)) is not None:
+                if (refused := self._refused(conversation.caller, conversation.skill)) is not None:
                     self._let_go(conversation, refused)
                 elif not conversation.used and partner.is_lost:
                     self._bury(conversation)

@@ -17,8 +17,8 @@ from sidecar.agents.lines import LinesTalk
 from sidecar.agents.one_turn import OneTurn
 from sidecar.agents.partner import Partner
 from sidecar.agents.rpc import RpcTalk
-from sidecar.agents.running import Order, Runner
-from sidecar.agents.sessions import Conversations, Endings, Objection
+from sidecar.agents.running import Objection, Order, Runner
+from sidecar.agents.sessions import Conversations, Endings
 from sidecar.agents.talk import Talk
 from sidecar.processes import Processes, StartFailed
 from sidecar.settings.agents import CliAgent

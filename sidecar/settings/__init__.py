@@ -12,7 +12,6 @@ shipped         the models and policies that travel with the release
 Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (documents.py); of settings themselves:
 
 S101-S104  a listener that reaches too far: without public_url, without tls, though local, without credentials
-S105       a name that is known, and not supported by this version
 S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
 S113-S115  an upstream's credential, its header, an address taken twice
 S116-S117  a file or folder, a program that is not there
@@ -30,7 +29,7 @@ S140-S141  shadow mode
 S150       sinks of the evidence that do not go together
 S160-S163  a source of policy: beside folders, with nothing taken, its record, the shelf
 S170-S173  agents: what a call may choose, an address' credential, how a program is told and heard, how often it runs
-S174       where an agent is found, and what is spoken there
+S174       by which names and where an agent is found, and what is spoken there
 S175-S179  schedules: a time zone, a calendar, an agent that there is not; a name twice; one that stands behind us
 S201-S204  the environment (environment.py)
 """

@@ -26,6 +26,7 @@ from sidecar.settings.fields import (
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.health import Breaker, Probe
 from sidecar.settings.offers import TRANSPORTS, BasePath, EndpointAuth, RateLimiting, Transport, offer_faults
+from sidecar.settings.programs import variables_in_file
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -310,6 +311,10 @@ class CliAgent(Section):
         """How many runs there are at once in one process of ours."""
         return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
 
+    def all_envs(self) -> dict[str, str]:
+        """What is named for its program, here and in the file of `env_path`. Raises SettingsError."""
+        return self.envs if self.env_path is None else variables_in_file(self.env_path) | self.envs
+
     @property
     def writes(self) -> bool:
         """Whether two runs of it must never meet."""
@@ -340,6 +345,10 @@ class CliAgent(Section):
     def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_patterns()
         yield from self._faults_of_access()
+        ids = [skill.id for skill in self.a2a.skills]
+        for index, name in enumerate(ids):
+            if name in ids[:index]:  # rules ask by it
+                yield Finding(f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
         for name in self.per_call.cli_args:
             if not name.startswith("-"):
                 hint = "such as --language; a call chooses values of options, never more arguments"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -36,20 +36,6 @@ class Section(BaseModel):
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(strict=False)]
 """A list in the file, a tuple in the code."""
-
-
-def not_yet(what: str, *words: str | bool) -> BeforeValidator:
-    """Refuse a value whose machinery does not exist: a name that is accepted and ignored would be a lie.
-
-    With `words`, only these values are refused. Nothing and an empty collection ask for nothing.
-    """
-
-    def refuse(value: Any) -> Any:
-        if value in words if words else value not in (None, [], {}, ()):
-            reject(Finding(f"{what} is not supported by this version", "S105", "remove it, or use a newer version"))
-        return value
-
-    return BeforeValidator(refuse)
 
 
 # Quantities

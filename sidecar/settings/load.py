@@ -65,7 +65,11 @@ def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) ->
 def file_faults(loaded: Loaded, environ: Mapping[str, str]) -> list[Fault]:
     """Files, folders and programs that are named and not there, and secrets of ours that are weak."""
     settings, document = loaded.settings, loaded.document
-    return [*_file_faults(settings, document), *_program_faults(settings, document, environ)]
+    return [
+        *_file_faults(settings, document),
+        *_program_faults(settings, document, environ),
+        *_agent_faults(settings, document, environ),
+    ]
 
 
 def doubts(loaded: Loaded) -> Iterator[Fault]:
@@ -167,10 +171,7 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
             yield from unreadable.faults
             continue
         if executable_of(program.command, env, environ) is None:
-            hint = "install it, write its whole path, or set env: {PATH: ...}"
-            if "/" in program.command:
-                hint = "correct the path, or make it executable"
-            yield document.fault((*where, "command"), f"there is no program {program.command}", "S117", hint)
+            yield _no_program(document, (*where, "command"), program.command, "env")
         if program.cwd is not None and not program.cwd.is_dir():
             yield document.fault((*where, "cwd"), f"{program.cwd} is no folder", "S116", "make it, or correct the path")
 
@@ -182,6 +183,36 @@ def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for _, at, offer in settings.offers():
         if offer.authentication is not None and offer.authentication.token_path is not None:
             yield (*at, "authentication", "token_path"), offer.authentication.token_path
+
+
+def _agent_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
+    """Agents that could not be started."""
+    for name, agent in settings.agents.items():
+        if agent.env_path is not None and not agent.env_path.is_file():
+            continue  # told already, and what it says may be where the program is found
+        folders: list[tuple[Loc, Path | None]] = [(("working_directory",), agent.working_directory)]
+        folders += [
+            (("per_call", "working_directories", index), path)
+            for index, path in enumerate(agent.per_call.working_directories)
+        ]
+        for loc, path in folders:
+            if path is not None and not path.is_dir():
+                at = ("agents", name, *loc)
+                yield document.fault(at, f"{path} is no folder", "S116", "make it, or correct the path")
+        try:
+            env = agent.all_envs()
+        except SettingsError as unreadable:
+            yield from unreadable.faults
+            continue
+        if executable_of(agent.executable, env, environ) is None:
+            yield _no_program(document, ("agents", name, "executable"), agent.executable, "envs")
+
+
+def _no_program(document: Document, loc: Loc, command: str, env: str) -> Fault:
+    hint = f"install it, write its whole path, or set {env}: {{PATH: ...}}"
+    if "/" in command:
+        hint = "correct the path, or make it executable"
+    return document.fault(loc, f"there is no program {command}", "S117", hint)
 
 
 def _weakness(path: Path) -> Finding | None:
@@ -224,4 +255,5 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     named += [
         (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
     ]
+    named += [(("agents", name, "env_path"), agent.env_path) for name, agent in settings.agents.items()]
     yield from ((loc, path) for loc, path in named if path is not None)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.agents import CliAgent
 from sidecar.settings.audit import AuditSettings
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.settings.fields import SLUG, Many, PathField, Section, Slug, not_yet
+from sidecar.settings.fields import SLUG, Many, PathField, Section, Slug
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.nodes import Loc
@@ -76,8 +77,10 @@ class Settings(Section):
     """What leaves to addresses that callers chose."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     """How refusals are told."""
-    agents: Annotated[dict[str, Any], not_yet("a CLI agent")] = Field(default_factory=dict)
-    """CLI programs as agents. Not supported by this version."""
+    agents: Annotated[
+        Mapping[Slug, CliAgent], Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
+    ] = {}
+    """Programs on the command line that are agents, by name."""
     schedules: Annotated[Mapping[Slug, Schedule], Field(max_length=MOST)] = {}
     """When agents run by the clock, by name."""
 
@@ -211,14 +214,28 @@ class Settings(Section):
         offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
         yield from path_faults(offers)
         yield from port_faults(offers, shared.port if isinstance(shared, Address) else None)
-        callable_ones = {name for name, one in self.upstreams.items() if one.a2a is not None}
-        yield from schedule_faults(self.schedules, callable_ones, self.upstreams)
+        callable_ones = {name for name, _, _ in self.offers()}
+        yield from schedule_faults(self.schedules, callable_ones, (*self.upstreams, *self.agents))
+        yield from self._agent_faults()
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
             if name in seen and not (isinstance(address, Address) and address.port == 0):
                 yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
             seen.setdefault(name, where)
+
+    def _agent_faults(self) -> Iterator[Finding]:
+        """Whoever means an agent by one of its names means no other."""
+        named = {name: name for name in (*self.upstreams, *self.agents)}
+        ports, people = dict[str, str](), dict[str, str]()
+        for name, at, offer in self.offers():
+            yield from _taken(named, offer.agent_id, name, (*at, "agent_id"))
+            yield from _taken(ports, offer.grpc_port or None, name, (*at, "grpc_port"))
+        for name, agent in self.agents.items():
+            if name in self.upstreams:
+                yield Finding(f"an upstream is called {name} too", "S174", "rename one", ("agents", name), on_key=True)
+            yield from _taken(named, agent.id, name, ("agents", name, "id"))
+            yield from _taken(people, agent.name or name, name, ("agents", name, "name"))
 
     def _audit_faults(self) -> Iterator[Finding]:
         if "store" in self.audit.checkpoints.to and self.store.is_memory:
@@ -247,3 +264,9 @@ class Settings(Section):
         if identity.certificates is not None and not asked and not identity.trusted_proxies:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
             yield Finding("nobody is asked for a certificate", "S125", hint, ("identity", "certificates"))
+
+
+def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[Finding]:
+    """A fault where another one has this already; None is wanted by everybody."""
+    if wanted is not None and (other := seen.setdefault(str(wanted), name)) != name:
+        yield Finding(f"{wanted} is already taken by {other}", "S174", "give each its own", loc)

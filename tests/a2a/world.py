@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -202,8 +202,17 @@ class Answered:
         return str(info.get("reason", "")) if isinstance(info, dict) else ""
 
 
+class Reached(Protocol):
+    """A sidecar that can be called by HTTP."""
+
+    @property
+    def http(self) -> aiohttp.ClientSession: ...
+    @property
+    def url(self) -> str: ...
+
+
 async def ask(
-    world: AgentWorld,
+    world: Reached,
     version: Version,
     binding: Binding,
     action: str,
@@ -223,7 +232,8 @@ async def ask(
         async with world.http.post(base + "/", json=message, headers=headers) as response:
             return _read_rpc(operation, version, response.status, response.content_type, await response.read())
     if binding == "grpc":
-        return await _ask_grpc(world, version, operation, params, who)
+        assert isinstance(world, AgentWorld)
+        return await _ask_grpc(world, version, operation, params, who, agent)
     route = operation.http(version)[0]
     rest = dict(params)
     ids = {}
@@ -239,7 +249,12 @@ async def ask(
 
 
 async def _ask_grpc(
-    world: AgentWorld, version: Version, operation: Operation, params: dict[str, Any], who: Mapping[str, str]
+    world: AgentWorld,
+    version: Version,
+    operation: Operation,
+    params: dict[str, Any],
+    who: Mapping[str, str],
+    agent: str,
 ) -> Answered:
     form, wire = form_of(version, "grpc"), WIRES[version]
     asked = operation.request if version == "1.0" else request_name(operation)
@@ -247,7 +262,8 @@ async def _ask_grpc(
     body = wire.encode(asked, form.write_params(operation, params))
     service = "lf.a2a.v1.A2AService" if version == "1.0" else "a2a.v1.A2AService"
     metadata = tuple((name.lower(), value) for name, value in who.items())
-    async with aio.insecure_channel(f"127.0.0.1:{world.app.grpc_ports['']}") as channel:
+    port = world.app.grpc_ports.get(agent, world.app.grpc_ports[""])
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         path = f"/{service}/{operation.grpc(version)}"
         raw: list[bytes] = []
         try:
@@ -346,8 +362,9 @@ def write(
     name: str = "researcher",
     identity: str = SETTINGS,
     spoken: str = "1.0",
+    behind: str | None = None,
 ) -> None:
-    """Everything that such a sidecar reads."""
+    """Everything that such a sidecar reads. `behind` stands in place of the section that names the agent."""
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "models").mkdir(exist_ok=True)
     for model in shipped("models").glob("*.conf"):
@@ -360,7 +377,7 @@ def write(
         + ("" if "server:" in settings else 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0"}\n')
         + 'admin: {listen: "127.0.0.1:0"}\n'
         + identity
-        + f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "{spoken}"{more}}}{around}}}\n'
+        + (behind or f'upstreams:\n  {name}: {{a2a: {{url: "{url}", version: "{spoken}"{more}}}{around}}}\n')
         + (CALLED_BACK if "callbacks:" not in settings else "")
         + settings
     )

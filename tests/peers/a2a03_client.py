@@ -1,8 +1,9 @@
 """What does a client of the official A2A SDK, 0.3, see of the agent whose card is under this URL?
 
-`python a2a03_client.py URL BINDING [HEADERS]` plays what `a2a_client.py` plays, as far as this line has it, under an
-interpreter that has `a2a-sdk` 0.3, and prints what each step came to as one JSON object. HEADERS is JSON too. It
-decides nothing: `test_a2a_clients.py` does.
+`python a2a03_client.py URL BINDING [HEADERS [TEXT]]` plays what `a2a_client.py` plays, as far as this line has it,
+under an interpreter that has `a2a-sdk` 0.3, and prints what each step came to as one JSON object. HEADERS is JSON too.
+With TEXT it says just this, to each agent under the URLs, which a comma parts, and prints a list. It decides nothing:
+the tests do.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ async def _resubscribed(play: Play) -> list[str]:
     """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
     task, heard = await _begun(play, "ticks:"), list[str]()
     async for event in play.streaming.resubscribe(t.TaskIdParams(id=task.id)):
-        kind = told(event).partition(" tick")[0]
+        kind = told(event).partition(" tick")[0].removesuffix(": its caller cancelled it")
         if kind == "working:" and kind not in heard:
             await play.plain.cancel_task(t.TaskIdParams(id=task.id))
         heard.append(kind)
@@ -171,7 +172,30 @@ class _Streamed(grpc.aio.UnaryStreamClientInterceptor):
         return await go_on(details._replace(metadata=[*(details.metadata or ()), *self._metadata]), request)
 
 
-async def main(url: str, binding: str, headers: Mapping[str, str]) -> None:
+async def play_briefly(play: Play, text: str) -> None:
+    """Say this, and hear what comes back: once whole, once as it comes."""
+    await play.step("send", _whole(play, text))
+    await play.step("stream", _in_pieces(play, text))
+
+
+async def _whole(play: Play, text: str) -> str:
+    answer = await play.send(play.plain, text)
+    return f"{state(answer)}: {output(answer.artifacts or [])}"
+
+
+async def _in_pieces(play: Play, text: str) -> str:
+    """How the stream ends, and what the SDK made of its pieces."""
+    *_, (task, update) = [event async for event in events(play.streaming, text)]
+    return f"{told((task, update))}: {output(task.artifacts or [])}"
+
+
+def output(artifacts: Sequence[t.Artifact]) -> str:
+    """The text of all of them."""
+    return "".join(part.root.text for artifact in artifacts for part in artifact.parts)
+
+
+async def seen_at(url: str, binding: str, headers: Mapping[str, str], text: str | None) -> dict[str, Any]:
+    """What each step came to."""
     metadata = [(name.lower(), value) for name, value in headers.items()]
 
     def channel(address: str) -> grpc.aio.Channel:
@@ -198,9 +222,14 @@ async def main(url: str, binding: str, headers: Mapping[str, str]) -> None:
             for streaming, polling in ((True, False), (False, False), (False, True))
         ]
         play = Play(*clients)
-        await play_operations(play)
-        print(json.dumps(play.seen))
+        await (play_operations(play) if text is None else play_briefly(play, text))
+        return play.seen
+
+
+async def main(url: str, binding: str, headers: str = "{}", text: str | None = None) -> None:
+    seen = [await seen_at(one, binding, json.loads(headers), text) for one in url.split(",")]
+    print(json.dumps(seen[0] if text is None else seen))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}))
+    asyncio.run(main(*sys.argv[1:]))

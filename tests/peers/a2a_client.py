@@ -7,7 +7,7 @@ that the SDK raised. It decides nothing: `test_a2a_clients.py` does. `a2a03_clie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,7 +131,7 @@ async def _resubscribed(play: Play) -> list[str]:
     """A second stream of a task: that it tells of the work, and how it ends once the task is cancelled."""
     task, heard = await _begun(play, "ticks:"), list[str]()
     async for event in play.streaming.subscribe(t.SubscribeToTaskRequest(id=task.id), context=play.context):
-        kind = told(event).partition(" tick")[0]
+        kind = told(event).partition(" tick")[0].removesuffix(": its caller cancelled it")
         if kind == "working:" and kind not in heard:
             await play.plain.cancel_task(t.CancelTaskRequest(id=task.id), context=play.context)
         heard.append(kind)
@@ -150,6 +150,11 @@ def state(task: t.Task) -> str:
     return f"{name}: {said}" if said else name
 
 
+def output(artifacts: Iterable[t.Artifact]) -> str:
+    """The text of all of them."""
+    return "".join(part.text for artifact in artifacts for part in artifact.parts)
+
+
 def told(event: t.StreamResponse) -> str:
     """One event in a few words."""
     match event.WhichOneof("payload"):
@@ -164,8 +169,29 @@ def told(event: t.StreamResponse) -> str:
             return f"artifact {update.artifact.parts[0].text}{'.' if update.last_chunk else ''}"
 
 
+async def play_briefly(play: Play, text: str) -> None:
+    """Say this, and hear what comes back: once whole, once as it comes."""
+    await play.step("send", _whole(play, text))
+    await play.step("stream", _in_pieces(play, text))
+
+
+async def _whole(play: Play, text: str) -> str:
+    return f"{state((answer := await play.send(text)).task)}: {output(answer.task.artifacts)}"
+
+
+async def _in_pieces(play: Play, text: str) -> str:
+    """What is there at the stream's beginning, and then every piece."""
+    heard = [event async for event in play.events(play.streaming, text)]
+    pieces = [event.artifact_update.artifact for event in heard if event.HasField("artifact_update")]
+    return f"{told(heard[-1])}: {output([*heard[0].task.artifacts, *pieces])}"
+
+
 async def play(
-    where: str | t.AgentCard, binding: str, version: str, headers: Mapping[str, str] | None = None
+    where: str | t.AgentCard,
+    binding: str,
+    version: str,
+    headers: Mapping[str, str] | None = None,
+    deeds: Callable[[Play], Awaitable[None]] = play_operations,
 ) -> dict[str, Any]:
     """What a caller with these headers sees, who takes the interface of this binding and version: of a card, or of the
     card that is found under a URL."""
@@ -197,5 +223,5 @@ async def play(
         ]
         on_grpc = {name.lower(): value for name, value in (headers or {}).items()} if binding == "GRPC" else None
         playing = Play(*clients, ClientCallContext(service_parameters=on_grpc, timeout=PATIENCE_S))
-        await play_operations(playing)
+        await deeds(playing)
         return playing.seen

@@ -102,14 +102,13 @@ def seen_by_old(*differences: Mapping[str, Any]) -> dict[str, Any]:
     return {name: expected[name] for name in expected if name not in _NO_CALL}
 
 
-async def old_client(url: str, binding: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a client of the 0.3 line sees under this URL."""
+async def old_client(url: str, binding: str, headers: Mapping[str, str] | None = None, *text: str) -> Any:
+    """What a client of the 0.3 line sees under this URL; with a `text`, under these, when it says this."""
     process = await asyncio.create_subprocess_exec(
-        OLD_PYTHON, OLD_CLIENT, url, binding, json.dumps(headers or {}), stdout=asyncio.subprocess.PIPE
+        OLD_PYTHON, OLD_CLIENT, url, binding, json.dumps(headers or {}), *text, stdout=asyncio.subprocess.PIPE
     )
     said, _ = await process.communicate()
-    seen: dict[str, Any] = json.loads(said)
-    return seen
+    return json.loads(said)
 
 
 # What an agent lacks, as a caller of 1.0 hears it from us: a method that is not there, or the agent's own trouble.

@@ -7,7 +7,7 @@ did not answer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sidecar.egress import Deadline
@@ -34,9 +34,14 @@ class Declined(Refusal):
         super().__init__(Reason.UPSTREAM_FAILED, f"it answered {said}")
 
 
+Begun = Callable[[Result], Awaitable[object]]
+"""Takes a `StreamResponse` that begins a task."""
+
+
 class Outgoing(NamedTuple):
     """One operation on its way to an agent. `caller` is on whose behalf, None is the sidecar itself. `deadline_s` from
-    now bounds a whole answer, and of a stream its beginning. `extra` are trace headers."""
+    now bounds a whole answer, and of a stream its beginning. `extra` are trace headers. `begun` wants to hear of a task
+    as soon as there is one, from who knows that before they answer; it raises Refusal."""
 
     operation: Operation
     params: Result
@@ -44,6 +49,7 @@ class Outgoing(NamedTuple):
     deadline_s: float
     extensions: tuple[str, ...] = ()
     extra: Sequence[tuple[str, str]] = ()
+    begun: Begun | None = None
 
 
 class Heard(Protocol):

@@ -277,7 +277,7 @@ async def test_what_talks_all_the_time_is_ended(processes: Processes) -> None:
 async def test_who_may_not_speak_any_more_meets_nobody_and_their_process_ends(processes: Processes) -> None:
     disabled: set[str] = set()
 
-    def objection(caller: Caller, name: str) -> Reason | None:
+    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
         assert name == "chat"
         return Reason.PRINCIPAL_DISABLED if caller.last.name in disabled else None
 

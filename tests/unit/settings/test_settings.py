@@ -251,16 +251,6 @@ def test_this_is_refused(tmp_path: Path, text: str, code: str, message: str) -> 
     assert fault_in(tmp_path, text + "\n") == (code, message)
 
 
-NOT_YET = [
-    ("agents: {a: {executable: /bin/x}}", "a CLI agent"),
-]
-
-
-@pytest.mark.parametrize(("text", "what"), NOT_YET)
-def test_what_does_not_exist_yet_is_refused_by_name_and_never_ignored(tmp_path: Path, text: str, what: str) -> None:
-    assert fault_in(tmp_path, text + "\n") == ("S105", f"{what} is not supported by this version")
-
-
 def test_tls_is_files_or_a_word(tmp_path: Path) -> None:
     server = load(tmp_path, f"server: {{{PUBLIC}/, tls: {{cert_path: c.pem, key_path: k.pem}}}}\n").server
     assert server.tls == TlsFiles(cert_path=tmp_path / "c.pem", key_path=tmp_path / "k.pem")

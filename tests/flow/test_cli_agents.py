@@ -1,0 +1,361 @@
+"""Is a program an agent like any other: policy, limits, evidence, ownership, every version and every binding?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from sidecar.agents.telling import OVER
+from tests.a2a.world import (
+    ALICE,
+    BOB,
+    EVERYTHING,
+    HOOK,
+    PLANNER,
+    SPOKEN,
+    WHO,
+    AgentWorld,
+    Answered,
+    ScriptedAgent,
+    ask,
+    write,
+)
+from tests.flow.process import Served
+from tests.flow.world import PATIENCE_S, started, until
+
+OTHER = WHO["nhi:other"]
+RULES = {
+    "user_to_nhi": "".join(f"p, user:{who}, nhi:*, {EVERYTHING}, -, -, -, allow\n" for who in ("alice", "bob")),
+    "nhi_to_nhi": "#: id=twice\np, nhi:planner, nhi:echo, use, -, 2, -, allow\n",
+}
+ASKS = """\
+#!/bin/sh
+read -r line
+echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which?"}}'
+"""
+AGENTS = """\
+  echo: {executable: cat, description: "Says what it is told.", a2a: {grpc_port: 0}}
+  slow: {executable: sh, args: ["-c", "echo $$ > pid; printf begun; exec sleep 60"], working_directory: work}
+  asks: {executable: ./asks, agent_type: json-rpc}
+  fails: {executable: sh, args: ["-c", "echo no such thing >&2; exit 3"]}
+  quiet:
+    executable: cat
+    a2a: {capabilities: {streaming_support: false, supported_methods: [message/send, message/stream, tasks/get]}}
+  unused: {executable: cat, enabled: false}
+"""
+
+
+def agents_yaml(text: str = AGENTS) -> str:
+    return f"agents:\n{text}"
+
+
+def set_up(folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RULES, settings: str = "") -> None:
+    """Everything that a sidecar before these programs reads."""
+    (folder / "work").mkdir(exist_ok=True)
+    (folder / "asks").write_text(ASKS)
+    (folder / "asks").chmod(0o755)
+    write(folder, "", rules=rules, behind=agents_yaml(agents), settings=settings)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What it takes to call a sidecar that is a process of its own."""
+
+    folder: Path
+    http: aiohttp.ClientSession
+    url: str
+
+
+@asynccontextmanager
+async def sidecar(
+    folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RULES, settings: str = ""
+) -> AsyncIterator[AgentWorld]:
+    """One before these programs."""
+    set_up(folder, agents, rules=rules, settings=settings)
+    app = await started(folder, {"SIDECAR_SERVER__SHUTDOWN_GRACE_S": "0.2", "PATH": os.environ["PATH"]})
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
+            yield AgentWorld(folder, ScriptedAgent(), app, http, f"http://127.0.0.1:{app.listeners[0].port}")
+    finally:
+        await app.stop()
+
+
+def message(text: str, **more: Any) -> dict[str, Any]:
+    """What a send is about."""
+    return {"message": {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": text}], **more}}
+
+
+def at_once(text: str, **more: Any) -> dict[str, Any]:
+    """A send that waits for nothing."""
+    return message(text, **more) | {"configuration": {"returnImmediately": True}}
+
+
+def task_in(answered: Answered) -> dict[str, Any]:
+    assert answered.error is None, answered.error
+    [result] = answered.results
+    found: dict[str, Any] = result.get("task", result)
+    return found
+
+
+def output_of(task: Mapping[str, Any]) -> str:
+    return "".join(part["text"] for one in task.get("artifacts", ()) for part in one["parts"])
+
+
+def state_of(task: Mapping[str, Any]) -> str:
+    return str(task["status"]["state"]).removeprefix("TASK_STATE_").lower()
+
+
+async def begun(world: AgentWorld | Calls, who: Mapping[str, str] = ALICE) -> tuple[dict[str, Any], int]:
+    """A task of the agent that is slow, and its process, once that has said something."""
+    task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", at_once("go"), who, "slow"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not output_of(task):
+            await asyncio.sleep(0.01)
+            task = task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow"))
+    return task, int((world.folder / "work" / "pid").read_text())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nothing of a process is left."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return False
+    return True
+
+
+async def state_now(world: AgentWorld | Calls, task: Mapping[str, Any], who: Mapping[str, str] = ALICE) -> str:
+    return state_of(task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow")))
+
+
+async def test_it_answers_in_every_version_and_binding(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        for version, binding in SPOKEN:
+            said = f"héllo {version} {binding}"
+            task = task_in(await ask(world, version, binding, "message/send", message(said), agent="echo"))
+            assert (state_of(task), output_of(task)) == ("completed", said)
+            again = task_in(await ask(world, version, binding, "tasks/get", {"id": task["id"]}, agent="echo"))
+            assert (again["id"], output_of(again)) == (task["id"], said)
+            streamed = await ask(world, version, binding, "message/stream", message(said), agent="echo")
+            kinds = [next(iter(event)) for event in streamed.results]
+            assert (kinds[0], kinds[-1]) == ("task", "statusUpdate")
+            chunks = [one["artifactUpdate"]["artifact"] for one in streamed.results if "artifactUpdate" in one]
+            assert output_of(streamed.results[0]["task"]) + output_of({"artifacts": chunks}) == said
+            assert state_of(streamed.results[-1]["statusUpdate"]) == "completed"
+        listed = (await ask(world, "1.0", "http_json", "tasks/list", {"includeArtifacts": True}, agent="echo")).results
+        assert len(listed[0]["tasks"]) == 2 * len(SPOKEN)
+
+
+async def test_who_may_not_is_denied_and_nothing_runs(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        for version, binding in SPOKEN:
+            answered = await ask(world, version, binding, "message/send", message("hi"), OTHER, "echo")
+            assert (answered.status, answered.reason) == (403, "no-matching-rule")
+        assert world.app.executions.standing("echo")[:2] == (0, 0)
+        assert {end["reason"] for end in world.ends()} == {"no-matching-rule"}
+        assert task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), ALICE, "echo"))
+        assert world.records("outcome")[-1]["action"] == "message/send"
+        assert world.records("decision")[-1]["object"] == "nhi:echo"
+
+
+async def test_its_calls_are_counted_by_the_same_limits(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        seen = [await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
+        assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
+
+
+async def test_another_ones_task_is_as_none(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task, _ = await begun(world)
+        nothing = {"id": "00000000-0000-4000-8000-000000000000"}
+        for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
+            seen = [
+                await ask(world, "1.0", "jsonrpc", action, params, BOB, "slow")
+                for params in ({"id": task["id"]}, nothing)
+            ]
+            assert seen[0].error is not None
+            assert seen[0].error["code"] == -32001
+            assert (seen[0].status, seen[0].error["message"]) == (
+                seen[1].status,
+                seen[1].error and seen[1].error["message"],
+            )
+        for named in ({"taskId": task["id"]}, {"contextId": task["contextId"]}):
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", message("me too", **named), BOB, "slow")
+            assert answered.error is not None
+            assert answered.error["code"] == -32001
+        [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, BOB, "slow")).results
+        assert listed["tasks"] == []
+        assert await state_now(world, task) == "working"
+
+
+async def test_cancelling_ends_its_program_and_a_second_time_is_refused(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task, pid = await begun(world)
+        cancelled = task_in(
+            await ask(world, "1.0", "grpc", "tasks/cancel", {"id": task["id"], "tenant": "slow"}, agent="slow")
+        )
+        assert state_of(cancelled) == "canceled"
+        assert is_gone(pid)
+        for version, binding in SPOKEN[:4]:
+            answered = await ask(world, version, binding, "tasks/cancel", {"id": task["id"]}, agent="slow")
+            assert answered.error is not None
+            assert "cannot be canceled" in answered.error["message"]
+
+
+async def test_a_stream_is_taken_up_again_and_ends_with_the_task(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task, _ = await begun(world)
+        hearing = asyncio.create_task(
+            ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
+        )
+        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+        heard = await hearing
+        pieces = [one["artifactUpdate"]["artifact"] for one in heard.results if "artifactUpdate" in one]
+        assert output_of(heard.results[0]["task"]) + output_of({"artifacts": pieces}) == "begun"
+        assert state_of(heard.results[-1]["statusUpdate"]) == "canceled"
+        over = await ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
+        assert over.error is not None
+        assert over.error["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+
+
+async def test_who_hangs_up_ends_nothing(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        waiting = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="slow"))
+        await until(lambda: (tmp_path / "work" / "pid").exists())
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: any(end["reason"] == "caller-gone" for end in world.ends()))
+        [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, agent="slow")).results
+        [task] = listed["tasks"]
+        assert task["status"]["state"] not in OVER
+
+
+async def test_what_runs_for_somebody_ends_with_their_permission(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task, pid = await begun(world)
+        await world.app.disable("user:alice", reason="gone", until=None, by="operator")
+        await until(lambda: is_gone(pid))
+        await world.app.enable("user:alice", by="operator")
+        assert await state_now(world, task) == "canceled"
+        _, pid = await begun(world)
+        (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:*, use, -, -, -, allow\n")
+        await world.app.reload("operator")
+        await until(lambda: is_gone(pid))
+
+
+async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task, pid = await begun(world)
+        before = world.app.live.current.agents
+        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("printf begun", "printf other")))
+        await world.app.reload("operator")
+        now = world.app.live.current.agents
+        assert (now["echo"] is before["echo"], now["slow"] is before["slow"]) == (True, False)
+        assert await state_now(world, task) == "working"
+        assert not is_gone(pid)
+        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("slow: {", "slow: {enabled: false, ")))
+        await world.app.reload("operator")
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
+        assert (answered.status, answered.reason) == (404, "upstream-unknown")
+        assert not is_gone(pid)
+
+
+async def test_a_question_is_answered_into_its_task(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
+        assert (state_of(asked), asked["status"]["message"]["parts"]) == ("input_required", [{"text": "which?"}])
+        into = {"taskId": asked["id"], "contextId": asked["contextId"]}
+        again = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks"))
+        assert (again["id"], [one["role"] for one in again["history"]]) == (
+            asked["id"],
+            ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"],
+        )
+        done = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo"))
+        for into, reason in (
+            ({"taskId": done["id"]}, "UNSUPPORTED_OPERATION"),
+            ({"taskId": done["id"], "contextId": asked["contextId"]}, "TASK_NOT_FOUND"),
+        ):
+            answered = await ask(world, "1.0", "jsonrpc", "message/send", message("more", **into), agent="echo")
+            assert answered.error is not None
+            assert answered.error["message"] and reason
+
+
+async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) -> None:
+    image = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "x", "mediaType": "image/png"}]}
+    async with sidecar(tmp_path) as world:
+        tasks = {
+            agent: task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent=agent))["id"]
+            for agent in ("echo", "quiet")
+        }
+        refused: list[tuple[str, str, dict[str, Any], int]] = [
+            ("echo", "push/set", {"taskId": tasks["echo"], "id": "p", "url": HOOK}, -32003),
+            ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
+            ("echo", "message/send", {"message": image}, -32005),
+            ("echo", "tasks/get", {"id": "none"}, -32001),
+            ("echo", "tasks/cancel", {"id": tasks["echo"]}, -32002),
+            ("quiet", "message/stream", message("hi"), -32004),
+            ("quiet", "tasks/cancel", {"id": tasks["quiet"]}, -32004),
+            ("quiet", "tasks/resubscribe", {"id": tasks["quiet"]}, -32004),
+        ]
+        for agent, action, params, code in refused:
+            answered = await ask(world, "1.0", "jsonrpc", action, params, agent=agent)
+            assert answered.error is not None, action
+            assert answered.error["code"] == code, (action, answered.error)
+
+
+async def test_one_that_fails_says_its_last_words_and_is_no_fault_of_the_wire(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="fails"))
+        assert state_of(task) == "failed"
+        assert "no such thing" in task["status"]["message"]["parts"][0]["text"]
+        assert world.app.upstreams()["fails"]["status"] == "ready"
+
+
+async def test_its_card_is_ours_and_tells_no_path(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        async with world.http.get(f"{world.url}/agents/slow/.well-known/agent-card.json", headers=ALICE) as response:
+            assert not {"sh", "work", "sleep"} & set(re.findall(r"\w+", await response.text()))
+        async with world.http.get(f"{world.url}/agents/echo/.well-known/agent-card.json", headers=ALICE) as response:
+            card = await response.json()
+        assert (card["name"], card["description"]) == ("echo", "Says what it is told.")
+        assert card["capabilities"]["streaming"] is True
+        assert [skill["id"] for skill in card["skills"]] == ["echo"]
+        async with world.http.get(f"{world.url}/agents/unused/.well-known/agent-card.json", headers=ALICE) as response:
+            assert response.status == 404
+
+
+async def test_a_stop_ends_what_runs_and_the_next_start_says_so(tmp_path: Path) -> None:
+    async with sidecar(tmp_path, settings="") as world:
+        task, pid = await begun(world)
+        write(tmp_path, "", rules=RULES, behind=agents_yaml())
+    assert is_gone(pid)
+    async with sidecar(tmp_path) as world:
+        assert await state_now(world, task) == "failed"
+
+
+async def test_after_kill_9_no_program_is_left_and_its_run_has_failed(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    served = Served(tmp_path)
+    await served.start()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
+        task, pid = await begun(Calls(tmp_path, http, served.url))
+        await served.kill()
+        await until(lambda: is_gone(pid))
+        await served.start()
+        try:
+            after = Calls(tmp_path, http, served.url)
+            async with asyncio.timeout(PATIENCE_S):
+                while (state := await state_now(after, task)) != "failed":
+                    assert state in ("submitted", "working")
+                    await asyncio.sleep(0.05)
+            assert await state_now(after, (await begun(after))[0]) in ("submitted", "working")
+        finally:
+            await served.kill()
