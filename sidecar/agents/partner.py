@@ -68,7 +68,7 @@ class Partner:
         self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may say
         self._chunks = 0
         self._broke, self._how = "", ""
-        self._lost = asyncio.Event()
+        self._is_lost = False
         self._tell_lost = lost
         attended.tell(told)
         self._reading = asyncio.get_running_loop().create_task(self._read(), name=f"hears process {attended.pid}")
@@ -90,13 +90,13 @@ class Partner:
     @property
     def is_lost(self) -> bool:
         """Whether no turn can be had with it any more."""
-        return self._lost.is_set() or not self._attended.listens
+        return self._is_lost or not self._attended.listens
 
     async def is_quiet(self) -> bool:
         """Wait until what it said is heard; whether it says no more. One that only answers takes no time; one that has
         said more than that may be in the middle of it."""
         quiet = 0
-        while quiet < QUIET_PASSES and not self._lost.is_set():
+        while quiet < QUIET_PASSES and not self._is_lost:
             quiet = 0 if await self._says_more(0.0) else quiet + 1
         if not self._talk.strays:
             return True
@@ -154,7 +154,7 @@ class Partner:
     async def give_up(self) -> bool:
         """Ask it to give up its turn; whether it did in time, and can be asked something else."""
         told = self._talk.cancel()
-        if not told or self._lost.is_set():
+        if not told or self._is_lost:
             return False
         self._attended.tell(told)
         try:
@@ -221,9 +221,9 @@ class Partner:
                 self._heard.put_nowait(one)
 
     def _lose(self, broke: str) -> None:
-        if not self._lost.is_set():
+        if not self._is_lost:
             self._broke = broke
-            self._lost.set()
+            self._is_lost = True
             self._heard.put_nowait(None)
             self._tell_lost(self)
 
