@@ -80,11 +80,12 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is: a sentence, and parts of a whole where it says."""
+    """How far it is: a sentence, and parts of a whole where it says. One that `stays` is known when all is over too."""
 
     message: str
     done: float | None = None
     total: float | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,7 @@ class Conversations:
         try:
             yield Started(partner.pid, resumed)
             if not resumed and (why := self._endings.take(conversation.key)):
-                yield Progress(f"the conversation's process ended ({why}); a new one began")
+                yield Progress(f"the conversation's process ended ({why}); a new one began", stays=True)
             async with aclosing(partner.turn(until_s - self._clock())) as told:
                 async for one in told:
                     if isinstance(one, Answer):

@@ -58,7 +58,10 @@ def after(task: Task, event: Event, now_s: float) -> Told:
                 return _with_artifact(task, update["artifact"] | {"artifactId": output_of(task)}, append=True, **last)
             return _with_artifact(task, update["artifact"], append=bool(update.get("append")), **last)
         case Progress():
-            return _in_state(task, "TASK_STATE_WORKING", _progress(task, event, now_s), now_s)
+            said = _progress(task, event, now_s)
+            if event.stays:
+                task = {**task, "history": [*task.get("history", ()), said]}
+            return _in_state(task, "TASK_STATE_WORKING", said, now_s)
         case Ended():
             return _ended(task, event, now_s)
 

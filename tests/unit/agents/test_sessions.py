@@ -201,7 +201,7 @@ async def test_silence_ends_it_and_the_next_message_says_so(processes: Processes
         third = await tried(chat, order("three"))
         assert third[:2] == [
             Started(launcher.started[1].pid, resumed=False),
-            Progress(BEGAN.format("nothing was said for 300 s")),
+            Progress(BEGAN.format("nothing was said for 300 s"), stays=True),
         ]
         assert text(third) == "1 three"
         assert told_why(await tried(chat, order("four"))) == ""  # said once

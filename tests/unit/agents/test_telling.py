@@ -147,3 +147,9 @@ def test_an_artifact_without_a_name_is_more_of_the_answer() -> None:
     task, heard = told(Started(7), Said("a"), Artifact({"artifact": {"parts": [{"data": [1]}]}}), Said("b"), DONE)
     assert task["artifacts"] == [{"artifactId": "output", "parts": [{"text": "a"}, {"data": [1]}, {"text": "b"}]}]
     assert [one["artifactUpdate"].get("append") for one in heard if "artifactUpdate" in one] == [None, True, True]
+
+
+def test_a_sentence_that_stays_is_in_the_history_of_what_is_over() -> None:
+    task, _ = told(Started(7), Progress("an earlier process ended", stays=True), Progress("half"), Said("a"), DONE)
+    assert [one["parts"][0]["text"] for one in task["history"]] == ["say", "an earlier process ended"]
+    assert V10.read("Task", task) == task
