@@ -36,12 +36,13 @@ _SPELLINGS: Final = spellings(_MEMBERS)
 
 
 class Order(NamedTuple):
-    """What a task is created from."""
+    """What a task is created from. `context` is the conversation that it goes on with, "" a new one."""
 
     target: str
     task_type: str
     input: Mapping[str, Any]
-    callback_url: str
+    callback_url: str = ""
+    context: str = ""
 
 
 class Wanted(NamedTuple):
@@ -134,11 +135,12 @@ def _check_source(now: Snapshot, caller: Caller, value: object) -> None:
         raise malformed("source_agent_id must be who calls")
 
 
-def sends(task_id: str, target: str, task_type: str, payload: Mapping[str, Any]) -> Operate:
+def sends(task_id: str, target: str, task_type: str, payload: Mapping[str, Any], context: str = "") -> Operate:
     """The message that a task becomes. The same task is the same message. Raises Refusal(MALFORMED_CALL)."""
     part = {"data": dict(payload), "mediaType": "application/json"}
+    about = {"messageId": task_id, "role": "ROLE_USER"} | ({"contextId": context} if context else {})
     params = {
-        "message": {"messageId": task_id, "role": "ROLE_USER", "parts": [part]},
+        "message": {**about, "parts": [part]},
         "configuration": {"returnImmediately": True},
         "metadata": {SKILL: task_type},
     }
