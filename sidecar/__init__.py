@@ -18,6 +18,7 @@ A call's way, and where each question is answered:
     app        how a sidecar starts, lives and stops, and what its operators ask of it
     evidence   what is remembered of the sidecar itself; shared: what replicas have in common
     wiring     which objects stand on a call's way; listening: at which addresses who answers
+    desk/      what operators see and do of programs that are agents, of their runs and of schedules
     status     how it stands; gauges: the same as series; enforcement: whether policy is enforced or only recorded
     jobs       what runs in the background, and what if it ends
     loading    from the operator's files to one snapshot; entrances: from addresses to what they answer to

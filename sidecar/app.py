@@ -23,6 +23,7 @@ from sidecar import __version__
 from sidecar.agents.executions import Executions
 from sidecar.audit import Audit
 from sidecar.callbacks import Callbacks
+from sidecar.desk import Desk
 from sidecar.disabled import LEDGER_FILE, Entry, KillSwitch, Ledger, object_of
 from sidecar.drift import DriftWatch
 from sidecar.enforcement import Enforcement
@@ -90,6 +91,7 @@ class App:
     replicas: Replicas = field(init=False)
     gauges: Gauges = field(init=False)
     showing: Showing = field(init=False)
+    desk: Desk = field(init=False)
     standing: Status = field(init=False)
     listening: Listening = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
@@ -154,6 +156,15 @@ class App:
         self.replicas = Replicas(secrets.token_hex(8), self.shared.run, self._serving, self._heard_of_news)
         self.gauges = Gauges(self.pipeline, self.replicas)
         self.showing = Showing(self.limiter.store)
+        self.desk = Desk(
+            live,
+            self.executions,
+            self.scheduler,
+            self.pipeline.task_front.orders,
+            self.audit.new_id,
+            self.audit.control,
+            lambda: self.pipeline.draining,
+        )
         self.listening = Listening(self.path, self.settings, self.pipeline)
         self.standing = Status(
             self.settings,

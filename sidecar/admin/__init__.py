@@ -13,15 +13,17 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
-import orjson
 from aiohttp import web
 
+from sidecar.admin import runs
+from sidecar.admin.asking import HEADERS, Asked, answered, problem, refused
 from sidecar.admin.limits import UnclearError, wanted_in
-from sidecar.admin.principals import order_of, plain, tool_order_of
+from sidecar.admin.principals import bare_order_of, order_of, plain, tool_order_of
 from sidecar.arrival import Entrance, check_entrance, headers_of
+from sidecar.desk import Desk
 from sidecar.disabled import Entry, SwitchError
 from sidecar.errors import ConfigError, Refusal
 from sidecar.limits import StoreUnavailable
@@ -32,11 +34,14 @@ from sidecar.policy.patterns import glob
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Role = Literal["viewer", "operator", "pdp"]
 NO_UPSTREAM = "no upstream has this name"
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Operated(Protocol):
     """The running sidecar, as its operators need it."""
+
+    @property
+    def desk(self) -> Desk:
+        """Agents that are programs, their runs, and schedules."""
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether calls are served, and why or why not."""
@@ -90,36 +95,39 @@ class Admin:
         try:
             check_entrance(headers_of(request), self.entrance)
         except Refusal as refusal:
-            return _json({"error": refusal.detail}, refusal.answer.http)
+            return problem(refusal.detail, refusal.answer.http)
         path = request.raw_path.partition("?")[0]
         answer = self._open(request, path)
         if answer is not None:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
-            return _json({"error": "no such address"}, 404)
-        route, name = _route_of(path)
+            return problem("no such address", 404)
+        verbs, name = _route_of(path)
         role = self._role(request)
         if role is None:
-            return _json({"error": "a credential is needed"}, 401, {"WWW-Authenticate": "Bearer"})
-        if route is None:
-            return _json({"error": "no such address"}, 404)
-        verb, roles, handler = route
-        if request.method != verb:
-            return _json({"error": f"{verb} only"}, 405, {"Allow": verb})
+            return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
+        if verbs is None:
+            return problem("no such address", 404)
+        if request.method not in verbs:
+            return problem(f"{' or '.join(verbs)} only", 405, {"Allow": ", ".join(verbs)})
+        roles, handler = verbs[request.method]
         if role not in roles:
-            return _json({"error": f"this needs one of the roles {', '.join(roles)}"}, 403)
-        return await handler(self, Asked(request, self._by(request, role), name))
+            return problem(f"this needs one of the roles {', '.join(roles)}", 403)
+        try:
+            return await handler(self, Asked(request, self._by(request, role), name, self.trusted))
+        except Refusal as refusal:
+            return refused(refusal)
 
     def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in ("/livez", "/readyz", "/metrics"):
             return None
         if request.method not in ("GET", "HEAD"):
-            return _json({"error": "GET only"}, 405, {"Allow": "GET"})
+            return problem("GET only", 405, {"Allow": "GET"})
         if path == "/livez":
-            return _json({"status": "alive"})
+            return answered({"status": "alive"})
         if path == "/readyz":
             ready, why = self.app.readiness()
-            return _json(why, 200 if ready else 503)
+            return answered(why, 200 if ready else 503)
         content_type, body = self.metrics.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
@@ -144,106 +152,130 @@ class Admin:
         return "local" if uid is None else f"local:uid={uid}"
 
     async def _status(self, asked: Asked) -> web.Response:
-        return _json(self.app.status())
+        return answered(self.app.status())
 
     async def _reload(self, asked: Asked) -> web.Response:
         try:
-            return _json({"revision": await self.app.reload(asked.by)})
+            await bare_order_of(asked.request)
+            return answered({"revision": await self.app.reload(asked.by)})
         except ConfigError as error:
             faults = [str(fault) for fault in error.faults]
-            return _json({"error": "the old policy serves on", "faults": faults}, 409)
+            return problem("the old policy serves on", 409, faults=faults)
+        except SwitchError as error:
+            return problem(str(error), 400)
 
     async def _limits(self, asked: Asked) -> web.Response:
         try:
-            return _json(await self.app.limits(wanted_in(asked.request.raw_path.partition("?")[2])))
+            return answered(await self.app.limits(wanted_in(asked.query)))
         except UnclearError as error:
-            return _json({"error": str(error)}, 400)
+            return problem(str(error), 400)
         except StoreUnavailable:
-            return _json({"error": "the store is out: nobody can say"}, 503)
+            return problem("the store is out: nobody can say", 503)
 
     async def _principals(self, asked: Asked) -> web.Response:
-        return _json({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
+        return answered({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
 
     async def _disable(self, asked: Asked) -> web.Response:
         try:
             reason, until = await order_of(asked.request)
             entry = await self.app.disable(asked.name, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
-            return _json({"error": str(error)}, 400 if error.invalid else 500)
-        return _json({"principal": asked.name, "disabled": True, "entry": plain(entry)})
+            return problem(str(error), 400 if error.invalid else 500)
+        return answered({"principal": asked.name, "disabled": True, "entry": plain(entry)})
 
     async def _enable(self, asked: Asked) -> web.Response:
         try:
+            await bare_order_of(asked.request)
             changed = await self.app.enable(asked.name, by=asked.by)
         except SwitchError as error:
-            return _json({"error": str(error)}, 400 if error.invalid else 500)
+            return problem(str(error), 400 if error.invalid else 500)
         still = [e for e in self.app.disabled_principals() if glob(asked.name, e.principal)]
-        answer = {"principal": asked.name, "disabled": bool(still), "changed": changed}
+        answer: dict[str, Any] = {"principal": asked.name, "disabled": bool(still), "changed": changed}
         if still:
-            return _json({**answer, "error": f"{still[0].source} disables it", "entry": plain(still[0])}, 409)
-        return _json(answer)
+            return problem(f"{still[0].source} disables it", 409, **answer, entry=plain(still[0]))
+        return answered(answer)
 
     async def _upstreams(self, asked: Asked) -> web.Response:
-        return _json({"upstreams": self.app.upstreams()})
+        return answered({"upstreams": self.app.upstreams()})
 
     async def _upstream(self, asked: Asked) -> web.Response:
         known = self.app.upstreams().get(asked.name)
         if known is None:
-            return _json({"error": NO_UPSTREAM}, 404)
-        return _json({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
+            return problem(NO_UPSTREAM, 404)
+        return answered({"name": asked.name, **known, "discovered": self.app.discovered(asked.name)})
 
     async def _switch_off(self, asked: Asked) -> web.Response:
         if not self.app.is_server(asked.name):  # a slip of the pen must not pass for a tool that is off
-            return _json({"error": NO_UPSTREAM}, 404)
+            return problem(NO_UPSTREAM, 404)
         try:
             tool, reason, until = await tool_order_of(asked.request)
             entry = await self.app.switch_off(asked.name, tool, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
-            return _json({"error": str(error)}, 400 if error.invalid else 500)
+            return problem(str(error), 400 if error.invalid else 500)
         listed = self.app.discovered(asked.name)["tools"]
         known = not tool or not listed or tool in listed  # before there is a list, nobody can say
         answer = {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known}
-        return _json({**answer, "entry": plain(entry)})
+        return answered({**answer, "entry": plain(entry)})
 
     async def _switch_on(self, asked: Asked) -> web.Response:
         try:
             tool, _, _ = await tool_order_of(asked.request)
             changed = await self.app.switch_on(asked.name, tool, by=asked.by)
         except SwitchError as error:
-            return _json({"error": str(error)}, 400 if error.invalid else 500)
-        return _json({"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed})
+            return problem(str(error), 400 if error.invalid else 500)
+        return answered({"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed})
 
 
-class Asked(NamedTuple):
-    """One guarded request, who sent it, and the principal or upstream in its path."""
-
-    request: web.BaseRequest
-    by: str
-    name: str
+_Handler = Callable[[Admin, Asked], Awaitable[web.StreamResponse]]
+_Verbs = Mapping[str, tuple[tuple[Role, ...], _Handler]]
 
 
-_Guarded = tuple[str, tuple[Role, ...], Callable[[Admin, Asked], Awaitable[web.Response]]]
-_GUARDED: Mapping[str, _Guarded] = {
-    "/status": ("GET", ("viewer", "operator"), Admin._status),
-    "/api/reload": ("POST", ("operator",), Admin._reload),
-    "/api/limits": ("GET", ("viewer", "operator"), Admin._limits),
-    "/api/principals": ("GET", ("viewer", "operator"), Admin._principals),
-    "/api/principals/{}/disable": ("POST", ("operator",), Admin._disable),
-    "/api/principals/{}/enable": ("POST", ("operator",), Admin._enable),
-    "/api/upstreams": ("GET", ("viewer", "operator"), Admin._upstreams),
-    "/api/upstreams/{}": ("GET", ("viewer", "operator"), Admin._upstream),
-    "/api/upstreams/{}/disable": ("POST", ("operator",), Admin._switch_off),
-    "/api/upstreams/{}/enable": ("POST", ("operator",), Admin._switch_on),
+def _seen(handler: _Handler) -> _Verbs:
+    return {"GET": (("viewer", "operator"), handler)}
+
+
+def _done(handler: _Handler) -> _Verbs:
+    return {"POST": (("operator",), handler)}
+
+
+def _at_desk(handler: runs.OnDesk) -> _Handler:
+    return lambda admin, asked: handler(admin.app.desk, asked)
+
+
+# `{any}` may hold a `/` that is not percent-encoded: principals are named as they are.
+ADDRESSES: Final[Mapping[str, _Verbs]] = {
+    "/status": _seen(Admin._status),
+    "/api/reload": _done(Admin._reload),
+    "/api/limits": _seen(Admin._limits),
+    "/api/principals": _seen(Admin._principals),
+    "/api/principals/{any}/disable": _done(Admin._disable),
+    "/api/principals/{any}/enable": _done(Admin._enable),
+    "/api/upstreams": _seen(Admin._upstreams),
+    "/api/upstreams/{name}": _seen(Admin._upstream),
+    "/api/upstreams/{any}/disable": _done(Admin._switch_off),
+    "/api/upstreams/{any}/enable": _done(Admin._switch_on),
+    "/api/agents": _seen(_at_desk(runs.agents)),
+    "/api/agents/{name}": _seen(_at_desk(runs.agent)),
+    "/api/agents/{name}/runs": {**_seen(_at_desk(runs.runs_of_agent)), **_done(_at_desk(runs.order))},
+    "/api/runs": _seen(_at_desk(runs.runs)),
+    "/api/runs/{name}": _seen(_at_desk(runs.run)),
+    "/api/runs/{name}/output": _seen(_at_desk(runs.output)),
+    "/api/runs/{name}/cancel": _done(_at_desk(runs.cancel)),
+    "/api/schedules": _seen(_at_desk(runs.schedules)),
+    "/api/schedules/{name}/run": _done(_at_desk(runs.run_schedule)),
+    "/api/schedules/{name}/pause": _done(_at_desk(runs.pause)),
+    "/api/schedules/{name}/resume": _done(_at_desk(runs.resume)),
 }
-_TURNING = re.compile(r"(/api/(?:principals|upstreams)/)([^?#]{0,4096})(/(?:dis|en)able)")
-_LOOKING = re.compile(r"(/api/upstreams/)([^/?#]{1,64})()")
+_SHAPES: Final = {"any": "([^?#]{0,4096})", "name": "([^/?#]{1,64})"}
+_ROUTES: Final = [(re.compile(path.format(**_SHAPES)), verbs) for path, verbs in ADDRESSES.items()]
 
 
-def _route_of(path: str) -> tuple[_Guarded | None, str]:
-    """What stands at an address, and whom or what it names: percent-encoded, or its `/` as they are."""
-    if found := _TURNING.fullmatch(path) or _LOOKING.fullmatch(path):
-        return _GUARDED[f"{found[1]}{{}}{found[3]}"], unquote(found[2])
-    return (None if "{" in path else _GUARDED.get(path)), ""
+def _route_of(path: str) -> tuple[_Verbs | None, str]:
+    """What stands at an address, by verb, and whom or what that names: percent-encoded, or its `/` as they are."""
+    for pattern, verbs in _ROUTES:
+        if found := pattern.fullmatch(path):
+            return verbs, unquote("".join(found.groups()))
+    return None, ""
 
 
 def _uid_of(request: web.BaseRequest) -> int | None:
@@ -253,10 +285,3 @@ def _uid_of(request: web.BaseRequest) -> int | None:
         return None
     _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(uid)
-
-
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    return web.Response(
-        body=body, status=status, headers={**HEADERS, "Content-Type": "application/json", **(headers or {})}
-    )

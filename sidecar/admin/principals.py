@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from sidecar.admin.asking import body_of
 from sidecar.disabled import Entry, SwitchError
+from sidecar.errors import Refusal
 from sidecar.settings.moments import rfc3339, seconds_of
-
-MAX_ORDER_BYTES, BODY_S = 16 * 1024, 5.0
 
 
 async def order_of(request: web.BaseRequest) -> tuple[str, float | None]:
@@ -27,18 +26,24 @@ async def tool_order_of(request: web.BaseRequest) -> tuple[str, str, float | Non
     return order["tool"] or "", order["reason"] or "", _moment(order["until"])
 
 
+async def bare_order_of(request: web.BaseRequest) -> None:
+    """Where nothing is to be chosen, nothing may be. Raises SwitchError."""
+    await _order_of(request, ())
+
+
 async def _order_of(request: web.BaseRequest, members: Sequence[str]) -> dict[str, str | None]:
     """An object of strings, each of which may be missing. Raises SwitchError."""
-    body = await _body_of(request)
-    if len(body) > MAX_ORDER_BYTES:
-        raise SwitchError("the body is too large", invalid=True)
+    try:
+        body = await body_of(request)
+    except Refusal as refusal:
+        raise SwitchError(refusal.detail, invalid=True) from None
     try:
         order = orjson.loads(body) if body.strip() else {}
     except orjson.JSONDecodeError:
         raise SwitchError("the body is not JSON", invalid=True) from None
     if not isinstance(order, dict) or not order.keys() <= set(members):
         form = ", ".join(f'"{member}": "..."' for member in members)
-        raise SwitchError(f"the body is {{{form}}}, and all may be missing", invalid=True)
+        raise SwitchError(f"the body is {{{form}}}" + (", and all may be missing" if members else ""), invalid=True)
     given = {member: order.get(member) for member in members}
     if not all(isinstance(value, str | None) for value in given.values()):
         raise SwitchError(f"{', '.join(members)} are strings", invalid=True)
@@ -62,17 +67,3 @@ def plain(entry: Entry) -> dict[str, Any]:
         "by": entry.by or None,
         "source": entry.source,
     }
-
-
-async def _body_of(request: web.BaseRequest) -> bytes:
-    """The body, or its beginning if it is too large. Raises SwitchError for one that does not come."""
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > MAX_ORDER_BYTES:
-                    break
-    except TimeoutError:
-        raise SwitchError("the body did not come in time", invalid=True) from None
-    return body

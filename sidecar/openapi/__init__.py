@@ -1,8 +1,9 @@
 """What would a client generator, or a fuzzer, need to know of the addresses that speak neither MCP nor A2A?
 
-    calls.py   tools by plain HTTP
-    tasks.py   the task API
-    parts.py   what both are described with
+    calls.py       tools by plain HTTP
+    tasks.py       the task API
+    operators.py   agents that are programs, their runs and schedules, for operators
+    parts.py       what all are described with
 
 One OpenAPI 3.1 document. Schemas are made from the models that answers are built from, and statuses with their reasons
 from the table that refusals are told by, so that nothing is described by hand that the code knows.
@@ -14,10 +15,10 @@ from typing import Any, Final
 
 from sidecar import __version__
 from sidecar.answers import McpError
-from sidecar.openapi import calls, tasks
+from sidecar.openapi import calls, operators, tasks
 from sidecar.openapi.parts import schema_of
 
-MODELS: Final = (*calls.MODELS, *tasks.MODELS, McpError)
+MODELS: Final = (*calls.MODELS, *tasks.MODELS, *operators.MODELS, McpError)
 
 
 def document() -> dict[str, Any]:
@@ -29,12 +30,12 @@ def document() -> dict[str, Any]:
             "version": __version__,
             "description": "Tools of MCP servers, and tasks of A2A agents, for scripts: under the policy, limits and "
             "audit that callers of MCP and A2A are under. Paths are taken as they stand: nothing in them may be "
-            "percent-encoded.",
+            "percent-encoded. At the admin listener, what operators see and do of agents that are programs.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8080", "description": "the data listener"}],
         "security": [{"bearer": []}, {"apiKey": []}, {}],
-        "paths": {**calls.paths(), **tasks.paths()},
+        "paths": {**calls.paths(), **tasks.paths(), **operators.paths()},
         "components": {
             "schemas": {model.__name__: schema_of(model, MODELS) for model in MODELS},
             "securitySchemes": {

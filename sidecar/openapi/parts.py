@@ -56,6 +56,16 @@ def header(told: str, *names: str, required: bool = False, schema: Mapping[str, 
     return dict.fromkeys(names, described)
 
 
+def query(name: str, told: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter that may be missing."""
+    return {"name": name, "in": "query", "description": told, "schema": schema}
+
+
+def whole(least: int, most: int, default: int) -> dict[str, Any]:
+    """A number without a fraction."""
+    return {"type": "integer", "minimum": least, "maximum": most, "default": default}
+
+
 def ref(model: type) -> dict[str, str]:
     """Where a model's schema stands."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
@@ -139,8 +149,15 @@ def _shape(hint: object, models: Collection[type]) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": list(inside)}
     if origin is UnionType:  # a | None
-        schema = _shape(inside[0], models)
-        return {**schema, "type": [schema["type"], "null"]}
+        return _or_null(_shape(inside[0], models))
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object"}
+        return {"type": "object"} | ({"additionalProperties": _WORDS[inside[1]]} if inside[1] in _WORDS else {})
     return {"type": "array", "items": _shape(inside[0], models)}
+
+
+def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        return {"oneOf": [schema, {"type": "null"}]}
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    return {**schema, "type": [schema["type"], "null"]}

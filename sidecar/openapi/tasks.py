@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.errors import Reason
-from sidecar.openapi.parts import CORRELATION, PRIVATE, bad, good, header, taken
+from sidecar.openapi.parts import CORRELATION, PRIVATE, bad, good, header, query, taken, whole
 from sidecar.task_api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCancelled, TaskCreated, TaskOrder
 from sidecar.task_api.reading import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
 from sidecar.task_api.records import State
@@ -75,10 +75,10 @@ def _listing() -> dict[str, Any]:
         "operationId": "listTasks",
         "summary": "The caller's own tasks, newest first",
         "parameters": [
-            _query("state", "only those in this state", {"enum": [state.value for state in State]}),
-            _query("target_agent_id", "only those of this agent, by its name or UUID", {"type": "string", **AGENT}),
-            _query("limit", "how many at most", _whole(1, MAX_LIMIT, DEFAULT_LIMIT)),
-            _query("offset", "how many are passed over", _whole(0, MAX_OFFSET, 0)),
+            query("state", "only those in this state", {"enum": [state.value for state in State]}),
+            query("target_agent_id", "only those of this agent, by its name or UUID", {"type": "string", **AGENT}),
+            query("limit", "how many at most", whole(1, MAX_LIMIT, DEFAULT_LIMIT)),
+            query("offset", "how many are passed over", whole(0, MAX_OFFSET, 0)),
         ],
         "responses": {"200": good("one page", A2aTasks, _OWN), **bad(ALWAYS)},
     }
@@ -98,14 +98,6 @@ def _cancelling() -> dict[str, Any]:
         "summary": "End a task here and at its agent",
         "responses": {"200": good("it is cancelled", TaskCancelled, _OWN), **bad(CANCELLING)},
     }
-
-
-def _query(name: str, told: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": told, "schema": schema}
-
-
-def _whole(least: int, most: int, default: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": least, "maximum": most, "default": default}
 
 
 _OWN: Final = header(PRIVATE, "Cache-Control", required=True)

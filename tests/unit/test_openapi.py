@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
+from sidecar.admin import ADDRESSES
 from sidecar.answers import Shape, tell
 from sidecar.arrival import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
 from sidecar.cli import main
@@ -20,7 +21,8 @@ from sidecar.openapi.parts import members_of
 from sidecar.openapi.tasks import ALWAYS, CANCELLING, CREATING, SHOWING
 
 DOCUMENT = document()
-OPERATIONS = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post")]
+EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post")]
+OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
 # From the seeds: their fields, in their order.
 SEED = {
     "McpTool": ["name", "description", "input_schema", "status", "deprecated"],
@@ -91,8 +93,15 @@ def test_its_paths_are_our_addresses() -> None:
         filled = path.format(server="github", tool="search_code", id="0199-a")
         assert route_of(filled, verb.upper()).kind == ANSWERED[path, verb].kind
     assert set(OPERATIONS) == ANSWERED.keys()
-    for _, place in [(path, item["servers"]) for path, item in DOCUMENT["paths"].items() if "servers" in item]:
+    for place in [item["servers"] for path, item in DOCUMENT["paths"].items() if path.startswith("/a2a/tasks")]:
         assert [route_of(one["url"].partition("8080")[2] + "/a2a/tasks", "GET").kind for one in place] == [TASKS] * 2
+
+
+def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
+    described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - set(OPERATIONS)}
+    wanted = re.compile("/api/(agents|runs|schedules)(/|$)")
+    there = {(path, verb.lower()) for path, verbs in ADDRESSES.items() for verb in verbs if wanted.match(path)}
+    assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
 
 
 def test_a_name_that_the_document_allows_is_one_here() -> None:

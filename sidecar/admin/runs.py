@@ -1,0 +1,116 @@
+"""What do the addresses of agents, runs and schedules do?
+
+Viewers see, operators act; each act is on record with who did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from sidecar.admin.asking import HEADERS, Asked, answered, body_of
+from sidecar.desk import Desk
+from sidecar.desk.news import Heard
+from sidecar.desk.reading import check_no_query, follows_in, nothing_in, ordered_in, reason_in, wanted_in
+from sidecar.errors import Refusal
+from sidecar.outlets import open_stream
+from sidecar.protocols.sse import KEEP_ALIVE
+
+TEXT: Final = "text/plain; charset=utf-8"
+OnDesk = Callable[[Desk, Asked], Awaitable[web.StreamResponse]]
+
+
+async def agents(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    return answered(await desk.agents())
+
+
+async def agent(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    return answered(await desk.agent(asked.name))
+
+
+async def runs_of_agent(desk: Desk, asked: Asked) -> web.StreamResponse:
+    return answered(await desk.runs(wanted_in(asked.query, asked.name)))
+
+
+async def runs(desk: Desk, asked: Asked) -> web.StreamResponse:
+    return answered(await desk.runs(wanted_in(asked.query)))
+
+
+async def run(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    return answered(await desk.run(asked.name))
+
+
+async def output(desk: Desk, asked: Asked) -> web.StreamResponse:
+    """As text as far as it is now, or as events while it comes."""
+    if follows_in(asked.query):
+        return await _followed(desk, asked)
+    text = await desk.output(asked.name)
+    return web.Response(body=text.encode("utf-8", "replace"), headers={**HEADERS, "Content-Type": TEXT})
+
+
+async def order(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    ordered = ordered_in(await body_of(asked.request, desk.max_order_bytes))
+    taken = await desk.order(asked.name, ordered, asked.by, here=asked.here)
+    place = {"Location": f"/api/runs/{taken['run_id']}"} if taken["run_id"] else {}
+    return answered(taken, 201, place)
+
+
+async def cancel(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    return answered(await desk.cancel(asked.name, reason_in(await body_of(asked.request)), asked.by))
+
+
+async def schedules(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    return answered(await desk.schedules())
+
+
+async def run_schedule(desk: Desk, asked: Asked) -> web.StreamResponse:
+    await _check_bare(asked)
+    return answered(await desk.run_schedule(asked.name, asked.by), 201)
+
+
+async def pause(desk: Desk, asked: Asked) -> web.StreamResponse:
+    await _check_bare(asked)
+    return answered(await desk.pause(asked.name, asked.by))
+
+
+async def resume(desk: Desk, asked: Asked) -> web.StreamResponse:
+    await _check_bare(asked)
+    return answered(await desk.resume(asked.name, asked.by))
+
+
+async def _check_bare(asked: Asked) -> None:
+    check_no_query(asked.query)
+    nothing_in(await body_of(asked.request))
+
+
+async def _followed(desk: Desk, asked: Asked) -> web.StreamResponse:
+    async with aclosing(desk.follow(asked.name)) as news:
+        first = await anext(news)  # what is refused is refused with a status
+        stream = await open_stream(asked.request)
+        try:
+            await stream.write(_event(first))
+            async for heard in news:
+                if heard is None:
+                    await stream.keep_alive()
+                else:
+                    await stream.write(_event(heard))
+            await stream.end()
+        except Refusal:  # whoever listened is gone, or the store is out: the listener asks again
+            pass
+        return stream.response
+
+
+def _event(heard: Heard | None) -> bytes:
+    if heard is None:
+        return KEEP_ALIVE
+    return b"event: %b\ndata: %b\n\n" % (heard.event.encode(), orjson.dumps(heard.data))

@@ -1,0 +1,231 @@
+"""What do operators see of agents that are programs, of their runs and of schedules, and what may they do?
+
+    models.py     what is said and ordered, member by member
+    shapes.py     from what is kept to what is said
+    reading.py    from bodies and queries to what is wanted
+    news.py       what is new for who follows a run
+
+An operator acts as a caller: as `nhi:operator`, or, with the data folder in hand, as anybody; policy, limits and
+evidence are those of every caller, and what an operator owns is nobody else's. Of what was said in a run, what is kept
+is shown: without secrets, and within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sidecar.agents.executions import Executions, Pool
+from sidecar.agents.record import Execution
+from sidecar.desk.models import (
+    Agent,
+    AgentInFull,
+    Agents,
+    Run,
+    RunInFull,
+    RunOrdered,
+    Runs,
+    Schedule,
+    ScheduleOrdered,
+    Schedules,
+    Taken,
+)
+from sidecar.desk.news import END, Heard, Hearing, text_of
+from sidecar.desk.reading import OPERATOR, Ordered, WantedRuns
+from sidecar.desk.shapes import agent_in_full, agent_of, run_in_full, run_of, schedule_of
+from sidecar.errors import Reason, Refusal
+from sidecar.records import StoreOut
+from sidecar.schedules.scheduler import Scheduler
+from sidecar.settings.agents import CliAgent
+from sidecar.snapshot import Live
+from sidecar.task_api.orders import Orders
+from sidecar.task_api.records import Record
+from sidecar.vocabulary import Caller, Credential, Principal
+
+OPERATORS: Final = "operator"  # who vouches for them: what they own is nobody's who shows a credential of that name
+TAKEN_S: Final = 5.0  # until an agent has taken a task
+LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
+TICK_S: Final = 0.5
+GIVEN_UP: Final = "an operator gave it up"
+PAGE: Final = 100
+MAX_LOOKED_AT: Final = 2_000  # of one question: who wants more goes on where it ended
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Desk:
+    """Everything that an operator asks of agents. `witness` puts an act on record, and raises
+    Refusal(AUDIT_UNAVAILABLE); `is_draining` says that whoever listens is to go."""
+
+    live: Live
+    executions: Executions
+    scheduler: Scheduler
+    orders: Orders
+    new_id: Callable[[], str]
+    witness: Callable[..., Awaitable[None]]
+    is_draining: Callable[[], bool]
+
+    @property
+    def max_order_bytes(self) -> int:
+        """The largest order of a run: as large as any caller's."""
+        return self.live.current.bounds.max_body_bytes
+
+    # --- agents and runs ----------------------------------------------------------------------------------------------
+
+    async def agents(self) -> Agents:
+        """Every agent, and how it stands here. Raises Refusal(STORE_UNAVAILABLE)."""
+        return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}
+
+    async def agent(self, name: str) -> AgentInFull:
+        """One of them, with its definition. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        return agent_in_full(await self._agent(name), self._definition(name))
+
+    async def runs(self, wanted: WantedRuns) -> Runs:
+        """Some runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        targets = list(self._definitions)
+        if wanted.agent:
+            self._definition(wanted.agent)
+            targets = [wanted.agent]
+        found: list[Execution] = []
+        at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
+        while len(found) < wanted.limit and at < last:
+            size = PAGE if wanted.is_narrow else wanted.limit
+            page, total = await self.executions.page(None, targets, wanted.standing, size, at)
+            for run in page:
+                at += 1
+                if wanted.means(run):
+                    found.append(run)
+                if len(found) == wanted.limit:
+                    break
+            if at >= total or not page:
+                return {"runs": [run_of(run) for run in found], "next_offset": None}
+        return {"runs": [run_of(run) for run in found], "next_offset": at}
+
+    async def run(self, run_id: str) -> RunInFull:
+        """One run. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        return run_in_full(await self._run(run_id))
+
+    async def output(self, run_id: str) -> str:
+        """All text that a run made so far, as far as it is kept. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        record = await self._run(run_id)
+        return text_of(record.task) or record.output
+
+    async def follow(self, run_id: str) -> AsyncGenerator[Heard | None]:
+        """What is new of a run, from its beginning to its end; None is a sign of life. Raises Refusal: TASK_UNKNOWN,
+        STORE_UNAVAILABLE."""
+        hearing = Hearing()
+        async with (
+            aclosing(self.executions.follow(run_id)) as told,
+            aclosing(_unless(self.is_draining, told)) as responses,
+        ):
+            async for response in responses:
+                if response is None:
+                    yield None
+                    continue
+                for heard in hearing.of(response):
+                    yield heard
+        if not self.is_draining():
+            yield Heard(END, run_in_full(await self._run(run_id)))
+
+    async def order(self, name: str, ordered: Ordered, by: str, *, here: bool) -> RunOrdered:
+        """Run an agent, as a caller. `here` says that whoever orders it has the data folder: nobody else speaks for
+        others. Raises Refusal, as over HTTP."""
+        self._definition(name)
+        if ordered.principal != OPERATOR and not here:
+            detail = f"over the admin listener an operator is {OPERATOR}; only over the control socket also others"
+            raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
+        task_id = self.new_id()
+        await self.witness("run-ordered", by, agent=name, principal=ordered.principal, task=task_id)
+        caller = Caller((Principal(ordered.principal, OPERATORS),), (Credential("local", OPERATORS, by),))
+        about = (name, ordered.task_type, ordered.input, task_id)
+        record = await self.orders.place(caller, *about, peer=by, context=ordered.context)
+        return {"agent": name, "principal": ordered.principal, **self._ordered(await self._taken(record))}
+
+    async def cancel(self, run_id: str, reason: str, by: str) -> Run:
+        """Give a run up. It is given up also where that cannot be put on record, which is then said. Raises Refusal:
+        TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
+        record = await self.executions.cancel(run_id, GIVEN_UP)  # its caller hears that; who and why is evidence
+        try:
+            await self.witness("run-cancelled", by, run=run_id, agent=record.target, why=reason)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, "it is given up all the same") from None
+        return run_of(record)
+
+    # --- schedules ----------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> Schedules:
+        """All of them. Raises Refusal(STORE_UNAVAILABLE)."""
+        return {"schedules": [schedule_of(one) for one in await self.scheduler.list()]}
+
+    async def run_schedule(self, name: str, by: str) -> ScheduleOrdered:
+        """Run one that is not due, as itself. Raises Refusal, as over HTTP."""
+        record = await self._taken(await self.scheduler.run_now(name, by))
+        return {"schedule": name, **self._ordered(record)}
+
+    async def pause(self, name: str, by: str) -> Schedule:
+        """Let one order nothing more, until it is resumed. Raises Refusal."""
+        return schedule_of(await self.scheduler.pause(name, by))
+
+    async def resume(self, name: str, by: str) -> Schedule:
+        """Take that back. Raises Refusal."""
+        return schedule_of(await self.scheduler.resume(name, by))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _agent(self, name: str) -> Agent:
+        definition = self._definition(name)
+        last, _ = await self.executions.page(None, [name], None, 1, 0)
+        pool = self.executions.standing(name) if definition.enabled else Pool(0, 0, definition.places)
+        return agent_of(name, definition, pool, last[0] if last else None)
+
+    async def _taken(self, record: Record) -> Record:
+        """The task once its agent has it, or will not; within a while as it stands."""
+        pause_s = LOOK_S
+        with suppress(TimeoutError, StoreOut):
+            async with asyncio.timeout(TAKEN_S):
+                while not record.a2a_task and not record.is_over:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(SLOWEST_LOOK_S, 2 * pause_s)
+                    record = await self.orders.runner.means.store.get(record.id) or record
+        return record
+
+    def _ordered(self, record: Record) -> Taken:
+        run = record.a2a_task if record.target in self._definitions else ""  # of another agent it is nothing of ours
+        return {"task_id": record.id, "run_id": run or None, "error": record.error_message or None}
+
+    async def _run(self, run_id: str) -> Execution:
+        record = await self.executions.get(run_id)
+        if record is None:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        return record
+
+    @property
+    def _definitions(self) -> Mapping[str, CliAgent]:
+        return self.live.current.settings.agents
+
+    def _definition(self, name: str) -> CliAgent:
+        definition = self._definitions.get(name)
+        if definition is None:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+        return definition
+
+
+async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """Events as they come, until it is over: also while nothing comes."""
+    while not is_over():
+        coming = asyncio.ensure_future(anext(events))
+        try:
+            while not coming.done() and not is_over():
+                await asyncio.wait({coming}, timeout=TICK_S)
+            if not coming.done():
+                return
+            yield coming.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})

@@ -1,0 +1,207 @@
+"""What does an operator ask about runs, and what is ordered?
+
+Bodies and queries are read to the last member: one that is unknown is refused, so that nobody believes to have chosen
+what nothing listens to, and no program, argument or variable comes in by a name that somebody forgot (BL-029).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from sidecar.agents.record import Execution
+from sidecar.agents.states import State, Status
+from sidecar.desk.models import MAX_CONTEXT_CHARS, MAX_WHY_CHARS, NAME, PRINCIPAL
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.schema import UnreadableError
+from sidecar.protocols.jsonrpc import malformed
+
+OPERATOR: Final = "nhi:operator"
+TASK_TYPE: Final = "operator"
+DEFAULT_LIMIT: Final = 20
+MAX_LIMIT: Final = 200
+MAX_OFFSET: Final = 1_000_000
+_WORDS: Final = frozenset({"agent", "state", "status", "schedule", "owner", "limit", "offset"})
+_SLUG: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_PRINCIPAL: Final = re.compile(PRINCIPAL["pattern"].removeprefix("^").removesuffix("$"))
+
+
+class WantedRuns(NamedTuple):
+    """Which runs; "" and None are all. `owner` is a principal anywhere in the chain on whose behalf a run is."""
+
+    agent: str = ""
+    state: State | None = None
+    status: Status | None = None
+    schedule: str = ""
+    owner: str = ""
+    limit: int = DEFAULT_LIMIT
+    offset: int = 0
+
+    @property
+    def standing(self) -> str | None:
+        """The word by which a store finds them."""
+        return self.status or self.state
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether runs are wanted that no store finds by itself."""
+        return bool(self.schedule or self.owner or (self.status and self.state))
+
+    def means(self, run: Execution) -> bool:
+        """Whether it is one of them, as far as no store has looked."""
+        return (
+            (self.state is None or run.state is self.state)
+            and (self.status is None or run.status is self.status)
+            and self.schedule in ("", run.schedule)
+            and (not self.owner or any(principal.name == self.owner for principal in run.caller.chain))
+        )
+
+
+class Ordered(NamedTuple):
+    """A run that is to be. `input` is what the agent is told, as the task API has it; `principal` is who calls."""
+
+    input: Mapping[str, Any]
+    principal: str
+    context: str
+    task_type: str
+
+
+def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
+    """What a query asks for; of one `agent`, where its address has named it. Raises Refusal(MALFORMED_CALL)."""
+    words = _WORDS - {"agent"} if agent else _WORDS
+    query = _query(raw_query, words)
+    return WantedRuns(
+        _slug(query.get("agent"), "agent") or agent,
+        _state(query.get("state")),
+        _status(query.get("status")),
+        _slug(query.get("schedule"), "schedule"),
+        _principal(query.get("owner"), "owner"),
+        _number(query.get("limit"), "limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
+        _number(query.get("offset"), "offset", 0, MAX_OFFSET, 0),
+    )
+
+
+def follows_in(raw_query: str) -> bool:
+    """Whether its output is to be heard as it comes. Raises Refusal(MALFORMED_CALL)."""
+    said = _query(raw_query, frozenset({"follow"})).get("follow", "false")
+    if said not in ("true", "false"):
+        raise malformed("follow must be true or false")
+    return said == "true"
+
+
+def check_no_query(raw_query: str) -> None:
+    """Raises Refusal(MALFORMED_CALL) for a query where none says anything."""
+    _query(raw_query, frozenset())
+
+
+def ordered_in(raw: bytes) -> Ordered:
+    """The run that a body orders. Raises Refusal(MALFORMED_CALL)."""
+    said = ("prompt", "parameters", "environment", "working_directory")
+    body = _object(raw, (*said, "context", "task_type", "principal"))
+    checked = {
+        "prompt": _text(body.get("prompt"), "prompt"),
+        "parameters": _texts(body.get("parameters"), "parameters"),
+        "environment": _texts(body.get("environment"), "environment"),
+        "working_directory": _text(body.get("working_directory"), "working_directory"),
+    }
+    context = _text(body.get("context"), "context") or ""
+    if len(context) > MAX_CONTEXT_CHARS or not context.isprintable():
+        raise malformed(f"context must be printable, and of {MAX_CONTEXT_CHARS} characters at most")
+    task_type = _text(body.get("task_type", TASK_TYPE), "task_type") or ""
+    if not 0 < len(task_type) <= NAME["maxLength"] or not task_type.isprintable():
+        raise malformed(f"task_type must be a printable string of 1 to {NAME['maxLength']} characters")
+    told = {name: value for name, value in checked.items() if value is not None}
+    return Ordered(
+        {"prompt": "", **told},
+        _principal(body.get("principal", OPERATOR), "principal") or OPERATOR,
+        context,
+        task_type,
+    )
+
+
+def reason_in(raw: bytes) -> str:
+    """Why a run is given up. Raises Refusal(MALFORMED_CALL)."""
+    reason = _text(_object(raw, ("reason",)).get("reason"), "reason") or ""
+    if len(reason) > MAX_WHY_CHARS or not reason.isprintable():
+        raise malformed(f"reason must be printable, and of {MAX_WHY_CHARS} characters at most")
+    return reason
+
+
+def nothing_in(raw: bytes) -> None:
+    """Raises Refusal(MALFORMED_CALL) for a body that says anything where there is nothing to choose."""
+    _object(raw, ())
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def _object(raw: bytes, members: Collection[str]) -> dict[str, Any]:
+    """A body, of which all members may be missing, and itself."""
+    body = jsonrpc.parse_json(raw) if raw.strip() else {}
+    if not isinstance(body, dict):
+        raise malformed("the body must be an object")
+    if not body.keys() <= set(members):
+        known = f"a member besides {', '.join(members)}" if members else "a member, and nothing is to be chosen here"
+        raise malformed(f"the body has {known}")
+    return body
+
+
+def _text(value: object, member: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise malformed(f"{member} must be a string")
+
+
+def _texts(value: object, member: str) -> Mapping[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
+        raise malformed(f"{member} must be an object of strings")
+    return value
+
+
+def _principal(value: object, member: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _PRINCIPAL.fullmatch(value):
+        raise malformed(f"{member} must be user:<id> or nhi:<id>")
+    return value
+
+
+def _query(raw_query: str, words: frozenset[str]) -> Mapping[str, str]:
+    try:
+        query = http.query_of(raw_query)
+    except UnreadableError as error:
+        raise malformed(str(error)) from None
+    if not query.keys() <= words:
+        known = f"a parameter besides {', '.join(sorted(words))}" if words else "a parameter, and there is none"
+        raise malformed(f"the query has {known}")
+    return query
+
+
+def _slug(value: str | None, word: str) -> str:
+    if value is not None and not (len(value) <= 64 and _SLUG.fullmatch(value)):
+        raise malformed(f"{word} must be a name")
+    return value or ""
+
+
+def _state(value: str | None) -> State | None:
+    if value is not None and value not in list(State):
+        raise malformed(f"state must be one of {', '.join(State)}")
+    return None if value is None else State(value)
+
+
+def _status(value: str | None) -> Status | None:
+    if value is not None and value not in list(Status):
+        raise malformed(f"status must be one of {', '.join(Status)}")
+    return None if value is None else Status(value)
+
+
+def _number(value: str | None, word: str, least: int, most: int, default: int) -> int:
+    if value is None:
+        return default
+    if not value.isascii() or not value.isdigit() or len(value) > 8 or not least <= int(value) <= most:
+        raise malformed(f"{word} must be a whole number from {least} to {most}")
+    return int(value)
