@@ -5,17 +5,25 @@ from __future__ import annotations
 
 import http.client
 import os
+import queue
 import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import click
 import orjson
 
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, Refusal
+from sidecar.protocols.hidden import revealed, shown
+from sidecar.protocols.sse import SseParser
 
 NO, USAGE, INVALID = 1, 2, 3
 DEADLINE_S = 3.0
+SILENT_S = 60.0  # of a stream, which shows a sign of life every few seconds
+TICK_S = 0.5
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 
 
@@ -26,26 +34,52 @@ def control_socket(config: Path) -> Path:
     return load_settings(config, os.environ, check_files=False).control_path
 
 
-def ask_control(control: Path, target: str, *, verb: str = "GET", order: object = None) -> tuple[int, bytes]:
+def ask_control(
+    control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = DEADLINE_S
+) -> tuple[int, bytes]:
     """Status and body of the answer; `order` is sent as JSON. Raises OSError if nobody answers."""
-    connection = http.client.HTTPConnection("localhost", timeout=DEADLINE_S)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.sock.settimeout(DEADLINE_S)
-        connection.sock.connect(str(control))
-        connection.request(verb, target, None if order is None else orjson.dumps(order))
-        response = connection.getresponse()
+    with _asked(control, target, verb, order, deadline_s) as (response, _):
         return response.status, response.read(MAX_ANSWER_BYTES)
-    except http.client.HTTPException as error:  # it ended in the middle, or is no sidecar
-        raise OSError(f"no whole answer: {type(error).__name__}") from None
-    finally:
-        connection.close()
 
 
-def told(path: Path, target: str, as_json: bool, order: object = None, *, hint: str = "is it running?") -> Any:
+def told(
+    path: Path,
+    target: str,
+    as_json: bool,
+    order: object = None,
+    *,
+    hint: str = "is it running?",
+    deadline_s: float = DEADLINE_S,
+) -> Any:
     """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no."""
+    verb = "GET" if order is None else "POST"
+    with ended_well(hint):
+        status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
+    answer = orjson.loads(body)
+    if as_json:
+        print_json(answer)
+    if status >= 300:
+        refused(status, answer, quiet=as_json)
+    return answer
+
+
+def print_json(value: object) -> None:
+    """As it was answered; what a terminal would obey is written as an escape of JSON, which says the same."""
+    click.echo(revealed(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()))
+
+
+def refused(status: int, answer: Mapping[str, Any], *, quiet: bool = False) -> NoReturn:
+    """The answer is no: say so, and end the command."""
+    if not quiet:
+        click.echo(shown(answer["error"]), err=True)
+    raise SystemExit(USAGE if status == 400 else NO)
+
+
+@contextmanager
+def ended_well(hint: str = "is it running?") -> Iterator[None]:
+    """Ends the command where there is no configuration, or nobody answers."""
     try:
-        status, body = ask_control(control_socket(path), target, verb="GET" if order is None else "POST", order=order)
+        yield
     except ConfigError as error:
         click.echo("\n".join(str(fault) for fault in error.faults), err=True)
         raise SystemExit(INVALID) from None
@@ -53,11 +87,90 @@ def told(path: Path, target: str, as_json: bool, order: object = None, *, hint: 
         click.echo(f"no sidecar answers here: {error.strerror or error}", err=True)
         click.echo(f"   hint: {hint}", err=True)
         raise SystemExit(NO) from None
-    answer = orjson.loads(body)
-    if as_json:
-        click.echo(body, nl=False)
-    elif status != 200:
-        click.echo(answer["error"], err=True)
-    if status != 200:
-        raise SystemExit(USAGE if status == 400 else NO)
-    return answer
+
+
+class Event(NamedTuple):
+    """One event of a stream."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+def events(control: Path, target: str) -> Iterator[Event | None]:
+    """The events of a stream as they come, and None twice a second meanwhile. Ends with the stream. Raises Unheard
+    if nobody answers, or not any more; ends the command if the answer is no.
+
+    A thread reads, so that whoever listens can be interrupted and has a clock. No run says more than its definition
+    lets it, so what waits to be shown is bounded.
+    """
+    read: _Read = queue.SimpleQueue()
+    with _unheard(), _asked(control, target, "GET", None, SILENT_S) as (response, line):
+        if response.status != 200:
+            refused(response.status, orjson.loads(response.read(MAX_ANSWER_BYTES)))
+        reader = threading.Thread(target=_read, args=(response, read), name="reads events", daemon=True)
+        reader.start()
+        try:
+            yield from _taken(read)
+        finally:
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            reader.join(TICK_S)
+
+
+class Unheard(Exception):
+    """Nobody answers, or not any more."""
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unheard(error.strerror or str(error)) from None
+
+
+_Read = queue.SimpleQueue[Event | Unheard | None]
+
+
+def _taken(read: _Read) -> Iterator[Event | None]:
+    while True:
+        try:
+            event = read.get(timeout=TICK_S)
+        except queue.Empty:
+            yield None
+            continue
+        if event is None:
+            return
+        if isinstance(event, Unheard):
+            raise event
+        yield event
+
+
+def _read(response: http.client.HTTPResponse, into: _Read) -> None:
+    parser = SseParser()
+    try:
+        while chunk := response.read1(64 * 1024):
+            for event in parser.feed(chunk):
+                if event.data is not None:
+                    into.put(Event(event.event, orjson.loads(event.data)))
+        into.put(None)
+    except (OSError, ValueError, http.client.HTTPException, Refusal):
+        into.put(Unheard("the stream broke off"))
+
+
+@contextmanager
+def _asked(
+    control: Path, target: str, verb: str, order: object, deadline_s: float
+) -> Iterator[tuple[http.client.HTTPResponse, socket.socket]]:
+    connection = http.client.HTTPConnection("localhost", timeout=deadline_s)
+    line = connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(deadline_s)
+        line.connect(str(control))
+        with suppress(BrokenPipeError, ConnectionResetError):  # who takes no more of it says why
+            connection.request(verb, target, None if order is None else orjson.dumps(order))
+        yield connection.getresponse(), line
+    except http.client.HTTPException as error:  # it ended in the middle, or is no sidecar
+        raise OSError(f"no whole answer: {type(error).__name__}") from None
+    finally:
+        connection.close()

@@ -8,7 +8,7 @@ sidecar limits show --limit 'budgets:*' --json
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import click
 
 from sidecar.cli.control import told
+from sidecar.cli.tables import aligned
 
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
 _HEAD = ("limit", "for", "used", "left", "begins anew")
@@ -50,7 +51,7 @@ def show(principal: str, tool: str, limit: str, path: Path, as_json: bool) -> No
     if len(rows) == 1:
         click.echo(_nothing(principal, limit))
         return
-    for line in _aligned(rows):
+    for line in aligned(rows):
         click.echo(line)
     if answer["more"]:
         click.echo("and more: ask for a principal, a tool or a limit")
@@ -72,9 +73,3 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 def _number(value: float) -> str:
     """As people write it, never 1e-06."""
     return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -80,6 +80,8 @@ BL-028
   unit/audit/test_file.py test_best_effort_counts_what_it_loses_and_goes_on
 BL-029
   flow/test_stdio.py test_nothing_is_ever_started_from_a_request
+  flow/test_agent_commands.py test_no_body_brings_in_what_nobody_listens_to
+  unit/desk/test_reading.py test_what_is_unknown_is_refused_and_never_named
 BL-031
   a2a/test_who_calls.py test_a_stream_wants_a_credential_as_every_call_does
 BL-032

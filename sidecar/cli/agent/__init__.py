@@ -1,0 +1,24 @@
+"""What do operators ask of CLI programs that are agents? One file per kind of question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+
+from sidecar.cli.lazy import LazyGroup
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "list": ("sidecar.cli.agent.looking", "Every agent that is a program, and how it stands."),
+    "check": ("sidecar.cli.agent.check", "Look whether it can run, and try it; needs no running sidecar."),
+    "run": ("sidecar.cli.agent.running", "Run it, and show what it says as it comes."),
+    "runs": ("sidecar.cli.agent.looking", "Runs, newest first."),
+    "show": ("sidecar.cli.agent.looking", "One run: states, tries, what it took, and the end of what it said."),
+    "logs": ("sidecar.cli.agent.running", "What a run said; with -f as it comes."),
+    "cancel": ("sidecar.cli.agent.running", "Give a run up."),
+}
+
+
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
+def agent() -> None:
+    """CLI programs as agents."""

@@ -1,0 +1,217 @@
+"""Can this program be run as an agent, and what does it do? Asked from the configuration alone, without a running
+sidecar.
+
+sidecar agent check
+sidecar agent check summariser --prompt "Three sentences about RFC 9457"
+sidecar agent check summariser --no-run
+
+It is started as a run would start it: by the same warden, with the same arguments, environment and bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+
+from sidecar.agents.commands import command_from
+from sidecar.agents.record import Usage
+from sidecar.agents.runner import runner_from
+from sidecar.agents.running import Artifact, Ended, Event, Order, Prompt, Said
+from sidecar.cli.agent.options import OPERATOR, as_json, config
+from sidecar.cli.agent.words import facts, figures
+from sidecar.cli.control import INVALID, NO, USAGE
+from sidecar.errors import ConfigError
+from sidecar.processes import Processes
+from sidecar.protocols.hidden import shown
+from sidecar.settings import Settings, load_settings
+from sidecar.settings.agents import CliAgent
+from sidecar.vocabulary import Caller, Credential, Principal
+
+DEADLINE_S: Final = 30.0
+HEAD_LINES, HEAD_CHARS, LINE_CHARS = 8, 4_000, 100
+UNWELL: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
+UNTRIED: Final = "it is read-write, and may change something: --prompt tries it"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one run."""
+
+    ended: Ended
+    took_s: float
+    output: str
+
+    @property
+    def is_well(self) -> bool:
+        ended = self.ended
+        return ended.failure is None and not ended.timed_out and ended.state not in UNWELL
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """One agent: how its program would be started, and what became of it. `untried` says why it was not."""
+
+    name: str
+    definition: CliAgent
+    start: Mapping[str, Any]
+    tried: Tried | None = None
+    untried: str = ""
+
+    @property
+    def status(self) -> str:
+        if self.tried is None:
+            return "there"
+        return "well" if self.tried.is_well else "not well"
+
+    def plain(self) -> dict[str, Any]:
+        """For `--json`."""
+        tried = self.tried
+        return {
+            "name": self.name,
+            "status": self.status,
+            "enabled": self.definition.enabled,
+            **self.start,
+            "untried": self.untried or None,
+            "tried": None if tried is None else _plain(tried),
+        }
+
+
+@click.command()
+@click.argument("name", default="")
+@click.option("--prompt", default=None, help="What it is told; by default nothing.")
+@click.option("--no-run", is_flag=True, help="Only look: start nothing.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=None, help="Seconds that it may take."
+)
+@config
+@as_json
+def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, path: Path, as_json: bool) -> None:
+    """Look whether the agent NAME, or each of them, can run, and run it once. Exit 1 when one of them does not.
+
+    A read-write agent is run only with --prompt: it may change something. So is every one that runs: what it does with
+    nothing at all, it does.
+    """
+    try:
+        settings = load_settings(path, os.environ)
+        if name and name not in settings.agents:
+            known = ", ".join(settings.agents) or "none at all"
+            click.echo(f"{path} names no agent {name!r}: there is {known}", err=True)
+            raise SystemExit(USAGE)
+        looked = asyncio.run(_looked_at(settings, [name] if name else list(settings.agents), prompt, timeout_s, no_run))
+    except ConfigError as error:
+        click.echo("\n".join(str(fault) for fault in error.faults), err=True)
+        raise SystemExit(INVALID) from None
+    if as_json:
+        click.echo(orjson.dumps({"agents": [one.plain() for one in looked]}, option=orjson.OPT_INDENT_2))
+    else:
+        click.echo("\n".join(line for one in looked for line in _lines(one)) or "there is no agent")
+    if any(one.tried is not None and not one.tried.is_well for one in looked):
+        raise SystemExit(NO)
+
+
+async def _looked_at(
+    settings: Settings, names: list[str], prompt: str | None, timeout_s: float | None, no_run: bool
+) -> list[Looked]:
+    """Raises SettingsError for one that cannot be started."""
+    processes, looked = Processes(os.environ), []
+    try:
+        for name in names:
+            definition = settings.agents[name]
+            start = command_from(name, definition, os.environ).shown()
+            untried = "" if not no_run else "only looked at"
+            if definition.writes and prompt is None:
+                untried = UNTRIED
+            limit_s = timeout_s or min(definition.timeout, DEADLINE_S)
+            tried = None if untried else await _tried(name, definition, processes, prompt or "", limit_s)
+            looked.append(Looked(name, definition, start, tried, untried))
+    finally:
+        await processes.close()
+    return looked
+
+
+async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> Tried:
+    """One run, from its start to when nothing of it is left."""
+    runner = runner_from(name, definition, processes, os.environ)
+    run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
+    message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}
+    caller = Caller((Principal(OPERATOR),), (Credential("local"),))
+    prompt = Prompt(text, {}, {}, None, message)
+    order = Order(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
+    ended = Ended(None, Usage())
+    try:
+        async with aclosing(runner.run(order)) as events:
+            async for event in events:
+                said = (said + _text(event))[:HEAD_CHARS]
+                if isinstance(event, Ended):
+                    ended = event
+    finally:
+        await runner.close()
+    return Tried(ended, time.monotonic() - began_s, said)
+
+
+def _text(event: Event) -> str:
+    """What it says of its answer; parts that are no text as JSON."""
+    if isinstance(event, Said):
+        return event.text
+    parts: Sequence[Mapping[str, Any]] = ()
+    if isinstance(event, Artifact):
+        parts = event.update["artifact"].get("parts", ())
+    elif isinstance(event, Ended):
+        parts = event.message
+    return "".join(part["text"] if "text" in part else orjson.dumps(part).decode() for part in parts)
+
+
+def _plain(tried: Tried) -> dict[str, Any]:
+    failure, exit_ = tried.ended.failure, tried.ended.exit
+    return {
+        "exit_code": None if exit_ is None else exit_.code,
+        "signal": None if exit_ is None else exit_.signal,
+        "timed_out": tried.ended.timed_out,
+        "task_state": tried.ended.state,
+        "error": None if failure is None else {"category": failure.category, "message": failure.message},
+        "took_s": round(tried.took_s, 3),
+        "usage": tried.ended.usage._asdict(),
+        "output": tried.output,
+    }
+
+
+def _lines(one: Looked) -> Iterator[str]:
+    definition, tried = one.definition, one.tried
+    yield f"{one.name}  {one.status}" + ("" if definition.enabled else "  (disabled)")
+    yield from facts(
+        {
+            "program": one.start["path"],
+            "run as": shlex.join(one.start["argv"]),
+            "told": definition.patterns.input,
+            "answers": definition.patterns.output,
+            "folder": one.start["folder"] or "a new one for each run",
+            "environment": " ".join(one.start["environment"]) or "nothing",
+            "not tried": one.untried,
+        }
+    )
+    if tried is None:
+        return
+    failure = tried.ended.failure
+    yield from facts(
+        {
+            "ended": "its time was over" if tried.ended.timed_out else str(tried.ended.exit or "it goes on"),
+            "error": failure and f"{failure.category}: {failure.message}",
+            "took": f"{tried.took_s:.3f} s",
+            "usage": figures(tried.ended.usage._asdict()),
+        }
+    )
+    lines = tried.output.splitlines()[:HEAD_LINES]
+    if lines:
+        yield "  output"
+        yield from (f"    {shown(line.expandtabs())[:LINE_CHARS]}".rstrip() for line in lines)

@@ -1,0 +1,138 @@
+"""How does each agent stand, and what became of its runs?
+
+sidecar agent list
+sidecar agent runs --agent summariser --status failure
+sidecar agent show 0199a2b4-…
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from sidecar.agents.states import State, Status
+from sidecar.cli.agent.options import TEXT, as_json, config
+from sidecar.cli.agent.words import amount, ending, facts, figures
+from sidecar.cli.control import told
+from sidecar.cli.tables import aligned
+from sidecar.protocols.hidden import shown
+
+TAIL_LINES = 20
+STATES, STATUSES = [one.value for one in State], [one.value for one in Status]
+
+
+@click.command(name="list")
+@config
+@as_json
+def list_(path: Path, as_json: bool) -> None:
+    """Every agent that is a program: how many of its runs are at work or wait, and the last of them."""
+    answer = told(path, "/api/agents", as_json)
+    if as_json:
+        return
+    rows = [("agent", "mode", "access", "running", "waiting", "last run"), *map(_agent, answer["agents"])]
+    if len(rows) == 1:
+        click.echo("there is no agent")
+        return
+    click.echo("\n".join(aligned(rows)))
+
+
+@click.command()
+@click.option("--agent", type=TEXT, default="", help="Only those of this one.")
+@click.option("--state", type=click.Choice(STATES), default=None, help="Only those in this state.")
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES),
+    default=None,
+    help="Only those that came to this.",
+)
+@click.option("--schedule", type=TEXT, default="", help="Only those that this schedule ordered.")
+@click.option("--owner", type=TEXT, default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many at most.")
+@config
+@as_json
+def runs(
+    agent: str,
+    state: str | None,
+    status: str | None,
+    schedule: str,
+    owner: str,
+    limit: int,
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Runs, newest first."""
+    asked = {"agent": agent, "state": state, "status": status, "schedule": schedule, "owner": owner, "limit": limit}
+    query = urlencode({word: value for word, value in asked.items() if value})
+    answer = told(path, f"/api/runs?{query}", as_json)
+    if as_json:
+        return
+    rows = [("run", "agent", "state", "began", "took", "for"), *map(_run, answer["runs"])]
+    if len(rows) == 1:
+        click.echo("there is no such run")
+    else:
+        click.echo("\n".join(aligned(rows)))
+    if answer["next_offset"] is not None:
+        click.echo("and more: ask for an agent, a state, or with --limit")
+
+
+@click.command()
+@click.argument("run", type=TEXT)
+@config
+@as_json
+def show(run: str, path: Path, as_json: bool) -> None:
+    """One run: what became of it, each change of state, its tries, what it took, and the end of what it said."""
+    answer = told(path, f"/api/runs/{quote(run, safe='')}", as_json)
+    if not as_json:
+        click.echo("\n".join(_in_full(answer)))
+
+
+def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:
+    last = one["last_run"]
+    busy = f"{one['running']} of {one['places']}" if one["enabled"] else "disabled"
+    ended = "-" if last is None else f"{ending(last)}  {last['created_at']}"
+    return one["name"], one["mode"], one["access_type"], busy, str(one["waiting"]), ended
+
+
+def _run(one: Mapping[str, Any]) -> tuple[str, ...]:
+    took = "-" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
+    whom = " → ".join(one["caller"]) + (f" ({one['schedule']})" if one["schedule"] else "")
+    return one["id"], one["agent"], ending(one), one["started_at"] or "-", took, whom
+
+
+def _in_full(one: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{one['id']}  {one['agent']}  {ending(one)}"
+    yield from facts(
+        {
+            "on behalf of": " → ".join(one["caller"]),
+            "conversation": one["context"],
+            "schedule": one["schedule"],
+            "ordered": one["created_at"],
+            "began": one["started_at"],
+            "ended": one["ended_at"],
+            "took": None if one["duration_s"] is None else f"{one['duration_s']:.3f} s of {one['timeout_s']:g} s",
+            "tries": f"{one['retries'] + 1} of {one['max_retries'] + 1}",
+            "exit code": one["exit_code"],
+            "signal": one["signal"],
+            "error": one["error"] and f"{one['error']['category']}: {one['error']['message']}",
+            "usage": figures(one["usage"]),
+            "said": amount(one["output_bytes"]),
+        }
+    )
+    for name, lines in (
+        ("states", [f"{each['at']}  {each['state']:<9}  {each['why'] or ''}" for each in one["transitions"]]),
+        ("earlier tries", [_try(each) for each in one["tries"]]),
+        ("told", one["input"].splitlines()[-TAIL_LINES:]),
+        ("output", one["output"].splitlines()[-TAIL_LINES:]),
+    ):
+        if lines:
+            yield f"  {name}"
+            yield from (f"    {shown(line.expandtabs())}".rstrip() for line in lines)
+
+
+def _try(one: Mapping[str, Any]) -> str:
+    why = f"{one['error']['category']}: {one['error']['message']}" if one["error"] else one["status"]
+    return f"{one['started_at']}  {why}"

@@ -1,0 +1,32 @@
+"""What do all commands about agents take?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+
+class Text(click.ParamType[str]):
+    """Words that can be sent: UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("it is not UTF-8", param, ctx)
+        return text
+
+
+OPERATOR: Final = "nhi:operator"
+TEXT: Final = Text()
+DEADLINE_S: Final = 30.0  # to order, and to give up, is waited for
+
+config = click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -1,0 +1,223 @@
+"""How does an operator run an agent, hear it, and stop it?
+
+sidecar agent run summariser "Three sentences about RFC 9457"
+git diff | sidecar agent run reviewer - --param language=en
+sidecar agent logs -f 0199a2b4-…
+sidecar agent cancel 0199a2b4-…
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+import orjson
+
+from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, TEXT, as_json, config
+from sidecar.cli.agent.screen import Screen, written
+from sidecar.cli.agent.words import ending
+from sidecar.cli.control import (
+    NO,
+    USAGE,
+    Unheard,
+    ask_control,
+    control_socket,
+    ended_well,
+    events,
+    print_json,
+    refused,
+    told,
+)
+from sidecar.protocols.hidden import shown
+
+MAX_PROMPT_BYTES: Final = 64 * 2**20  # what a definition takes is far less
+GIVING_UP_S: Final = 5.0
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if not all(equals and name for name, equals, _ in pairs):
+        raise click.BadParameter("write name=value")
+    return {name: value for name, _, value in pairs}
+
+
+@click.command()
+@click.argument("name", type=TEXT)
+@click.argument("prompt", type=TEXT, default="")
+@click.option("--as", "principal", type=TEXT, default=OPERATOR, show_default=True, help="Who calls.")
+@click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value.")
+@click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value.")
+@click.option("--folder", type=TEXT, default="", help="A working folder.")
+@click.option("--skill", type=TEXT, default="", help="The skill that is asked for; rules read it as call.tool.")
+@click.option("--context", type=TEXT, default="", help="Go on with this conversation.")
+@click.option("--detach", is_flag=True, help="Do not wait: print its id.")
+@config
+@as_json
+def run(
+    name: str,
+    prompt: str,
+    principal: str,
+    parameters: Mapping[str, str],
+    environment: Mapping[str, str],
+    folder: str,
+    skill: str,
+    context: str,
+    detach: bool,
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Run the agent NAME with PROMPT, or with what stands on standard input for `-`; ^C gives it up.
+
+    Policy, limits and evidence are those of every caller. Options, variables and folders are those that the agent's
+    `per_call` lets a call choose. Exit code 0 when it did what it was told, 1 when not.
+    """
+    chosen = {
+        "parameters": parameters,
+        "environment": environment,
+        "working_directory": folder,
+        "task_type": skill,
+        "context": context,
+        "principal": principal,
+    }
+    order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
+    with ended_well():
+        control = control_socket(path)
+        status, body = ask_control(
+            control, f"/api/agents/{quote(name, safe='')}/runs", verb="POST", order=order, deadline_s=DEADLINE_S
+        )
+    answer = orjson.loads(body)
+    if status >= 300:
+        if as_json:
+            print_json(answer)
+        elif hint := _row(name, principal, answer.get("reason", "")):
+            click.echo(shown(answer["error"]), err=True)
+            click.echo(f"   hint: {hint}", err=True)
+            raise SystemExit(NO)
+        refused(status, answer, quiet=as_json)
+    if detach or answer["run_id"] is None:
+        _print_taken(answer, as_json)
+        raise SystemExit(0 if detach and answer["error"] is None else NO)
+    _finish(_watched(control, answer["run_id"], quiet=as_json, gives_up=True), as_json)
+
+
+@click.command()
+@click.argument("run", type=TEXT)
+@click.option("-f", "--follow", is_flag=True, help="Go on until it is over.")
+@config
+def logs(run: str, follow: bool, path: Path) -> None:
+    """What the run RUN said, as far as it is kept."""
+    with ended_well():
+        control = control_socket(path)
+    if follow:
+        _watched(control, run, quiet=False, gives_up=False)
+        return
+    with ended_well():
+        status, body = ask_control(control, f"/api/runs/{quote(run, safe='')}/output")
+    if status != 200:
+        refused(status, orjson.loads(body))
+    text = body.decode("utf-8", "replace")
+    written(text)
+    if sys.stdout.isatty() and text and not text.endswith("\n"):
+        click.echo()
+
+
+@click.command()
+@click.argument("run", type=TEXT)
+@click.option("--reason", type=TEXT, default="", help="Why, for whoever reads the evidence.")
+@config
+@as_json
+def cancel(run: str, reason: str, path: Path, as_json: bool) -> None:
+    """Give the run RUN up, wherever it is: all of its processes end."""
+    order = {"reason": reason} if reason else {}
+    answer = told(path, f"/api/runs/{quote(run, safe='')}/cancel", as_json, order, deadline_s=DEADLINE_S)
+    if not as_json:
+        click.echo(f"{answer['id']} of {answer['agent']}: {ending(answer)}")
+
+
+def _prompt(given: str) -> str:
+    if given != "-":
+        return given
+    raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(raw) > MAX_PROMPT_BYTES:
+        click.echo(f"standard input has more than {MAX_PROMPT_BYTES} bytes", err=True)
+        raise SystemExit(USAGE)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        click.echo("standard input is not UTF-8", err=True)
+        raise SystemExit(USAGE) from None
+
+
+def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool) -> Mapping[str, Any]:
+    """The run at its end, all that it says on the screen meanwhile."""
+    screen, target = Screen(quiet=quiet), f"/api/runs/{quote(run, safe='')}/output?follow=true"
+    try:
+        for event in events(control, target):
+            if event is None:
+                screen.tick()
+            elif event.name == "status":
+                screen.status(event.data)
+            elif event.name == "output":
+                screen.output(event.data)
+            elif event.name == "end":
+                screen.end()
+                return event.data
+        why = "the sidecar is stopping"
+    except (KeyboardInterrupt, BrokenPipeError):
+        screen.clear()
+        if gives_up:
+            _give_up(control, run)
+        raise SystemExit(NO) from None
+    except Unheard as error:
+        why = str(error)
+    screen.end()
+    click.echo(f"nothing more is heard of {run}: {why}", err=True)
+    raise SystemExit(NO)
+
+
+def _give_up(control: Path, run: str) -> None:
+    target = f"/api/runs/{quote(run, safe='')}/cancel"
+    order = {"reason": "interrupted at the terminal"}
+    try:
+        status, body = ask_control(control, target, verb="POST", order=order, deadline_s=GIVING_UP_S)
+    except OSError:
+        click.echo(f"{run} may go on: sidecar agent cancel {run}", err=True)
+        return
+    answer = orjson.loads(body)
+    click.echo(f"{run}: {ending(answer) if status == 200 else shown(answer['error'])}", err=True)
+
+
+def _print_taken(answer: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    elif answer["run_id"]:
+        click.echo(answer["run_id"])
+    else:
+        why = shown(answer["error"] or "its agent has not taken it yet")
+        click.echo(f"task {answer['task_id']} has no run: {why}", err=True)
+
+
+def _finish(run: Mapping[str, Any], as_json: bool) -> None:
+    """Say how it ended where nobody would know otherwise."""
+    if as_json:
+        print_json(run)
+    elif run["status"] != "success":
+        why = f": {run['error']['category']}: {shown(run['error']['message'])}" if run["error"] else ""
+        click.echo(f"{run['id']}: {ending(run)}{why}", err=True)
+    elif run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"):
+        click.echo(f"{run['id']}: it asks: {shown(run['message'] or 'for more')}", err=True)
+        click.echo("   hint: the answer is a message over A2A with this taskId", err=True)
+    if run["status"] != "success":
+        raise SystemExit(NO)
+
+
+def _row(name: str, principal: str, reason: str) -> str:
+    """The row that would allow it, where none is there."""
+    if reason != "no-matching-rule":
+        return ""
+    kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
+    return f"in policies/{kind}.csv: p, {principal}, nhi:{name}, message/send, -, -, -, allow"

@@ -1,0 +1,128 @@
+"""When do agents run by the clock, and how does an operator step in?
+
+sidecar schedule list
+sidecar schedule next nightly --count 10
+sidecar schedule run nightly
+sidecar schedule pause nightly
+sidecar schedule resume nightly
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+import click
+import orjson
+
+from sidecar.cli.agent.options import DEADLINE_S, TEXT, as_json, config
+from sidecar.cli.control import USAGE, ended_well, told
+from sidecar.cli.tables import aligned
+from sidecar.settings import load_settings
+from sidecar.settings.moments import rfc3339
+from sidecar.settings.schedules import Schedule
+
+
+@click.group()
+def schedule() -> None:
+    """Agents that run by the clock."""
+
+
+@schedule.command(name="list")
+@config
+@as_json
+def list_(path: Path, as_json: bool) -> None:
+    """Every schedule: when it is due next, when it was due last, and whether it is paused."""
+    answer = told(path, "/api/schedules", as_json)
+    if as_json:
+        return
+    rows = [("schedule", "agent", "as", "when", "next", "last"), *map(_row, answer["schedules"])]
+    click.echo("\n".join(aligned(rows)) if len(rows) > 1 else "there is no schedule")
+
+
+@schedule.command(name="next")
+@click.argument("name", default="")
+@click.option("--count", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many times.")
+@config
+@as_json
+def next_(name: str, count: int, path: Path, as_json: bool) -> None:
+    """When the schedule NAME, or each of them, is due next; needs no running sidecar, and asks none whether it is
+    paused."""
+    with ended_well():
+        schedules = load_settings(path, os.environ, check_files=False).schedules
+    if name and name not in schedules:
+        click.echo(f"{path} names no schedule {name!r}: there is {', '.join(schedules) or 'none at all'}", err=True)
+        raise SystemExit(USAGE)
+    chosen = {name: schedules[name]} if name else schedules
+    due = {each: list(_due(one, count, time.time())) for each, one in chosen.items()}
+    if as_json:
+        plain = {each: [rfc3339(moment) for moment in moments] for each, moments in due.items()}
+        click.echo(orjson.dumps({"schedules": plain}, option=orjson.OPT_INDENT_2))
+        return
+    for each, moments in due.items():
+        click.echo(f"{each}  {chosen[each].cron}  {chosen[each].timezone}{'' if moments else '  disabled'}")
+        for moment in moments:
+            click.echo(f"  {_local(moment, chosen[each])}  {rfc3339(moment)}")
+
+
+@schedule.command()
+@click.argument("name", type=TEXT)
+@config
+@as_json
+def run(name: str, path: Path, as_json: bool) -> None:
+    """Run the schedule NAME now, as it would run when it is due; its next time stays as it is."""
+    answer = _done(path, name, "run", as_json)
+    if not as_json:
+        click.echo(
+            answer["run_id"] or f"task {answer['task_id']}" + (f": {answer['error']}" if answer["error"] else "")
+        )
+
+
+@schedule.command()
+@click.argument("name", type=TEXT)
+@config
+@as_json
+def pause(name: str, path: Path, as_json: bool) -> None:
+    """Let the schedule NAME order nothing more, at every replica, until it is resumed. What runs goes on."""
+    answer = _done(path, name, "pause", as_json)
+    if not as_json:
+        click.echo(f"{answer['name']} is paused")
+
+
+@schedule.command()
+@click.argument("name", type=TEXT)
+@config
+@as_json
+def resume(name: str, path: Path, as_json: bool) -> None:
+    """Take that back. What was due meanwhile is not made up for."""
+    answer = _done(path, name, "resume", as_json)
+    if not as_json:
+        click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")
+
+
+def _done(path: Path, name: str, verb: str, as_json: bool) -> Any:
+    return told(path, f"/api/schedules/{quote(name, safe='')}/{verb}", as_json, {}, deadline_s=DEADLINE_S)
+
+
+def _due(schedule: Schedule, count: int, now_s: float) -> Iterator[float]:
+    return islice(schedule.calendar.after(now_s), count) if schedule.enabled else iter(())
+
+
+def _local(moment_s: float, schedule: Schedule) -> str:
+    """As the clocks there show it, with the hour's distance from UTC: where they change, it is another."""
+    moment = datetime.fromtimestamp(moment_s, UTC).astimezone(ZoneInfo(schedule.timezone))
+    return moment.strftime("%a %Y-%m-%d %H:%M %z")
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    when = f"{one['cron']} {one['timezone']}"
+    stands = "paused" if one["state"] == "paused" else (one["next_due"] or "-") if one["enabled"] else "disabled"
+    last = "-" if one["last_result"] is None else f"{one['last_result']}  {one['last_due'] or 'by hand'}"
+    return one["name"], one["agent"], one["principal"], when, stands, last

@@ -1,0 +1,378 @@
+"""Do operators see and run agents that are programs, by commands and over HTTP, as callers under policy?"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import sys
+import termios
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
+
+from sidecar.admin import ADDRESSES
+from sidecar.cli import main
+from tests.flow.described import DOCUMENT
+from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
+from tests.flow.world import World, world, write_folder
+from tests.unit.desk.test_reading import POISON
+
+AGENTS = """\
+agents:
+  echo: {executable: /bin/sh, args: [-c, "cat; echo; echo and more"], description: Says it again.}
+  slow: {executable: /bin/sh, args: [-c, 'printf "begun\\033[2J\\007\\n"; exec sleep 60'], strip_control: false}
+  fails: {executable: /bin/sh, args: [-c, "echo half; echo no luck >&2; exit 3"]}
+  choosy:
+    executable: /bin/sh
+    cli_args: {-c: 'echo "$0 $1 $COLOUR"'}
+    per_call: {cli_args: {--language: {values: [en, de]}}, envs: {COLOUR: {matches: "[a-z]+"}}}
+  closed: {executable: /bin/sh, enabled: false}
+"""
+ROWS = "".join(
+    f"p, {who}, nhi:{agent}, message/send, -, -, -, allow\n"
+    for who, agent in [
+        *(("nhi:operator", agent) for agent in ("echo", "slow", "fails", "choosy")),
+        ("nhi:planner", "echo"),
+    ]
+)
+BEGUN = "begun\x1b[2J\x07\n"
+POLICY = {"policies/nhi_to_nhi.csv": ROWS}
+MORE = SETTINGS + AGENTS
+
+
+def commands(folder: Path, *line: str, stdin: str | None = None) -> Any:
+    arguments = [*line, "-c", str(folder / "sidecar.yaml")]
+    return asyncio.to_thread(CliRunner().invoke, main, arguments, input=stdin)
+
+
+async def did(running: World, *line: str, stdin: str | None = None, code: int = 0) -> Result:
+    """A command that ends so."""
+    result: Result = await commands(running.folder, *line, stdin=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+async def told(running: World, *line: str, code: int = 0) -> Any:
+    """What a command prints as JSON."""
+    return json.loads((await did(running, *line, "--json", code=code)).stdout)
+
+
+async def sent(
+    running: World, path: str, body: Any = None, secret: str = SECRET, verb: str = ""
+) -> tuple[int, Any, Mapping[str, str]]:
+    """What the admin listener answers; a body is sent with POST."""
+    raw = body if isinstance(body, bytes | io.BytesIO | None) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    verb = verb or ("GET" if body is None else "POST")
+    async with running.http.request(verb, running.admin_url + path, data=raw, headers=headers) as response:
+        text = await response.text()
+        is_json = "json" in response.headers["Content-Type"]
+        return response.status, json.loads(text) if is_json else text, dict(response.headers)
+
+
+def controls(running: World) -> list[dict[str, Any]]:
+    return [one["control"] for one in running.records() if one["event"] == "control"]
+
+
+def check_described(path: str, verb: str, status: int, value: Any, headers: Mapping[str, str]) -> None:
+    told = DOCUMENT["paths"][path][verb]["responses"][str(status)]
+    schema = told["content"][headers["Content-Type"]]["schema"]
+    faults = [error.message for error in Draft202012Validator({**DOCUMENT, **schema}).iter_errors(value)]
+    assert not faults, faults
+
+
+async def at_work(running: World, run_id: str) -> None:
+    """Once it has said something."""
+    async with asyncio.timeout(20):
+        while not await running.app.desk.output(run_id):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_is_ordered_heard_and_looked_at(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        heard = await did(running, "agent", "run", "echo", "hello")
+        assert heard.stdout == "hello\nand more\n"
+        assert (await did(running, "agent", "run", "echo", "-", stdin="from a pipe")).stdout.startswith("from a pipe\n")
+        newest, oldest = (await told(running, "agent", "runs"))["runs"]
+        assert (oldest["agent"], oldest["status"], oldest["state"]) == ("echo", "success", "idle")
+        assert oldest["caller"] == ["nhi:operator"] and oldest["exit_code"] == 0 and newest["id"] != oldest["id"]
+        shown = (await did(running, "agent", "show", oldest["id"])).stdout
+        for word in ("success", "nhi:operator", "    hello", "    and more", "completed", "cleanup", "s of CPU"):
+            assert word in shown, shown
+        assert (await did(running, "agent", "logs", oldest["id"])).stdout == heard.stdout
+        assert (await did(running, "agent", "logs", "-f", oldest["id"])).stdout == heard.stdout
+        listed = (await did(running, "agent", "list")).stdout
+        assert re.search(r"^echo +task +read-only +0 of 4 +0 +success ", listed, re.MULTILINE), listed
+        assert re.search(r"^closed .* disabled ", listed, re.MULTILINE)
+        ordered = [one for one in controls(running) if one["what"] == "run-ordered"]
+        assert [(one["agent"], one["principal"]) for one in ordered] == [("echo", "nhi:operator")] * 2
+        assert all(one["by"].startswith("local:uid=") for one in ordered)
+        (decided, *_) = [one for one in running.records() if one["event"] == "decision"]
+        assert decided["chain"] == ["nhi:operator"] and decided["request_id"] == ordered[0]["task"]
+
+
+async def test_what_no_rule_allows_is_refused_with_the_row_that_would(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files=files()) as running:
+        no = await did(running, "agent", "run", "echo", "hello", code=1)
+        assert no.stdout == "" and "No rule allows this call" in no.stderr
+        found = re.search(r"hint: in (\S+): (p, .*)", no.stderr)
+        assert found is not None
+        (tmp_path / found[1]).write_text(found[2] + "\n")
+        await running.app.reload("test")
+        assert (await did(running, "agent", "run", "echo", "hello")).stdout.startswith("hello")
+        assert "user_to_nhi" in (await did(running, "agent", "run", "echo", "--as", "user:alice", code=1)).stderr
+        assert [one["agent"] for one in controls(running) if one["what"] == "run-ordered"] == ["echo"] * 3
+
+
+async def test_a_program_that_fails_says_so_and_its_output_stands(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        failed = await did(running, "agent", "run", "fails", code=1)
+        assert failed.stdout == "half\n" and "failure: agent: exit code 3: no luck" in failed.stderr
+        whole = await told(running, "agent", "run", "fails", code=1)
+        assert (whole["status"], whole["exit_code"], whole["error"]["category"]) == ("failure", 3, "agent")
+        assert [run["status"] for run in (await told(running, "agent", "runs", "--status", "failure"))["runs"]] == [
+            "failure"
+        ] * 2
+        assert (await told(running, "agent", "runs", "--status", "success"))["runs"] == []
+        assert (await did(running, "agent", "run", "nobody", code=1)).stderr.startswith("No such server")
+        assert (await did(running, "agent", "run", "closed", code=1)).stderr != ""
+        assert (await did(running, "agent", "show", "0199", code=1)).stderr == "No such task\n"
+
+
+async def test_a_call_chooses_what_its_definition_lets_it(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        chosen = ("agent", "run", "choosy", "--param", "language=de", "--env", "COLOUR=red")
+        assert (await did(running, *chosen)).stdout == "--language de red\n"
+        for wrong in (
+            ("--param", "language=fr"),
+            ("--param", "-c=x"),
+            ("--env", "COLOUR=RED"),
+            ("--env", "PATH=/tmp"),
+            ("--folder", "/tmp"),
+        ):
+            no = await did(running, "agent", "run", "choosy", *wrong, code=1)
+            assert no.stdout == "" and not set(wrong[1].split("=")[1:]) & set(no.stderr.split()), no.stderr
+
+
+async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        first = await told(running, "agent", "run", "echo", "one")
+        again = ("agent", "run", "echo", "two", "--context", first["context"])
+        assert (await told(running, *again))["context"] == first["context"]
+        assert (await did(running, *again, "--as", "nhi:planner", code=1)).stdout == ""
+        assert (await told(running, "agent", "run", "echo", "--context", "mine"))["context"] == "mine"
+
+
+async def test_one_that_is_given_up_ends_with_all_of_its_processes(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        run_id = (await did(running, "agent", "run", "slow", "--detach")).stdout.strip()
+        following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
+        await at_work(running, run_id)
+        cancelled = await did(running, "agent", "cancel", run_id, "--reason", "enough")
+        assert cancelled.stdout == f"{run_id} of slow: cancelled\n"
+        assert '"status":"cancelled"' in (await following)[1].rstrip().splitlines()[-1]
+        assert (await did(running, "agent", "logs", run_id)).stdout == BEGUN, "into a pipe it goes as it is"
+        assert r"    begun\u001b[2J\u0007" in (await did(running, "agent", "show", run_id)).stdout
+        assert (await did(running, "agent", "cancel", run_id, code=1)).stderr.startswith("The task cannot be cancelled")
+        (given_up,) = [one for one in controls(running) if one["what"] == "run-cancelled"]
+        assert (given_up["run"], given_up["agent"], given_up["why"]) == (run_id, "slow", "enough")
+        whole = await told(running, "agent", "show", run_id)
+        assert [one["state"] for one in whole["transitions"]][-3:] == ["cancelled", "cleanup", "idle"]
+        assert running.app.executions.standing("slow").running == 0
+
+
+async def test_what_cannot_be_sent_or_taken_is_said_so(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        assert "not UTF-8" in (await did(running, "agent", "run", "echo", "\udcff", code=2)).stderr
+        too_much = await did(running, "agent", "run", "echo", "-", stdin="x" * 3 * 2**20, code=1)
+        assert "too large: at most 1048576 bytes" in too_much.stderr
+        assert "write name=value" in (await did(running, "agent", "run", "echo", "--param", "x", code=2)).stderr
+        assert "user:<id>" in (await did(running, "agent", "run", "echo", "--as", "alice", code=2)).stderr
+    gone = await commands(tmp_path, "agent", "run", "echo")
+    assert gone.exit_code == 1 and "no sidecar answers here" in gone.stderr
+
+
+# --- over the admin listener ------------------------------------------------------------------------------------------
+
+OF_AGENTS = [path for path in ADDRESSES if re.match("/api/(agents|runs|schedules)", path)]
+POSTED = [path for path in ADDRESSES if "POST" in ADDRESSES[path]]
+
+
+async def test_viewers_see_operators_act_and_strangers_learn_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        for path in OF_AGENTS:
+            filled = path.format(name="echo", any="echo")
+            for verb in ADDRESSES[path]:
+                assert (await sent(running, filled, secret="", verb=verb))[0] == 401
+                seen = (await sent(running, filled, secret=VIEW, verb=verb))[0]
+                assert seen == 403 if verb == "POST" else seen in (200, 404), (path, verb)
+                assert (await sent(running, filled, verb=verb))[0] in (200, 201, 404), (path, verb)
+            status, problem, headers = await sent(running, filled, verb="DELETE")
+            assert status == 405 and headers["Allow"] == ", ".join(ADDRESSES[path])
+            assert problem["error"] and headers["Content-Type"] == "application/problem+json"
+
+
+async def test_no_body_brings_in_what_nobody_listens_to(tmp_path: Path) -> None:
+    """BL-029: neither a program nor its arguments, environment or folder come by a request."""
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        for path in POSTED:
+            filled = path.format(name="echo", any="github" if "upstreams" in path else "nhi:echo")
+            bodies = [{word: value} for word in POISON for value in ("x", {"x": "y"}, None)]
+            for body in [*bodies, [], "x", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 5_000]:
+                status, problem, _ = await sent(running, filled, body)
+                assert status == 400 and problem["error"], (path, body, status)
+            assert (await sent(running, filled, io.BytesIO(b" " * (2**20 + 1))))[0] in (400, 413)
+        assert not [one for one in controls(running) if one["what"] not in ("start", "mode")]
+
+
+async def test_answers_are_as_described_and_act_for_nobody_else(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        ordered = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
+        check_described("/api/agents/{name}/runs", "post", *ordered)
+        run_id = ordered[1]["run_id"]
+        assert ordered[0] == 201 and ordered[2]["Location"] == f"/api/runs/{run_id}"
+        status, text, _ = await sent(running, f"/api/runs/{run_id}/output?follow=true", secret=VIEW)
+        assert status == 200 and "event: output\n" in text and text.rstrip().splitlines()[-2] == "event: end"
+        for path, described in {
+            "/api/agents": "/api/agents",
+            "/api/agents/echo": "/api/agents/{name}",
+            "/api/agents/echo/runs": "/api/agents/{name}/runs",
+            "/api/runs?owner=nhi:operator&limit=1": "/api/runs",
+            f"/api/runs/{run_id}": "/api/runs/{id}",
+            f"/api/runs/{run_id}/output": "/api/runs/{id}/output",
+            "/api/runs?who=x": "/api/runs",
+            "/api/agents/nobody": "/api/agents/{name}",
+        }.items():
+            check_described(described, "get", *await sent(running, path, secret=VIEW))
+        no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi", "principal": "nhi:planner"})
+        check_described("/api/agents/{name}/runs", "post", *no)
+        assert no[0] == 403 and "control socket" in no[1]["error"]
+        await did(running, "agent", "run", "echo", "--as", "nhi:planner")
+        mine = (await sent(running, "/api/runs?owner=nhi:planner"))[1]["runs"]
+        assert [run["caller"] for run in mine] == [["nhi:planner"]]
+        status, tasks, _ = await sent(running, "/api/agents/echo", secret=VIEW)
+        assert tasks["executable"] == "/bin/sh" and "args" not in tasks and "and more" not in json.dumps(tasks)
+
+
+async def test_runs_are_found_page_by_page(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        for number in range(5):
+            await sent(running, "/api/agents/echo/runs", {"prompt": str(number)})
+        await did(running, "agent", "run", "echo", "--as", "nhi:planner", "p")
+        seen, offset = [], 0
+        while offset is not None:
+            page = (await sent(running, f"/api/runs?owner=nhi:operator&limit=2&offset={offset}"))[1]
+            seen += [run["id"] for run in page["runs"]]
+            offset = page["next_offset"]
+        assert len(seen) == len(set(seen)) == 5
+        assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
+
+
+async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
+        following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
+        await at_work(running, run_id)
+        await running.app.pipeline.drain(0)
+        async with asyncio.timeout(10):
+            text = (await following)[1]
+        assert "begun" in text and "event: end" not in text
+        await running.app.desk.cancel(run_id, "", "test")
+
+
+# --- at a terminal ----------------------------------------------------------------------------------------------------
+
+
+async def at_terminal(folder: Path, *line: str, interrupted_at: str = "(?!)") -> tuple[int, str]:
+    """What somebody sees who types this, and ^C as soon as that is to be seen; and the exit code."""
+    ours, theirs = pty.openpty()
+    command = (sys.executable, "-m", "sidecar", *line, "-c", str(folder / "sidecar.yaml"))
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal
+    )
+    os.close(theirs)
+    seen, sent_it = b"", False
+    with suppress(OSError):  # EIO: nobody is at the other end any more
+        while chunk := await asyncio.to_thread(os.read, ours, 65536):
+            seen += chunk
+            if not sent_it and re.search(interrupted_at.encode(), seen, re.DOTALL):
+                sent_it = True
+                os.write(ours, b"\x03")
+    os.close(ours)
+    return await process.wait(), seen.decode()
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+async def test_at_a_terminal_it_is_seen_how_a_run_stands_and_an_interrupt_gives_it_up(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        seen_to_run = r"begun\S+\r\n.* s  running"
+        code, seen = await at_terminal(running.folder, "agent", "run", "slow", interrupted_at=seen_to_run)
+        assert code == 1 and r"begun\u001b[2J\u0007" in seen and "\x1b" not in seen, seen
+        assert re.search(r": cancelled\r\n$", seen), seen
+        (run,) = (await told(running, "agent", "runs"))["runs"]
+        assert (run["agent"], run["status"], run["is_over"]) == ("slow", "cancelled", True)
+        assert running.app.executions.standing("slow").running == 0
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+SCHEDULES = """\
+schedules:
+  nightly: {agent: echo, cron: "0 2 * * *", timezone: Europe/Berlin, input_parameters: {prompt: night}}
+  idle: {agent: echo, cron: "@hourly", enabled: false}
+"""
+OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + "p, nhi:nightly, nhi:echo, message/send, -, -, -, allow\n"}
+
+
+async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY}) as running:
+        listed = (await did(running, "schedule", "list")).stdout
+        assert re.search(r"^nightly +echo +nhi:nightly +0 2 \* \* \* Europe/Berlin +\S+Z +-$", listed, re.MULTILINE), (
+            listed
+        )
+        assert re.search(r"^idle .* disabled +-$", listed, re.MULTILINE), listed
+        run_id = (await did(running, "schedule", "run", "nightly")).stdout.strip()
+        assert (await did(running, "agent", "logs", "-f", run_id)).stdout == "night\nand more\n"
+        (run,) = (await told(running, "agent", "runs", "--schedule", "nightly"))["runs"]
+        assert (run["id"], run["caller"], run["schedule"]) == (run_id, ["nhi:nightly"], "nightly")
+        assert (await did(running, "schedule", "pause", "nightly")).stdout == "nightly is paused\n"
+        assert " paused " in (await did(running, "schedule", "list")).stdout
+        assert (await did(running, "schedule", "resume", "nightly")).stdout.startswith("nightly is due next at 2")
+        for verb in ("run", "pause", "resume"):
+            assert (await did(running, "schedule", verb, "weekly", code=1)).stderr
+        acts = [(one["what"], one["schedule"]) for one in controls(running) if one["what"].startswith("schedule-")]
+        assert acts == [(f"schedule-{verb}", "nightly") for verb in ("run", "pause", "resume")]
+        check_described("/api/schedules", "get", *await sent(running, "/api/schedules", secret=VIEW))
+        for verb, statuses in (("pause", {200}), ("resume", {200}), ("run", {201, 429})):  # or its last run goes on
+            answer = await sent(running, f"/api/schedules/nightly/{verb}", {})
+            check_described(f"/api/schedules/{{name}}/{verb}", "post", *answer)
+            assert answer[0] in statuses
+
+
+async def test_when_a_schedule_is_due_is_told_without_a_sidecar(tmp_path: Path) -> None:
+    write_folder(tmp_path, "http://127.0.0.1:9/mcp", settings=MORE + SCHEDULES, files=files())
+    due: Result = await commands(tmp_path, "schedule", "next", "nightly", "--count", "400")
+    head, *times = due.stdout.splitlines()
+    assert (due.exit_code, head, len(times)) == (0, "nightly  0 2 * * *  Europe/Berlin", 400)
+    # within 400 days there is one night without 2 o'clock
+    assert {(local, zone, utc[11:]) for _, _, local, zone, utc in map(str.split, times)} == {
+        ("02:00", "+0100", "01:00:00Z"),
+        ("02:00", "+0200", "00:00:00Z"),
+        ("03:00", "+0200", "01:00:00Z"),
+    }
+    every = json.loads((await commands(tmp_path, "schedule", "next", "--json")).stdout)["schedules"]
+    assert len(every["nightly"]) == 5 and every["idle"] == []
+    unknown: Result = await commands(tmp_path, "schedule", "next", "weekly")
+    assert unknown.exit_code == 2 and "there is nightly, idle" in unknown.stderr
