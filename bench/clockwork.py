@@ -130,7 +130,9 @@ async def hour(minutes: int, schedules: int) -> None:
         fleet = Fleet(folders, stack)
         for place in range(REPLICAS):
             await fleet.start(place)
-        first = _next_minute(time.time() + 2)
+        first = _next_minute(time.time() + 5)
+        await asyncio.sleep(first - 1 - time.time())
+        agent.heard.clear()  # of a minute that was full while they were started
         for n in range(minutes):
             await asyncio.sleep(max(0.0, first + n * MINUTE_S + chance.uniform(-0.2, 1.5) - time.time()))
             await fleet.kill(chance.randrange(REPLICAS))
