@@ -82,6 +82,17 @@ def test_a_fault_stands_where_it_was_written(tmp_path: Path) -> None:
     ]
 
 
+def test_a_program_can_be_called_as_long_as_it_is_enabled(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    agents = "version: 1\nagents: {echo: {executable: cat}, idle: {executable: cat, enabled: false}}\nschedules:\n"
+    path.write_text(agents + "  a: {agent: echo, cron: '@daily'}\n")
+    assert load_settings(path, {}, check_files=False).schedules["a"].agent == "echo"
+    path.write_text(agents + "  echo: {agent: idle, cron: '@daily'}\n")
+    with pytest.raises(SettingsError) as raised:
+        load_settings(path, {}, check_files=False)
+    assert [one.code for one in raised.value.faults] == ["S179", "S177"]
+
+
 def test_no_two_have_one_name_or_id() -> None:
     twice = {"a": schedule(name="Nightly", id="1"), "b": schedule(name="Nightly", id="a"), "c": schedule(id="1")}
     assert told(twice) == [
