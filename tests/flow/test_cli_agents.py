@@ -14,6 +14,10 @@ from typing import Any
 import aiohttp
 
 from sidecar.agents.telling import OVER
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import SEND
+from sidecar.upstreams.agents import Outgoing
+from sidecar.vocabulary import Caller, Principal
 from tests.a2a.world import (
     ALICE,
     BOB,
@@ -41,6 +45,11 @@ ASKS = """\
 read -r line
 echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which?"}}'
 """
+COUNTS = """\
+#!/bin/sh
+n=0
+while read -r line; do n=$((n + 1)); echo "$n $line"; done
+"""
 AGENTS = """\
   echo: {executable: cat, description: "Says what it is told.", a2a: {grpc_port: 0}}
   slow: {executable: sh, args: ["-c", "echo $$ > pid; printf begun; exec sleep 60"], working_directory: work}
@@ -49,6 +58,8 @@ AGENTS = """\
   quiet:
     executable: cat
     a2a: {capabilities: {streaming_support: false, supported_methods: [message/send, message/stream, tasks/get]}}
+  counts: {executable: ./counts, mode: interactive}
+  secret: {executable: sh, args: ["-c", "echo ${#TOKEN}"], env_path: secret.env}
   unused: {executable: cat, enabled: false}
 """
 
@@ -60,8 +71,10 @@ def agents_yaml(text: str = AGENTS) -> str:
 def set_up(folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RULES, settings: str = "") -> None:
     """Everything that a sidecar before these programs reads."""
     (folder / "work").mkdir(exist_ok=True)
-    (folder / "asks").write_text(ASKS)
-    (folder / "asks").chmod(0o755)
+    for name, program in (("asks", ASKS), ("counts", COUNTS)):
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
+    (folder / "secret.env").write_text("TOKEN=four\n")
     write(folder, "", rules=rules, behind=agents_yaml(agents), settings=settings)
 
 
@@ -248,6 +261,7 @@ async def test_what_runs_for_somebody_ends_with_their_permission(tmp_path: Path)
         _, pid = await begun(world)
         (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:*, use, -, -, -, allow\n")
         await world.app.reload("operator")
+        world.app.executions.review()  # as every second
         await until(lambda: is_gone(pid))
 
 
@@ -266,6 +280,51 @@ async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(tm
         answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
         assert (answered.status, answered.reason) == (404, "upstream-unknown")
         assert not is_gone(pid)
+
+
+async def test_a_reload_takes_variables_anew(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        for token, size in (("four", "4"), ("fourteen", "8")):
+            (tmp_path / "secret.env").write_text(f"TOKEN={token}\n")
+            await world.app.reload("operator")
+            task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="secret"))
+            assert output_of(task).strip() == size
+
+
+async def test_a_conversation_is_a_process_of_its_caller_alone(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        first = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), agent="counts"))
+        goes_on = message("two", contextId=first["contextId"])
+        second = task_in(await ask(world, "0.3", "http_json", "message/send", goes_on, agent="counts"))
+        other = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), BOB, "counts"))
+        assert [output_of(task) for task in (first, second, other)] == ["1 one", "2 two", "1 one"]
+        assert second["id"] != first["id"]
+        refused = await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts")
+        assert refused.error is not None
+        assert refused.error["code"] == -32001
+
+
+async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(tmp_path: Path) -> None:
+    async with sidecar(tmp_path) as world:
+        wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
+        answer = await wire.ask(Outgoing(SEND, message("go"), alice, deadline_s=1.0))
+        assert not isinstance(answer, AgentError)
+        assert state_of(answer["task"]) == "working"
+
+
+async def test_the_task_api_orders_it_too(tmp_path: Path) -> None:
+    order = {"target_agent_id": "echo", "task_type": "say", "input": {"prompt": "hello"}}
+    async with sidecar(tmp_path) as world:
+        async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
+            created = await response.json()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with world.http.get(f"{world.url}/a2a/tasks/{created['task_id']}", headers=ALICE) as response:
+                    shown = await response.json()
+                if shown["state"] == "completed":
+                    break
+                await asyncio.sleep(0.02)
+        assert output_of(shown["result"]) == "hello"
 
 
 async def test_a_question_is_answered_into_its_task(tmp_path: Path) -> None:
@@ -356,6 +415,5 @@ async def test_after_kill_9_no_program_is_left_and_its_run_has_failed(tmp_path: 
                 while (state := await state_now(after, task)) != "failed":
                     assert state in ("submitted", "working")
                     await asyncio.sleep(0.05)
-            assert await state_now(after, (await begun(after))[0]) in ("submitted", "working")
         finally:
             await served.kill()
