@@ -17,6 +17,7 @@ from sidecar.agents.running import Ended, Event, Order, Progress, Said, Started
 from sidecar.agents.states import MOVES, Category, State, Status
 from sidecar.errors import Reason, Refusal
 from sidecar.processes import Exit
+from sidecar.vocabulary import Caller
 from tests.unit.agents.staging import (
     ALICE,
     BOB,
@@ -100,6 +101,28 @@ async def test_what_a_program_says_of_itself_is_its_state() -> None:
             assert (task_state(run), run.status) == (state, status)
             assert run.failure == (Failure(Category.AGENT, "no sheep") if status is Status.FAILURE else None)
             assert run.task["status"]["message"]["parts"] == [{"text": "no sheep"}]
+
+
+async def test_what_runs_and_what_waits_for_who_may_not_have_it_any_more_ends() -> None:
+    working = Working()
+    async with running(staged(working, max_concurrent_executions=1)) as stage:
+        runs = [await stage.begin(), await stage.begin(caller=BOB), await stage.begin()]
+        await stage.until(runs[0], State.RUNNING)
+        asked: list[tuple[str, str]] = []
+
+        def objection(caller: Caller, name: str, skill: str) -> Reason | None:
+            asked.append((name, skill))
+            return Reason.PRINCIPAL_DISABLED if caller == ALICE else None
+
+        stage.executions.objection = objection
+        stage.executions.review()
+        ended = [await stage.over(run) for run in (runs[0], runs[2])]
+        assert [run.status for run in ended] == [Status.CANCELLED] * 2
+        assert all("principal-disabled" in run.task["status"]["message"]["parts"][0]["text"] for run in ended)
+        await stage.until(runs[1], State.RUNNING)
+        assert set(asked) == {("writer", "")}
+        working.may_end.set()
+        assert (await stage.over(runs[1])).status is Status.SUCCESS
 
 
 async def test_what_is_kept_of_prompt_and_answer_has_no_secrets_and_the_task_is_its_callers_own() -> None:
