@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from sidecar.processes import warden
 
@@ -280,6 +280,7 @@ class _Pipes:
         self.stdin: asyncio.StreamWriter
         self.stdout = asyncio.StreamReader(READ_SIZE)
         self.stderr = asyncio.StreamReader(READ_SIZE)
+        self._input: asyncio.WriteTransport | None = None
         self._outputs: list[asyncio.ReadTransport] = []
 
     @classmethod
@@ -293,32 +294,40 @@ class _Pipes:
             _close(made)
             raise
         theirs_in, ours_in, ours_out, theirs_out, ours_err, theirs_err = made
+        theirs, waiting = [theirs_in, theirs_out, theirs_err], [ours_err, ours_out, ours_in]
         pipes, loop = cls(), asyncio.get_running_loop()
-        files = [os.fdopen(ours_in, "wb", 0), os.fdopen(ours_out, "rb", 0), os.fdopen(ours_err, "rb", 0)]
         try:
             writing = asyncio.StreamReaderProtocol(asyncio.StreamReader())
-            transport, _ = await loop.connect_write_pipe(lambda: writing, files[0])
-            pipes.stdin = asyncio.StreamWriter(transport, writing, None, loop)
-            for reader, file in ((pipes.stdout, files[1]), (pipes.stderr, files[2])):
-                output, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), file)
+            pipes._input, _ = await loop.connect_write_pipe(lambda: writing, _file(waiting.pop(), "wb", loop))
+            pipes.stdin = asyncio.StreamWriter(pipes._input, writing, None, loop)
+            for reader in (pipes.stdout, pipes.stderr):
+                protocol = partial(asyncio.StreamReaderProtocol, reader)
+                output, _ = await loop.connect_read_pipe(protocol, _file(waiting.pop(), "rb", loop))
                 pipes._outputs.append(output)
         except BaseException:
-            _close([theirs_in, theirs_out, theirs_err])
-            for file in files:
-                file.close()
+            _close(theirs)
+            _close(waiting)
+            pipes.close()
             raise
-        return pipes, [theirs_in, theirs_out, theirs_err]
+        return pipes, theirs
 
     def close_outputs(self) -> None:
         for output in self._outputs:
             output.close()
 
     def close(self) -> None:
-        # asyncio's pipe may be aborted only while it has something to lose.
-        if self.stdin.transport.get_write_buffer_size():
-            self.stdin.transport.abort()
-        self.stdin.close()
+        if self._input is not None:
+            # asyncio's pipe may be aborted only while it has something to lose.
+            if self._input.get_write_buffer_size():
+                self._input.abort()
+            self._input.close()
         self.close_outputs()
+
+
+def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
+    """A descriptor as a loop's pipes want it. asyncio closes the file; uvloop closes the descriptor, and then the file
+    as well: by then another thread may have opened something under the same number."""
+    return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
 
 
 def _order(program: Program) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from bench import children
 from sidecar.processes import Exit, Process, Processes, Program, StartFailed
@@ -172,6 +174,44 @@ async def test_after_the_end_nothing_is_started(processes: Processes) -> None:
     await processes.close()
     with pytest.raises(StartFailed):
         await processes.start(shell("true"))
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_no_descriptor_is_closed_twice(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two another thread may have opened a file under that number, and loses it."""
+    late = 0
+
+    class File(io.FileIO):
+        def close(self) -> None:
+            nonlocal late
+            if not self.closed and self.closefd:
+                late += not os.path.exists(f"/dev/fd/{self.fileno()}")  # noqa: PTH110
+            super().close()
+
+    def opened(fd: int, mode: str, buffering: int, closefd: bool = True) -> File:
+        return File(fd, mode, closefd)
+
+    async def run() -> None:
+        processes = Processes({})
+        try:
+            await (await processes.start(shell("true"))).end()  # the warden is there
+            await asyncio.sleep(0.05)
+            before = children._descriptors()
+            monkeypatch.setattr(os, "fdopen", opened)
+            ended, abandoned = [await processes.start(shell("exec cat")) for _ in range(2)]
+            await ended.end()
+            abandoned.abandon()
+            await abandoned.gone()
+            await asyncio.sleep(0.05)
+            assert children._descriptors() == before
+        finally:
+            await processes.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+    assert late == 0
 
 
 @linux
