@@ -231,7 +231,8 @@ class CliAgent(Section):
     """The program: a path, or a name on PATH. No shell reads it."""
     args: Many[Argument] = ()
     """Its arguments, each as it stands here, but for `{input_file}`, `{output_file}` and `{prompt}`, where one of these
-    is a whole argument."""
+    is a whole argument. A prompt that begins with `-` is refused where `{prompt}` has no `--` before it; without
+    `{prompt}` the prompt is last, behind `--`."""
     cli_args: dict[Argument, Argument] = Field(default_factory=dict)
     """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
     working_directory: PathField | None = None
@@ -378,6 +379,10 @@ class CliAgent(Section):
                 if key in self.model_fields_set:
                     what = f"{key} is for a conversation on standard input, and this is none"
                     yield Finding(what, "S172", "remove it", (key,), on_key=True)
+        if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
+            # Where it wrote nothing, its prompt would be its answer.
+            at = ("output_file_template",)
+            yield Finding("both files have the same name", "S172", "give them two", at, on_key=True)
         for word, pattern, key in (
             (INPUT_FILE, "file", "input"),
             (PROMPT, "args", "input"),

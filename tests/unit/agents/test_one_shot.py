@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from pydantic import ValidationError
 
 from bench import children
 from sidecar.agents.commands import command_from
@@ -108,6 +109,12 @@ async def test_its_files_stand_where_the_operator_wants_them(processes: Processe
         output_file_template="answer-{execution_id}.md",
     )
     assert (await ran(processes, definition))[0] == "hello"
+
+
+def test_a_prompt_and_an_answer_have_two_files() -> None:
+    with pytest.raises(ValidationError) as caught:
+        told("file", "file", input_file_template="x.md", output_file_template="x.md")
+    assert "both files have the same name" in str(caught.value.errors())
 
 
 async def test_a_turn_of_a_conversation_that_keeps_no_process_is_a_run(processes: Processes) -> None:
