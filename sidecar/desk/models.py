@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 from sidecar.agents.states import Category, State, Status
 
-MAX_CONTEXT_CHARS: Final = 256
-MAX_WHY_CHARS: Final = 500
-NAME: Final[Mapping[str, Any]] = {"minLength": 1, "maxLength": 128}
+PLAIN: Final[Mapping[str, Any]] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # one line, and no terminal's
+CONTEXT: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 256}
+WHY: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 500}
+NAME: Final[Mapping[str, Any]] = {**PLAIN, "minLength": 1, "maxLength": 128}
 PRINCIPAL: Final[Mapping[str, Any]] = {"pattern": r"^(user|nhi):[!#-&(-)+\--{}~]{1,256}$"}
 
 
@@ -148,7 +149,7 @@ class RunOrder(TypedDict):
     parameters: NotRequired[Annotated[Mapping[str, str], "options by name, with or without their hyphens"]]
     environment: NotRequired[Annotated[Mapping[str, str], "variables by name"]]
     working_directory: NotRequired[Annotated[str, "a folder"]]
-    context: NotRequired[Annotated[str, "the conversation to go on with", {"maxLength": MAX_CONTEXT_CHARS}]]
+    context: NotRequired[Annotated[str, "the conversation to go on with", CONTEXT]]
     task_type: NotRequired[Annotated[str, "the skill that is asked for; rules read it as call.tool", NAME]]
     principal: NotRequired[Annotated[str, "who calls: over the admin listener `nhi:operator` alone", PRINCIPAL]]
 
@@ -171,7 +172,7 @@ class RunOrdered(Taken):
 class CancelOrder(TypedDict):
     """Why a run is given up."""
 
-    reason: NotRequired[Annotated[str, "for whoever reads the evidence", {"maxLength": MAX_WHY_CHARS}]]
+    reason: NotRequired[Annotated[str, "for whoever reads the evidence", WHY]]
 
 
 class Schedule(TypedDict):

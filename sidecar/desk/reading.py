@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.agents.record import Execution
 from sidecar.agents.states import State, Status
-from sidecar.desk.models import MAX_CONTEXT_CHARS, MAX_WHY_CHARS, NAME, PRINCIPAL
+from sidecar.desk.models import CONTEXT, NAME, PLAIN, PRINCIPAL, WHY
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.schema import UnreadableError
@@ -26,6 +26,7 @@ MAX_OFFSET: Final = 1_000_000
 _WORDS: Final = frozenset({"agent", "state", "status", "schedule", "owner", "limit", "offset"})
 _SLUG: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PRINCIPAL: Final = re.compile(PRINCIPAL["pattern"].removeprefix("^").removesuffix("$"))
+_PLAIN: Final = re.compile(PLAIN["pattern"].removeprefix("^").removesuffix("$"))
 
 
 class WantedRuns(NamedTuple):
@@ -106,27 +107,18 @@ def ordered_in(raw: bytes) -> Ordered:
         "environment": _texts(body.get("environment"), "environment"),
         "working_directory": _text(body.get("working_directory"), "working_directory"),
     }
-    context = _text(body.get("context"), "context") or ""
-    if len(context) > MAX_CONTEXT_CHARS or not context.isprintable():
-        raise malformed(f"context must be printable, and of {MAX_CONTEXT_CHARS} characters at most")
-    task_type = _text(body.get("task_type", TASK_TYPE), "task_type") or ""
-    if not 0 < len(task_type) <= NAME["maxLength"] or not task_type.isprintable():
-        raise malformed(f"task_type must be a printable string of 1 to {NAME['maxLength']} characters")
     told = {name: value for name, value in checked.items() if value is not None}
     return Ordered(
         {"prompt": "", **told},
-        _principal(body.get("principal", OPERATOR), "principal") or OPERATOR,
-        context,
-        task_type,
+        _principal(body.get("principal", OPERATOR), "principal"),
+        _line(body.get("context", ""), "context", CONTEXT),
+        _line(body.get("task_type", TASK_TYPE), "task_type", NAME),
     )
 
 
 def reason_in(raw: bytes) -> str:
     """Why a run is given up. Raises Refusal(MALFORMED_CALL)."""
-    reason = _text(_object(raw, ("reason",)).get("reason"), "reason") or ""
-    if len(reason) > MAX_WHY_CHARS or not reason.isprintable():
-        raise malformed(f"reason must be printable, and of {MAX_WHY_CHARS} characters at most")
-    return reason
+    return _line(_object(raw, ("reason",)).get("reason", ""), "reason", WHY)
 
 
 def nothing_in(raw: bytes) -> None:
@@ -145,6 +137,8 @@ def _object(raw: bytes, members: Collection[str]) -> dict[str, Any]:
     if not body.keys() <= set(members):
         known = f"a member besides {', '.join(members)}" if members else "a member, and nothing is to be chosen here"
         raise malformed(f"the body has {known}")
+    if None in body.values():
+        raise malformed("a member of the body says nothing: leave it out")
     return body
 
 
@@ -152,6 +146,13 @@ def _text(value: object, member: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise malformed(f"{member} must be a string")
+
+
+def _line(value: object, member: str, bounds: Mapping[str, Any]) -> str:
+    least, most = bounds.get("minLength", 0), bounds["maxLength"]
+    if not isinstance(value, str) or not least <= len(value) <= most or not _PLAIN.fullmatch(value):
+        raise malformed(f"{member} must be a line of {least} to {most} characters")
+    return value
 
 
 def _texts(value: object, member: str) -> Mapping[str, str] | None:

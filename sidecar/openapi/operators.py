@@ -76,7 +76,7 @@ def paths() -> dict[str, Any]:
     name, run = _place("name", "an agent, by its key under `agents`"), _place("id", "a run")
     schedule = _place("name", "a schedule, by its key under `schedules`")
     filters = [*_FILTERS, *_PAGE]
-    events = {"text/event-stream": {"schema": {"type": "string", "description": _EVENTS}}}
+    events: dict[str, Any] = {"text/event-stream": {}}
     text = {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}
     follow = query("follow", "as events, while it comes", {"type": "boolean", "default": False})
     return {
@@ -94,7 +94,11 @@ def paths() -> dict[str, Any]:
             get={
                 **_seen("hearRun", "What it says", Runs, [follow]),
                 "responses": {
-                    "200": {"description": "what is kept of it", "content": {**text, **events}, "headers": _OWN},
+                    "200": {
+                        "description": _EVENTS,
+                        "content": {**text, **events},
+                        "headers": _OWN,
+                    },
                     **_wrong(SEEN),
                 },
             },
@@ -156,7 +160,7 @@ def _place(name: str, told: str) -> Mapping[str, Any]:
 
 
 _EVENTS: Final = (
-    "`status`: the task's state in A2A's words, a `message`, and `progress` and `total` where the program says. "
+    "What is kept of it, or events. `status`: the task's state in A2A's words, a `message`, and `progress` and `total` where the program says. "
     "`output`: `text` of an `artifact`; with `anew`, what was told of it before does not count. `artifact`: `parts` of "
     "it that are no text. `end`: the run in full, and nothing after it. A comment is a sign of life."
 )

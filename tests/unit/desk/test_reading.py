@@ -83,6 +83,8 @@ def test_an_order_is_of_strings_or_refused(body: Any) -> None:
         b'{"parameters":{"n":1}}',
         b'{"parameters":["--a"]}',
         b'{"prompt":["a"]}',
+        b'{"prompt":null}',
+        b'{"context":7}',
         b'{"principal":"role:admin"}',
         b'{"principal":"anonymous"}',
         b'{"principal":"nhi:a b"}',
