@@ -200,7 +200,7 @@ class Desk:
     async def _run(self, run_id: str) -> Execution:
         record = await self.executions.get(run_id)
         if record is None:
-            raise Refusal(Reason.TASK_UNKNOWN)
+            raise Refusal(Reason.TASK_UNKNOWN, "no run has this id")
         return record
 
     @property
@@ -210,7 +210,7 @@ class Desk:
     def _definition(self, name: str) -> CliAgent:
         definition = self._definitions.get(name)
         if definition is None:
-            raise Refusal(Reason.UPSTREAM_UNKNOWN)
+            raise Refusal(Reason.UPSTREAM_UNKNOWN, "no program under agents has this name")
         return definition
 
 

@@ -160,7 +160,8 @@ def _place(name: str, told: str) -> Mapping[str, Any]:
 
 
 _EVENTS: Final = (
-    "What is kept of it, or events. `status`: the task's state in A2A's words, a `message`, and `progress` and `total` where the program says. "
+    "What is kept of it, or events. `status`: the task's state in A2A's words, a `message`, and `progress` and `total` "
+    "where the program says. "
     "`output`: `text` of an `artifact`; with `anew`, what was told of it before does not count. `artifact`: `parts` of "
     "it that are no text. `end`: the run in full, and nothing after it. A comment is a sign of life."
 )

@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from sidecar.admin import ADDRESSES
 from sidecar.cli import main
+from sidecar.errors import Reason, Refusal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, world, write_folder
@@ -145,7 +147,7 @@ async def test_a_program_that_fails_says_so_and_its_output_stands(tmp_path: Path
         assert (await told(running, "agent", "runs", "--status", "success"))["runs"] == []
         assert (await did(running, "agent", "run", "nobody", code=1)).stderr.startswith("No such server")
         assert (await did(running, "agent", "run", "closed", code=1)).stderr != ""
-        assert (await did(running, "agent", "show", "0199", code=1)).stderr == "No such task\n"
+        assert (await did(running, "agent", "show", "0199", code=1)).stderr == "No such task: no run has this id\n"
 
 
 async def test_a_call_chooses_what_its_definition_lets_it(tmp_path: Path) -> None:
@@ -261,6 +263,27 @@ async def test_answers_are_as_described_and_act_for_nobody_else(tmp_path: Path) 
         assert [run["caller"] for run in mine] == [["nhi:planner"]]
         status, tasks, _ = await sent(running, "/api/agents/echo", secret=VIEW)
         assert tasks["executable"] == "/bin/sh" and "args" not in tasks and "and more" not in json.dumps(tasks)
+
+
+async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
+        await at_work(running, run_id)
+
+        async def full(what: str, by: str, **facts: object) -> None:
+            raise Refusal(Reason.AUDIT_UNAVAILABLE)
+
+        monkeypatch.setattr(running.app.desk, "witness", full)
+        no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
+        assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
+        given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
+        check_described("/api/runs/{id}/cancel", "post", *given_up)
+        assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
+        assert [(run["agent"], run["status"]) for run in (await sent(running, "/api/runs"))[1]["runs"]] == [
+            ("slow", "cancelled")
+        ]
 
 
 async def test_runs_are_found_page_by_page(tmp_path: Path) -> None:
