@@ -46,13 +46,13 @@ def crashes() -> None:
 
 def escapes() -> None:
     os.write(1, b"\x1b]52;c;ZXZpbA==\x07\x1b]0;tit")
-    time.sleep(0.08)
+    time.sleep(0.06)
     os.write(1, b"le\x1b\\shown\x1b[2")
-    time.sleep(0.08)
+    time.sleep(0.06)
     os.write(1, b"J and " + os.environb.get(b"TOKEN", b"")[:5])
-    time.sleep(0.08)
+    time.sleep(0.06)
     os.write(1, os.environb.get(b"TOKEN", b"")[5:] + b" \xc3")
-    time.sleep(0.08)
+    time.sleep(0.06)
     os.write(1, b"\xa9\n")
     print(os.environ.get("TOKEN"), file=sys.stderr)
     raise SystemExit(1)

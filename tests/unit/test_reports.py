@@ -220,7 +220,7 @@ BL-091
 BL-093
   flow/test_stdio.py test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line
   unit/agents/test_one_shot.py test_the_agent_receives_exactly_the_text
-  unit/agents/test_one_shot.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
+  unit/agents/test_prompts.py test_what_cannot_be_an_argument_is_refused_before_anything_starts
   unit/agents/test_prompts.py test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them
 BL-095
   unit/limits/test_redis.py test_callers_who_vanish_at_any_moment_leave_exact_counters_and_no_foreign_replies

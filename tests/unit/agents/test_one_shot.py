@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from pydantic import ValidationError
 
 from bench import children
 from sidecar.agents.commands import command_from
 from sidecar.agents.folders import PREFIX
 from sidecar.agents.one_shot import OneShot
-from sidecar.agents.prompts import prompt_from
 from sidecar.agents.record import Failure
 from sidecar.agents.runner import runner_from
 from sidecar.agents.running import Ended, Order, Prompt, Runner, Said, Started
@@ -39,7 +37,10 @@ ENVIRON = GIVEN | {"AWS_SECRET_ACCESS_KEY": "of the sidecar's own"}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only there a process can adopt")
 
 
-@pytest_asyncio.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one warden for all
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def processes() -> AsyncIterator[Processes]:
     processes = Processes(ENVIRON)
     yield processes
@@ -111,12 +112,6 @@ async def test_its_files_stand_where_the_operator_wants_them(processes: Processe
     assert (await ran(processes, definition))[0] == "hello"
 
 
-def test_a_prompt_and_an_answer_have_two_files() -> None:
-    with pytest.raises(ValidationError) as caught:
-        told("file", "file", input_file_template="x.md", output_file_template="x.md")
-    assert "both files have the same name" in str(caught.value.errors())
-
-
 async def test_a_turn_of_a_conversation_that_keeps_no_process_is_a_run(processes: Processes) -> None:
     definition = told("stdin", "stdout", mode="interactive", keep_alive=False)
     assert (await ran(processes, definition))[0] == "hello"
@@ -161,15 +156,16 @@ REPORTED = [
     *("--version", "-p x", "--", "-", "@/etc/hosts", "--mood=exits", "a\nb", "\n", "--\n--help"),
     *("$(id) `id` ; id | cat", "{prompt}", "{input_file}"),
 ]
-WAYS = [("stdin", "stdout"), ("args", "stdout"), ("args", "file"), ("file", "stdout")]
+WAYS = [("stdin", "stdout"), ("args", "stdout"), ("file", "stdout")]
 
 
 @pytest.mark.parametrize(("source", "to"), WAYS)
 async def test_the_agent_receives_exactly_the_text(processes: Processes, source: str, to: str) -> None:
     """BL-093."""
     runner = runner_from("teller", told(source, to), processes, ENVIRON)
-    answers = await asyncio.gather(*(tried(runner, order(text)) for text in REPORTED))
-    assert [said for said, _ in answers] == REPORTED
+    texts = REPORTED if source == "args" else REPORTED[-4:]
+    answers = await asyncio.gather(*(tried(runner, order(text)) for text in texts))
+    assert [said for said, _ in answers] == texts
 
 
 WORDS = [
@@ -226,21 +222,6 @@ async def test_five_hundred_hostile_prompts_reach_the_program_as_data_only(proce
     runner = runner_from("echo", definition, processes, ENVIRON)
     for text in prompts[:20]:
         assert (await tried(runner, order(text)))[0] == f"--\0{text}\0"
-
-
-REFUSED = [
-    ("nul \0", "NUL"),
-    ("x" * 200_000, "131071"),
-    ("é" * 70_000, "140000 bytes"),
-    ("\ud800", "half of a character"),
-]
-
-
-@pytest.mark.parametrize(("text", "told_so"), REFUSED)
-def test_what_cannot_be_an_argument_is_refused_before_anything_starts(text: str, told_so: str) -> None:
-    """BL-093."""
-    refused = prompt_from({"parts": [{"text": text}]}, told("args", "stdout"))
-    assert not isinstance(refused, Prompt) and told_so in refused.message and "xxx" not in refused.message
 
 
 # --- how it is heard --------------------------------------------------------------------------------------------------
@@ -331,14 +312,14 @@ async def test_a_program_that_is_not_there_is_said_at_once_and_one_that_goes_is_
 
 
 async def test_when_its_time_is_over_it_is_ended(processes: Processes) -> None:
-    _, ended = await ran(processes, told("file", "stdout", "--mood", "hangs"), order(deadline_s=0.3))
-    assert ended.timed_out and ended.failure == Failure(Category.AGENT, "it did not answer within 0.3 s")
+    _, ended = await ran(processes, told("file", "stdout", "--mood", "hangs"), order(deadline_s=0.1))
+    assert ended.timed_out and ended.failure == Failure(Category.AGENT, "it did not answer within 0.1 s")
     assert ended.exit == Exit(signal=signal.SIGTERM)
 
 
 async def test_a_listener_who_is_too_slow_is_no_reason_to_live_longer(processes: Processes) -> None:
     definition = CliAgent.model_validate({"executable": "/bin/sh", "args": ["-c", "yes"]})
-    async with aclosing(runner_from("yes", definition, processes, ENVIRON).run(order(deadline_s=0.2))) as events:
+    async with aclosing(runner_from("yes", definition, processes, ENVIRON).run(order(deadline_s=0.1))) as events:
         started = await anext(events)
         assert isinstance(started, Started)
         await anext(events)
@@ -350,7 +331,7 @@ async def test_a_listener_who_leaves_ends_it_with_everything_that_it_started(pro
     """X4, BL-074: the grandchild has a session of its own, and both ignore being asked."""
     before = folders()
     command = command_from("stubborn", told("file", "stdout", "--mood", "stubborn"), ENVIRON)
-    runner = OneShot("stubborn", command, processes, grace_s=0.2)
+    runner = OneShot("stubborn", command, processes, grace_s=0.1)
     async with aclosing(runner.run(order())) as events:
         started, said = await anext(events), await anext(events)
         assert isinstance(started, Started) and isinstance(said, Said)

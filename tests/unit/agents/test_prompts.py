@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from sidecar.agents.prompts import prompt_from
 from sidecar.agents.running import Prompt
@@ -166,3 +167,24 @@ def test_several_lines_are_refused_where_a_line_is_a_message(parts: list[dict[st
     assert error.message == "/message/parts say several lines, and to this agent a line is a message of its own"
     for settings in ({"newlines": "json"}, {"newlines": "space"}, {"keep_alive": False}, {"agent_type": "json-rpc"}):
         assert len(read(*parts, mode="interactive", **settings).text.splitlines()) == 2
+
+
+REFUSED = [
+    ("nul \0", "NUL"),
+    ("x" * 200_000, "131071"),
+    ("é" * 70_000, "140000 bytes"),
+    ("\ud800", "half of a character"),
+]
+
+
+@pytest.mark.parametrize(("text", "told_so"), REFUSED)
+def test_what_cannot_be_an_argument_is_refused_before_anything_starts(text: str, told_so: str) -> None:
+    """BL-093."""
+    refused = prompt_from({"parts": [{"text": text}]}, agent(input_pattern="args"))
+    assert not isinstance(refused, Prompt) and told_so in refused.message and "xxx" not in refused.message
+
+
+def test_a_prompt_and_an_answer_have_two_files() -> None:
+    with pytest.raises(ValidationError) as caught:
+        agent(agent_type="file-file", input_file_template="x.md", output_file_template="x.md")
+    assert "both files have the same name" in str(caught.value.errors())
