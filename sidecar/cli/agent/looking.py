@@ -42,7 +42,9 @@ def list_(path: Path, as_json: bool) -> None:
 
 @click.command()
 @click.option("--agent", type=TEXT, default="", help="Only those of this one.")
-@click.option("--state", type=click.Choice(STATES), default=None, help="Only those in this state.")
+@click.option(
+    "--state", type=click.Choice(STATES), default=None, help="Only those in this state; idle is those that wait."
+)
 @click.option(
     "--status",
     type=click.Choice(STATUSES),

@@ -167,8 +167,9 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool) -> Mapping
                 screen.end()
                 return event.data
         why = "the sidecar is stopping"
-    except (KeyboardInterrupt, BrokenPipeError):
-        screen.clear()
+    except (KeyboardInterrupt, BrokenPipeError) as error:  # nobody wants more of it
+        if isinstance(error, KeyboardInterrupt):
+            screen.end()
         if gives_up:
             _give_up(control, run)
         raise SystemExit(NO) from None
@@ -206,8 +207,8 @@ def _finish(run: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(run)
     elif run["status"] != "success":
-        why = f": {run['error']['category']}: {shown(run['error']['message'])}" if run["error"] else ""
-        click.echo(f"{run['id']}: {ending(run)}{why}", err=True)
+        why = f"{run['error']['category']}: {run['error']['message']}" if run["error"] else run["message"]
+        click.echo(f"{run['id']}: {ending(run)}" + (f": {shown(why)}" if why else ""), err=True)
     elif run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"):
         click.echo(f"{run['id']}: it asks: {shown(run['message'] or 'for more')}", err=True)
         click.echo("   hint: the answer is a message over A2A with this taskId", err=True)

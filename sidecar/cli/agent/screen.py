@@ -82,8 +82,11 @@ class Screen:
 
 def written(text: str) -> None:
     """On standard output: a terminal gets what it would obey spelt out, anything else the text as it is."""
-    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    if sys.stdout.isatty():
+        click.echo(visible(text), nl=False)
+    else:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
 
 
 def visible(text: str) -> str:
