@@ -218,7 +218,8 @@ class Pipeline:
         with self._admitted(turn, begins=True):
             decision = self._decide(turn, caller, intent.call)
             agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
-            await owning.check()
+            if agent.unable(intent.operation) is None:  # else nothing is told of any task
+                await owning.check()
             agent.account.breaker.check()
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
                 return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)

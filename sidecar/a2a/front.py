@@ -161,6 +161,8 @@ class AgentFront:
     ) -> web.StreamResponse:
         """The answer to the caller. Raises Refusal. The outcome is on record before the answer is complete. What is
         refused before the agent was written to costs nothing."""
+        if (unable := agent.unable(intent.operation)) is not None:
+            return await _whole(turn, _dialect(turn).error(unable))
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
         until = end_of(owning.caller, decision, turn.now)
         overseen = Overseen(turn, owning.caller, intent.call, limit_s, self.exchanges.streams, turn.now, until)

@@ -46,6 +46,7 @@ Result = dict[str, Any]
 Told = Mapping[str, Any] | None
 """A canonical StreamResponse; None is a sign of life."""
 DEFAULT_LISTED: Final = 50
+LOOK_EVERY_S: Final = 1.0  # whether a task that waits for its caller went on
 ANSWER_S: Final = 0.5  # before its deadline a caller who waits is told how the task stands
 _END: Final = object()
 _PUSHES: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
@@ -68,7 +69,7 @@ class CliWire:
 
     async def ask(self, outgoing: Outgoing) -> Result | AgentError:
         """As `AgentWire.ask`."""
-        if (unable := self._unable(outgoing.operation)) is not None:
+        if (unable := self.unable(outgoing.operation)) is not None:
             return unable
         answer = _ANSWERS[outgoing.operation]
         try:
@@ -78,7 +79,7 @@ class CliWire:
 
     async def listen(self, outgoing: Outgoing) -> Heard | AgentError:
         """As `AgentWire.listen`."""
-        if (unable := self._unable(outgoing.operation)) is not None:
+        if (unable := self.unable(outgoing.operation)) is not None:
             return unable
         try:
             run = await (self._sent(outgoing) if outgoing.operation is STREAM else self._named(outgoing))
@@ -86,7 +87,8 @@ class CliWire:
                 return run
             if outgoing.operation is RESUBSCRIBE and telling.is_over(run.task):
                 return _error("UNSUPPORTED_OPERATION", "The task is over: there is nothing to subscribe to")
-            following = await Following.begun(self._executions.follow(run.id), _history_of(outgoing))
+            follow = self._executions.follow if outgoing.operation is STREAM else self._follow_on
+            following = await Following.begun(follow(run.id), _history_of(outgoing))
             await self._told_of(run, outgoing)
         except Refusal as refusal:
             return _told(refusal)
@@ -99,13 +101,12 @@ class CliWire:
     async def close(self) -> None:
         """As `AgentWire.close`: a run that was begun goes on, and conversations are ended where they are kept."""
 
-    def _unable(self, operation: Operation) -> AgentError | None:
+    def unable(self, operation: Operation) -> AgentError | None:
+        """As `Agent.unable`."""
         able = self._definition.a2a.capabilities
         if operation in _PUSHES:
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
-        if operation is CARD:
-            return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")
-        if operation.action not in able.supported_methods:
+        if operation is not CARD and operation.action not in able.supported_methods:
             return _error("UNSUPPORTED_OPERATION", f"This agent does not take {operation.action}")
         if operation in _STREAMED and not streams(self._definition):
             return _error("UNSUPPORTED_OPERATION", "This agent does not stream")
@@ -142,6 +143,21 @@ class CliWire:
         if run.task["status"]["state"] not in telling.WAITS:
             return _error("UNSUPPORTED_OPERATION", "The task does not wait for a message")
         return await _unless_sent(self._executions.goes_on(run.id, prompt, caller))
+
+    async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
+        """As `Executions.follow`, and past the points where the task waits for its caller: who subscribes hears of it
+        until it is over (A2A 1.0, 3.1.6)."""
+        while True:
+            async with aclosing(self._executions.follow(run_id)) as told:
+                async for event in told:
+                    yield event
+            waiting = now = await self._executions.get(run_id)
+            while now is not None and not telling.is_over(now.task) and now == waiting:
+                await asyncio.sleep(LOOK_EVERY_S)
+                yield None
+                now = await self._executions.get(run_id)
+            if now is None or telling.is_over(now.task) and now == waiting:
+                return
 
     async def _told_of(self, run: Execution, outgoing: Outgoing) -> None:
         """Whose a new one is is on record before anything is said of it: who hangs up finds it again."""
@@ -185,6 +201,9 @@ class CliWire:
         run = await self._named(outgoing)
         return dict((await self._executions.cancel(run.id, "its caller cancelled it")).task)
 
+    async def _extended(self, outgoing: Outgoing) -> Result | AgentError:
+        return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")
+
     async def _list(self, outgoing: Outgoing) -> Result | AgentError:
         """A page of the caller's own, newest first. A token is where the next one begins."""
         params = outgoing.params
@@ -206,11 +225,12 @@ _ANSWERS: Final[Mapping[Operation, Callable[[CliWire, Outgoing], Awaitable[Resul
     GET: CliWire._get,
     LIST: CliWire._list,
     CANCEL: CliWire._cancel,
+    CARD: CliWire._extended,
 }
 
 
 class Following:
-    """What becomes of a run, as `Heard`: up to its end, or until it waits for its caller."""
+    """What becomes of a run, as `Heard`."""
 
     def __init__(self, first: Told, told: AsyncGenerator[Told], history: int | None) -> None:
         self._first = first
@@ -283,6 +303,7 @@ def cli_agent_from(name: str, definition: CliAgent, executions: Executions, envi
         agent_id=definition.a2a.agent_id,
         grpc_port=definition.a2a.grpc_port,
         anonymous=definition.anonymous,
+        unable=wire.unable,
     )
 
 

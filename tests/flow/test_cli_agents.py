@@ -347,6 +347,27 @@ async def test_a_question_is_answered_into_its_task(tmp_path: Path) -> None:
             assert answered.error["message"] and reason
 
 
+async def test_who_subscribes_to_a_task_that_asks_hears_it_to_its_end(tmp_path: Path) -> None:
+    answers = ASKS.replace(
+        "read -r line",
+        """read -r line
+case $line in *'"that"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "done"}'; exit;; esac""",
+    )
+    async with sidecar(tmp_path) as world:
+        (tmp_path / "asks").write_text(answers)
+        asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
+        hearing = asyncio.create_task(
+            ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": asked["id"]}, agent="asks")
+        )
+        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        into = {"taskId": asked["id"], "contextId": asked["contextId"]}
+        await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks")
+        heard = await hearing
+        assert next(state_of(one["task"]) for one in heard.results if "task" in one) == "input_required"
+        last = heard.results[-1]
+        assert state_of(last.get("task") or last["statusUpdate"]) == "completed"
+
+
 async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) -> None:
     image = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "x", "mediaType": "image/png"}]}
     async with sidecar(tmp_path) as world:
@@ -357,6 +378,7 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
         refused: list[tuple[str, str, dict[str, Any], int]] = [
             ("echo", "push/set", {"taskId": tasks["echo"], "id": "p", "url": HOOK}, -32003),
             ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
+            ("echo", "push/set", {"taskId": "none", "id": "p", "url": HOOK}, -32003),  # whatever it is about
             ("echo", "message/send", {"message": image}, -32005),
             ("echo", "tasks/get", {"id": "none"}, -32001),
             ("echo", "tasks/cancel", {"id": tasks["echo"]}, -32002),

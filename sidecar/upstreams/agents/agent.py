@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from sidecar.egress import fetch
-from sidecar.protocols.a2a.operations import Version
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.settings.a2a import A2aUpstream
 from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.health import Probe
@@ -46,7 +47,8 @@ class Agent:
     `asked` whom to ask whether it is well, and `probe` how. `url` is where it is dialled, "" where nobody dials.
 
     `agent_id` is the UUID by which the task API knows it, `grpc_port` the port of ours for it alone; `needs_token` says
-    that it is shown the caller's own token, or what that is exchanged for.
+    that it is shown the caller's own token, or what that is exchanged for. `unable` is its no to an operation that it
+    has not for anybody, whatever it is about, as far as that is known without asking.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Agent:
     needs_token: bool = False
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
+    unable: Callable[[Operation], AgentError | None] = lambda _: None
 
     async def close(self) -> None:
         """Let go of its connections."""
