@@ -156,7 +156,7 @@ class CliWire:
                 await asyncio.sleep(LOOK_EVERY_S)
                 yield None
                 now = await self._executions.get(run_id)
-            if now is None or telling.is_over(now.task) and now == waiting:
+            if now is None or (telling.is_over(now.task) and now == waiting):
                 return
 
     async def _told_of(self, run: Execution, outgoing: Outgoing) -> None:

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -47,15 +47,31 @@ def before(servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def before_agent(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def before_agent(section: Mapping[str, Any]) -> AbstractContextManager[tuple[str, str]]:
     """A sidecar before one agent (its `a2a` section), which has a gRPC port of its own: what is before the card's path,
     and the API key of nhi:tck."""
+    return _for_tck({"upstreams": {"agent": {"a2a": {**section, "grpc_port": _free_port()}}}})
+
+
+def with_program(command: Sequence[str]) -> AbstractContextManager[tuple[str, str]]:
+    """As `before_agent`, where the agent is a program that speaks JSON-RPC on its pipes."""
+    definition = {
+        "executable": command[0],
+        "args": [*command[1:]],
+        "agent_type": "json-rpc",
+        "max_concurrent_executions": 50,
+        "a2a": {"grpc_port": _free_port()},
+    }
+    return _for_tck({"agents": {"agent": definition}})
+
+
+@contextmanager
+def _for_tck(behind: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     idp = Idp()
     key = idp.api_key("nhi:tck", ttl_s=3600)
     settings = {
         "identity": {"api_keys_path": "keys.yaml"},
-        "upstreams": {"agent": {"a2a": {**section, "grpc_port": _free_port()}}},
+        **behind,
         "callbacks": {
             "allow": ["localhost:*", "127.0.0.1:*", "example.com:*", "*.example.com:*"],
             "schemes": ["http", "https"],
