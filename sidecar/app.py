@@ -258,7 +258,10 @@ class App:
 
     async def _now_serving(self) -> None:
         """A snapshot came into force: tell those who must know of it."""
-        self.executions.offer(self.live.current.settings.agents)
+        try:
+            self.executions.offer(self.live.current.settings.agents)
+        except SettingsError as error:  # good when it was read, and gone since: what was offered goes on
+            log.error("agents that are programs are as before\n%s", error)
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
         self.listening.part_with_stale()

@@ -1,6 +1,7 @@
 """How is a program on the command line an A2A agent like any other?
 
     wire.py        what A2A asks of an agent, answered by runs: `upstreams.agents.AgentWire`
+    card.py        what it says of itself
     executions.py  which runs there are, and who sees to each
     course.py      one run from its order to its end: its turn (turns.py, leases.py), its tries (retrying.py),
                    what is kept of it (saving.py, left_behind.py), who hears of it (hearing.py)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -167,7 +167,8 @@ class CliWire:
         try:
             await outgoing.begun({"task": dict(run.task)})
         except Refusal:
-            await self._executions.cancel(run.id, "it could not be put on record whose it is")
+            with suppress(Refusal):  # it may have ended by now
+                await self._executions.cancel(run.id, "it could not be put on record whose it is")
             raise
 
     async def _ended(self, run: Execution, deadline_s: float) -> Execution:

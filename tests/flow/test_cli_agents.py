@@ -337,6 +337,13 @@ async def test_a_question_is_answered_into_its_task(tmp_path: Path) -> None:
             asked["id"],
             ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"],
         )
+        hearing = asyncio.create_task(
+            ask(world, "1.0", "jsonrpc", "tasks/resubscribe", {"id": asked["id"]}, agent="asks")
+        )
+        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": asked["id"]}, agent="asks")
+        states = [state_of(one.get("task") or one["statusUpdate"]) for one in (await hearing).results]
+        assert (states[0], states[-1]) == ("input_required", "canceled")
         done = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo"))
         for into, reason in (
             ({"taskId": done["id"]}, "UNSUPPORTED_OPERATION"),
