@@ -151,7 +151,7 @@ async def test_while_it_runs_its_usage_is_looked_at_and_a_turn_has_its_own(proce
         attended.tell(b"go\n")
         assert await attended.read() == b"1\n"
         attended._meter.look()
-        assert 0.04 < attended.usage.cpu_s < 0.3
+        assert 0.02 < attended.usage.cpu_s < 0.3  # told in hundredths, of which two may be cut off
         assert attended.usage.memory_bytes > 1_000_000
     await attended.end()
 
