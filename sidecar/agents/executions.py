@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from sidecar.agents import folders
 from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
 from sidecar.agents.leases import LEASE_S, Leases
 from sidecar.agents.left_behind import left_behind
@@ -260,6 +261,7 @@ class Executions:
                     await self._look()
                 if time.monotonic() - swept_s >= SWEEP_EVERY_S:
                     swept_s = time.monotonic()
+                    await asyncio.to_thread(folders.sweep)
                     await self.store.sweep(self.clock())
             self.review()
             self._tell_places()

@@ -2,7 +2,7 @@
 
 Each run that is told or answers by a file has a folder of its own (0700, its files 0600). It goes with the run, however
 that ends. While it is used it is locked: one that nobody holds was left by a sidecar that was killed, and is removed by
-the next.
+the next. Who finds one that was made just now before it is locked removes it too, and its maker makes another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import os
 import stat
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,6 @@ from typing import Final
 from sidecar.processes.warden import remove
 
 PREFIX: Final = "sidecar-run-"
-_YOUNG_S: Final = 60.0  # one as young as that may not be locked yet
 
 
 class Unreadable(Exception):
@@ -31,9 +29,10 @@ class Folder:
 
     def __init__(self) -> None:
         """Make it. Raises OSError."""
-        self.path = tempfile.mkdtemp(prefix=PREFIX)
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._fd = -1
+        while self._fd < 0:
+            self.path = tempfile.mkdtemp(prefix=PREFIX)
+            self._fd = _held(self.path)
 
     def at(self, name: str) -> str:
         """The path of a file in it."""
@@ -84,20 +83,37 @@ class Folder:
             self._fd = -1
 
 
-def sweep(now_s: float | None = None) -> int:
+def sweep() -> int:
     """Remove the folders that nobody holds; how many. Nothing of anybody else is touched."""
     removed = 0
-    now_s = time.time() if now_s is None else now_s
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or now_s - found.st_mtime < _YOUNG_S:
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = _held(str(path))
+            if fd >= 0:
                 remove(str(path))
-                removed += 1
-            finally:
                 os.close(fd)
+                removed += 1
     return removed
+
+
+def _held(path: str) -> int:
+    """A descriptor of the folder, which is locked as long as that is open; -1 where somebody holds it, or it is gone.
+    Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), Path(path).lstat()):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1

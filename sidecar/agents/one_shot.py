@@ -16,7 +16,7 @@ from sidecar.agents.attended import GRACE_S, Attended, LastWords
 from sidecar.agents.commands import Command, Files
 from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_exit, failure_of_start, fell, overdue
-from sidecar.agents.folders import Folder, Unreadable, sweep
+from sidecar.agents.folders import Folder, Unreadable
 from sidecar.agents.record import Failure
 from sidecar.agents.running import Ended, Event, Order, Said, Started
 from sidecar.agents.states import Category
@@ -35,7 +35,6 @@ class OneShot:
         self._command = command
         self._processes = processes
         self._grace_s = grace_s
-        self._swept = False
 
     async def run(self, order: Order) -> AsyncGenerator[Event]:
         """As `Runner.run`."""
@@ -63,8 +62,7 @@ class OneShot:
 
     async def _folder(self, order: Order) -> Folder:
         """A folder for a try, its prompt in it where a file tells it. Raises OSError."""
-        sweeps, self._swept = not self._swept, True
-        making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order, sweeps=sweeps))
+        making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -145,9 +143,7 @@ class OneShot:
         return [content[at : at + _SLICE_BYTES] for at in range(0, len(content), _SLICE_BYTES)]
 
 
-def _made(command: Command, order: Order, *, sweeps: bool) -> Folder:
-    if sweeps:
-        sweep()
+def _made(command: Command, order: Order) -> Folder:
     folder = Folder()
     try:
         if command.definition.patterns.input == "file":

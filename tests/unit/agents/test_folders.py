@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import stat
 import tempfile
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,12 +59,34 @@ def test_only_what_nobody_holds_is_swept(tmp_path: Path) -> None:
     left.start()
     left.join()
     (tmp_path / f"{PREFIX}link").symlink_to(theirs)
-    assert sweep() == 0  # so young that it may not be locked yet
-    assert sweep(time.time() + 3600) == 1
+    assert sweep() == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [Path(held.path).name, theirs.name, f"{PREFIX}link"]
     )
     held.remove()
+
+
+def test_who_makes_one_while_it_is_swept_has_it_all_the_same(tmp_path: Path) -> None:
+    """The sweep may come between its making and its lock."""
+    made, over = [], threading.Event()
+
+    def keep_sweeping() -> None:
+        while not over.is_set():
+            sweep()
+
+    sweeping = threading.Thread(target=keep_sweeping)
+    sweeping.start()
+    try:
+        for _ in range(60):
+            made.append(Folder())
+            made[-1].write("in.txt", b"prompt")
+    finally:
+        over.set()
+        sweeping.join()
+    assert len(list(tmp_path.iterdir())) == len(made)
+    assert all(one.read("in.txt", 6) == b"prompt" for one in made)
+    for one in made:
+        one.remove()
 
 
 def _leave() -> None:
