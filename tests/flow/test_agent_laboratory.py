@@ -1,0 +1,15 @@
+"""Do the laboratories of programs find what is wrong, and nothing now? A small part of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import agent_kills
+
+
+async def test_a_kill_under_load_leaves_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    """`python -m bench.agent_kills` kills two hundred times."""
+    told = await agent_kills.measured(tmp_path, kills=1, replicas=1, last_s=0.6)
+    assert told["evidence_verifies"]
+    assert {name: told[name] for name in agent_kills.MUST_BE_NOTHING if told[name]} == {}
+    assert told["kills"] == 1 and sum(told["at_the_kill"].values()) > 5
