@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -61,7 +62,8 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Means:
     """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
-    how long one that is over is kept. Once `closing` is set, no try begins."""
+    how long one that is over is kept. Once `closing` is set, no try begins. Before `writes_from_mono_s` nothing that
+    writes begins where no leases are."""
 
     store: Store[Execution]
     metrics: Metrics
@@ -70,6 +72,7 @@ class Means:
     keep_s: Callable[[], float]
     leases: Leases | None
     closing: asyncio.Event
+    writes_from_mono_s: float
 
 
 class GivenUp(NamedTuple):
@@ -174,7 +177,9 @@ class Course:
         try:
             async with asyncio.timeout(definition.queue_timeout):
                 await self.place.come()
-                if definition.writes and self.means.leases is not None:
+                if definition.writes and self.means.leases is None:
+                    await asyncio.sleep(max(0.0, self.means.writes_from_mono_s - time.monotonic()))
+                elif definition.writes and self.means.leases is not None:
                     lease = self.means.leases.of(self.offer.name, self.record.id)
                     self._lease = lease
                     await lease.come()

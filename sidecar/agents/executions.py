@@ -41,6 +41,7 @@ LOOK_ALONE_EVERY_S: Final = 5.0  # where nobody else has a hand in the store
 SWEEP_EVERY_S: Final = 60.0
 CANCEL_S: Final = 10.0  # how long who gives a run up waits for its end
 ENDING_S: Final = 15.0  # what a program that is ended may take for it
+STRAYS_S: Final = 2.0  # within which what a sidecar leaves that is killed has ended (`processes/warden.py`)
 FOLLOW_EVERY_S: Final = 1.0
 OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
 MAX_INPUT_CHARS: Final = 16 * 1024
@@ -69,9 +70,10 @@ class Pool(NamedTuple):
 @dataclass(slots=True)
 class Executions:
     """Every run of every agent that is a program. `holder` is by whose name we hold ours; `run_shared` asks the store
-    that replicas share, None where there is none, and `lease_s` is how long a turn among them is given. `clock` gives
-    seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is kept;
-    `objection` says for whom nothing may run any more."""
+    that replicas share, None where there is none, and `lease_s` is how long a turn among them is given; without it
+    nothing that writes begins for `strays_s`, as a program of a sidecar that was killed before may still be at it.
+    `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a run that is over is
+    kept; `objection` says for whom nothing may run any more."""
 
     store: Store[Execution]
     make_runner: MakeRunner
@@ -84,6 +86,7 @@ class Executions:
     keep_s: Callable[[], float]
     run_shared: Run | None = None
     lease_s: float = LEASE_S
+    strays_s: float = STRAYS_S
     objection: Objection = no_objection
     _means: Means = field(init=False)
     _offers: dict[str, Offer] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class Executions:
     def __post_init__(self) -> None:
         leases = None if self.run_shared is None else Leases(self.run_shared, self.holder, self.lease_s)
         about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
-        self._means = Means(*about, asyncio.Event())
+        self._means = Means(*about, asyncio.Event(), time.monotonic() + self.strays_s)
 
     # --- agents -------------------------------------------------------------------------------------------------------
 

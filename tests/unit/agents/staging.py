@@ -146,6 +146,7 @@ def staged(
     store: Store[Execution] | None = None,
     holder: str = "me",
     run_shared: Run | None = None,
+    strays_s: float = 0.0,
     **settings: Any,
 ) -> Stage:
     """One agent, `writer`, with these settings."""
@@ -169,6 +170,7 @@ def staged(
         keep_s=lambda: 100.0,
         run_shared=run_shared,
         lease_s=LEASE_S,
+        strays_s=strays_s,
     )
     executions.offer({"writer": agent(**settings)})
     return Stage(executions, kept, metrics, runners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from itertools import pairwise
@@ -220,6 +221,15 @@ async def test_what_writes_is_tried_again_only_where_its_definition_says_so(agai
     async with running(staged(failing(1), access_type="read-write", retries=retries)) as stage:
         run = await stage.over(await stage.begin())
     assert run.status is (Status.SUCCESS if again else Status.FAILURE)
+
+
+async def test_what_writes_waits_for_what_a_sidecar_left_that_was_killed_before() -> None:
+    began = time.monotonic()
+    async with running(staged(says, strays_s=0.2, access_type="read-write")) as stage:
+        assert (await stage.over(await stage.begin())).status is Status.SUCCESS
+    assert time.monotonic() - began >= 0.2
+    async with running(staged(says, strays_s=60.0)) as stage:
+        assert (await stage.over(await stage.begin())).status is Status.SUCCESS
 
 
 async def test_no_try_begins_before_nothing_is_left_of_the_one_before() -> None:
