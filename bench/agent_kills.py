@@ -36,7 +36,7 @@ import psutil
 import uvloop
 
 from bench import errands
-from bench.errands import Errand, Senders
+from bench.errands import Errand, Senders, marked
 from bench.kills import Evidence
 from bench.mixed import Callers
 from bench.process import BenchFailed, Running, free_port, running, wait_for_200
@@ -388,12 +388,7 @@ def _is_end(state: str) -> bool:
 
 def _left(below: list[psutil.Process], token: str) -> list[psutil.Process]:
     """What is left of what stood below the sidecar, and of whatever has its token."""
-    left = []
-    mark = f"{errands.TOKEN}={token}\0".encode()
-    for process in psutil.process_iter():
-        with suppress(OSError, psutil.Error):
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
-                left.append(process)
+    left = marked(token)
     for process in below:
         with suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

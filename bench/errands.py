@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
 from bench.mixed import Answer, Callers
 from sidecar.settings.shipped import shipped
@@ -90,6 +91,16 @@ def _agents(token: str, place: Path) -> dict[str, Any]:
         ),
         DUE: agent("stdin"),
     }
+
+
+def marked(token: str) -> list[psutil.Process]:
+    """Every process with this token in its environment, whoever its parent is."""
+    found, mark = [], f"{TOKEN}={token}\0".encode()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+    return found
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import agent_kills
+from bench import agent_kills, agents_many
 
 
 async def test_a_kill_under_load_leaves_nothing_and_loses_nothing(tmp_path: Path) -> None:
@@ -13,3 +13,10 @@ async def test_a_kill_under_load_leaves_nothing_and_loses_nothing(tmp_path: Path
     assert told["evidence_verifies"]
     assert {name: told[name] for name in agent_kills.MUST_BE_NOTHING if told[name]} == {}
     assert told["kills"] == 1 and sum(told["at_the_kill"].values()) > 5
+
+
+async def test_programs_that_are_called_over_and_over_leave_nothing(tmp_path: Path) -> None:
+    """`python -m bench.agents_many` calls ten thousand times."""
+    told = await agents_many.measured(tmp_path, runs=40)
+    assert agents_many.is_well(told), told
+    assert told["came_to"]["TASK_STATE_COMPLETED"] > 20
