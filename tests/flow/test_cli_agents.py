@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from tests.a2a.world import (
     ask,
     write,
 )
-from tests.flow.process import Served
 from tests.flow.world import PATIENCE_S, started, until
 
 OTHER = WHO["nhi:other"]
@@ -78,15 +76,6 @@ def set_up(folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RUL
     write(folder, "", rules=rules, behind=agents_yaml(agents), settings=settings)
 
 
-@dataclass(frozen=True)
-class Calls:
-    """What it takes to call a sidecar that is a process of its own."""
-
-    folder: Path
-    http: aiohttp.ClientSession
-    url: str
-
-
 @asynccontextmanager
 async def sidecar(
     folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RULES, settings: str = ""
@@ -126,7 +115,7 @@ def state_of(task: Mapping[str, Any]) -> str:
     return str(task["status"]["state"]).removeprefix("TASK_STATE_").lower()
 
 
-async def begun(world: AgentWorld | Calls, who: Mapping[str, str] = ALICE) -> tuple[dict[str, Any], int]:
+async def begun(world: AgentWorld, who: Mapping[str, str] = ALICE) -> tuple[dict[str, Any], int]:
     """A task of the agent that is slow, and its process, once that has said something."""
     task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", at_once("go"), who, "slow"))
     async with asyncio.timeout(PATIENCE_S):
@@ -144,7 +133,7 @@ def is_gone(pid: int) -> bool:
     return True
 
 
-async def state_now(world: AgentWorld | Calls, task: Mapping[str, Any], who: Mapping[str, str] = ALICE) -> str:
+async def state_now(world: AgentWorld, task: Mapping[str, Any], who: Mapping[str, str] = ALICE) -> str:
     return state_of(task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow")))
 
 
@@ -427,22 +416,3 @@ async def test_a_stop_ends_what_runs_and_the_next_start_says_so(tmp_path: Path) 
     assert is_gone(pid)
     async with sidecar(tmp_path) as world:
         assert await state_now(world, task) == "failed"
-
-
-async def test_after_kill_9_no_program_is_left_and_its_run_has_failed(tmp_path: Path) -> None:
-    set_up(tmp_path)
-    served = Served(tmp_path)
-    await served.start()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
-        task, pid = await begun(Calls(tmp_path, http, served.url))
-        await served.kill()
-        await until(lambda: is_gone(pid))
-        await served.start()
-        try:
-            after = Calls(tmp_path, http, served.url)
-            async with asyncio.timeout(PATIENCE_S):
-                while (state := await state_now(after, task)) != "failed":
-                    assert state in ("submitted", "working")
-                    await asyncio.sleep(0.05)
-        finally:
-            await served.kill()
