@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import signal
 import sys
 import termios
 from collections.abc import Mapping
@@ -335,6 +336,7 @@ async def at_terminal(folder: Path, *line: str, interrupted_at: str = "(?!)") ->
 
 
 def _take_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background ignores it
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

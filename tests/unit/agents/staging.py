@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -17,11 +17,12 @@ from sidecar.agents.running import Ended, Event, Order, Prompt, Said, Started
 from sidecar.agents.states import Category, State
 from sidecar.metrics import Metrics
 from sidecar.processes import Exit
-from sidecar.records import Bounds, Store
+from sidecar.records import Bounds, Store, StoreOut
 from sidecar.records.memory import MemoryStore
 from sidecar.settings.agents import CliAgent
 from sidecar.shared_key import Run
 from sidecar.vocabulary import Caller, Principal
+from tests.flow.world import PATIENCE_S
 
 Script = Callable[[Order], AsyncGenerator[Event]]
 ALICE, BOB = (Caller((Principal(name),), ()) for name in ("user:alice", "user:bob"))
@@ -117,7 +118,7 @@ class Stage:
         assert found is not None
         return found
 
-    async def until(self, execution_id: str, state: State, *, within_s: float = 2.0) -> Execution:
+    async def until(self, execution_id: str, state: State, *, within_s: float = PATIENCE_S) -> Execution:
         """The run, once it is in this state; one that is idle is over."""
         async with asyncio.timeout(within_s):
             while (found := await self.get(execution_id)).state is not state or not (
@@ -127,12 +128,15 @@ class Stage:
         return found
 
     async def over(self, execution_id: str) -> Execution:
-        """The run at its end, as the store has it."""
+        """The run at its end, as the store has it, also if that has only just come back."""
         await self.until(execution_id, State.IDLE)
-        async with asyncio.timeout(2):
-            while (kept := await self.store.get(execution_id)) is None or not kept.is_done:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with suppress(StoreOut):
+                    kept = await self.store.get(execution_id)
+                    if kept is not None and kept.is_done:
+                        return kept
                 await asyncio.sleep(0.001)
-        return kept
 
     async def heard(self, execution_id: str) -> list[Mapping[str, Any] | None]:
         """All that is told from now on."""

@@ -85,7 +85,7 @@ async def opened(how: str, kind: Kind[Any], tmp_path: Path, server: Callable[[],
         return
     with server().client() as client:
         client.flushall()
-    shared = open_store(StoreSettings(url=server().url), time.time)
+    shared = open_store(StoreSettings(url=server().url), time.time, deadline_s=2.0)
     try:
         yield RedisStore(partial(run_at, shared), kind)
     finally:
