@@ -2,7 +2,7 @@
 
     SIDECAR_STORE__URL=redis://...          sets store.url; only variables that contain `__` are settings
     SIDECAR_STORE__URL_FILE=/run/secrets/x  sets it to the content of a file
-    ${VAR}  ${VAR:-default}  ${env:VAR}     inside upstream definitions
+    ${VAR}  ${VAR:-default}  ${env:VAR}     inside what stands behind us: upstreams and agents
 
 Values follow the rules of unquoted YAML scalars; one that begins with `[` is a YAML list.
 
@@ -23,6 +23,8 @@ from sidecar.settings.scalars import DoubtfulScalarError, meaning_of
 
 PREFIX = "SIDECAR_"
 MAX_SECRET_BYTES = 64 * 1024
+NAMED = ("upstreams", "agents", "schedules")  # by whoever runs it; all other keys are ours
+EXPANDED = ("upstreams", "agents")
 _FROM_FILE = "_FILE"
 _SEGMENT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+)*")
 _PLACEHOLDER = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}")
@@ -111,8 +113,8 @@ def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
 
 
 def _as_in_file(loc: Loc) -> Loc:
-    """Upstream names have hyphens, variables cannot: `MY_SERVER` is `my-server`."""
-    if loc[0] == "upstreams" and len(loc) > 1:
+    """Names have hyphens, variables cannot: `MY_SERVER` is `my-server`."""
+    if loc[0] in NAMED and len(loc) > 1:
         return (loc[0], str(loc[1]).replace("_", "-"), *loc[2:])
     return loc
 
@@ -136,12 +138,15 @@ def _laid_over(node: Node, loc: Loc, leaf: Node, faults: list[Fault]) -> Node:
 
 
 def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Document:
-    """`${VAR}` inside upstream definitions. Nothing else expands: elsewhere a dollar is a dollar."""
-    upstreams = document.root.child("upstreams")
-    if upstreams is None or not isinstance(document.root.value, dict):
+    """`${VAR}` inside what stands behind us. Nothing else expands: elsewhere a dollar is a dollar."""
+    root = document.root
+    if not isinstance(root.value, dict):
         return document
-    filled = _expanded(upstreams, ("upstreams",), document, environ, faults)
-    return replace(document, root=replace(document.root, value={**document.root.value, "upstreams": filled}))
+    filled = {
+        name: _expanded(section, (name,), document, environ, faults) if name in EXPANDED else section
+        for name, section in root.value.items()
+    }
+    return replace(document, root=replace(root, value=filled))
 
 
 def _expanded(node: Node, loc: Loc, document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Node:

@@ -57,7 +57,7 @@ AGENTS = """\
     executable: cat
     a2a: {capabilities: {streaming_support: false, supported_methods: [message/send, message/stream, tasks/get]}}
   counts: {executable: ./counts, mode: interactive}
-  secret: {executable: sh, args: ["-c", "echo ${#TOKEN}"], env_path: secret.env}
+  secret: {executable: sh, args: ["-c", "printf %s $TOKEN | wc -c"], env_path: secret.env}
   unused: {executable: cat, enabled: false}
 """
 

@@ -141,6 +141,26 @@ def test_a_variable_that_cannot_be_filled_names_its_place(tmp_path: Path, url: s
     assert (fault.line, fault.column, fault.code) == (5, 12, "S204")
 
 
+def test_agents_and_schedules_are_named_and_filled_as_upstreams_are(tmp_path: Path) -> None:
+    text = """\
+version: 1
+agents: {my-agent: {executable: cat, envs: {HOME: "${PLACE}"}}}
+schedules: {each-night: {agent: my-agent, cron: "0 2 * * *", input_parameters: {prompt: "${PLACE}"}}}
+"""
+    environ = {
+        "PLACE": "/x",
+        "SIDECAR_AGENTS__MY_AGENT__TIMEOUT": "7s",
+        "SIDECAR_SCHEDULES__EACH_NIGHT__ENABLED": "false",
+    }
+    settings = load(tmp_path, environ, text)
+    agent, schedule = settings.agents["my-agent"], settings.schedules["each-night"]
+    assert (agent.envs, agent.timeout, schedule.enabled) == ({"HOME": "/x"}, 7.0, False)
+    assert schedule.input_parameters == {"prompt": "${PLACE}"}  # what is said to an agent is data
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, {}, text)
+    assert [(fault.line, fault.code) for fault in refused.value.faults] == [(2, "S204")]
+
+
 def test_outside_of_upstreams_a_dollar_is_a_dollar(tmp_path: Path) -> None:
     assert load(tmp_path, {"X": "y"}, "version: 1\ndata: ${X}\n").data == tmp_path / "${X}"
 
