@@ -311,8 +311,11 @@ class Course:
             facts["expires_at"] = self._now() + self.means.keep_s()
         self.record = self.record.moved(state, self._now(), why, **facts)
         self.saving.moved()
-        about = {"run": self.record.id, "agent": self.offer.name, "state": state.value, "why": why}
-        log.info("a run is in another state", extra=about)
+        failure = self.record.failure  # why in words is in its record: they may be the program's, and its caller's
+        about = {"run": self.record.id, "agent": self.offer.name, "state": state.value}
+        log.info(
+            "a run is in another state", extra=about | ({} if failure is None else {"category": failure.category.value})
+        )
 
     def _tell(self, told: Told) -> None:
         task, events = told

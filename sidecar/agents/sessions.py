@@ -392,7 +392,7 @@ class Conversations:
             self._give_room()
             conversation.changing = None
             self._forget(conversation)
-        log.info("a conversation's process ended", extra={"agent": self._name, "pid": partner.pid, "why": why})
+        log.info("a conversation's process ended", extra={"agent": self._name, "pid": partner.pid})
 
     # --- how many there are -------------------------------------------------------------------------------------------
 

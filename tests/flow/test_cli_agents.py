@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from sidecar.agents.telling import OVER
 from sidecar.protocols.a2a.errors import AgentError
@@ -388,12 +389,18 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
             assert answered.error["code"] == code, (action, answered.error)
 
 
-async def test_one_that_fails_says_its_last_words_and_is_no_fault_of_the_wire(tmp_path: Path) -> None:
+async def test_one_that_fails_says_its_last_words_to_its_caller_and_is_no_fault_of_the_wire(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with sidecar(tmp_path) as world:
         task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="fails"))
         assert state_of(task) == "failed"
         assert "no such thing" in task["status"]["message"]["parts"][0]["text"]
         assert world.app.upstreams()["fails"]["status"] == "ready"
+    told = [str(vars(record)) for record in caplog.records]
+    assert any("'category': 'agent'" in line for line in told)
+    assert not any("no such thing" in line for line in told)  # they may repeat what its caller told it
 
 
 async def test_its_card_is_ours_and_tells_no_path(tmp_path: Path) -> None:
