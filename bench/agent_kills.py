@@ -52,7 +52,7 @@ OVER_WITHIN_S = {1: 3.0, 2: 20.0}  # by how many replicas: alone at its start, o
 WORKS_WITHIN_S = 10.0  # also where what callers asked before waits before it
 SETTLED_S = 120.0
 PAUSE_S = 0.2  # of callers, where who is not killed is called all the time
-WAITED_FOR_WRITERS = 0.3  # of the kills of one of two
+WAITED_FOR_WRITERS = 0.6  # of the kills of one of two
 LOOKED_AT = 4  # runs of before of each sort, after each start
 STOPPED = "the sidecar stopped"
 MUST_BE_NOTHING = (
@@ -137,6 +137,7 @@ class Found:
     gone_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     works_s: list[float] = field(default_factory=list)
+    writers_killed: int = 0
 
     def wrong(self, what: str, *about: object) -> None:
         """Once more."""
@@ -244,6 +245,8 @@ class Laboratory:
         until = time.monotonic() + LEASE_S + 5.0
         while time.monotonic() < until and not self._writes():  # noqa: ASYNC110
             await asyncio.sleep(0.3)
+        if self._writes():
+            self.found.writers_killed += 1
 
     def _writes(self) -> bool:
         at_work = (run.body for run in self.store.runs().values() if run.standing == State.RUNNING)
@@ -359,6 +362,7 @@ class Laboratory:
             "at_the_kill": dict(found.at_the_kill),
             "at_the_kill_by_agent": {agent: dict(count) for agent, count in found.by_agent.items()},
             "orders": dict(states),
+            "killed_for_a_writer": found.writers_killed,
             "scheduled": sum(bool(run.schedule) for run in kept.values()),
             "records": sum(replica.evidence.records for replica in self.replicas),
             "evidence_verifies": all(_verified(replica) for replica in self.replicas),
