@@ -259,7 +259,11 @@ class Senders:
             async for line in response.content:
                 if not line.startswith(b"data: "):
                     continue
-                event = json.loads(line[6:])["result"]
+                told = json.loads(line[6:])
+                if "result" not in told:
+                    self._taken(told["error"].get("code", 0), told, agent)
+                    return
+                event = told["result"]
                 if "task" in event:
                     errand = self._known(event["task"], agent, trace)
                 elif "statusUpdate" in event:

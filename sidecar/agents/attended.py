@@ -156,7 +156,10 @@ class Attended:
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
         """Ask it to end, then end it, with everything that it started; `patience_s` is for its own end once its input
-        is closed. Twice is no fault. Who does not wait for it has it end sooner."""
+        is closed. Twice is no fault. Who is cancelled hears of it when nothing of it is left."""
+        return await to_its_end(self._end(patience_s, grace_s))
+
+    async def _end(self, patience_s: float, grace_s: float) -> Exit:
         self.end_in(None)
         try:
             if self.exit is not None:

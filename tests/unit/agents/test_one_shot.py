@@ -340,6 +340,21 @@ async def test_a_listener_who_leaves_ends_it_with_everything_that_it_started(pro
     assert folders() == before
 
 
+@linux
+async def test_who_is_given_up_while_its_rest_is_being_ended_is_over_when_that_has_ended(processes: Processes) -> None:
+    """Its turn is another's then: two that write met under `bench.agent_kills`."""
+    script = "trap '' TERM; setsid sleep 60 <&- >&- 2>&- & echo $!"
+    runner = runner_from("t", CliAgent.model_validate({"executable": "/bin/sh", "args": ["-c", script]}), processes, {})
+    hearing = asyncio.ensure_future(tried(runner, order()))
+    await asyncio.sleep(0.4)  # the program has ended, and what it left is being asked
+    assert any(children._below(processes))
+    hearing.cancel()
+    await asyncio.wait({hearing})
+    async with asyncio.timeout(0.3):  # a keeper goes when its program has gone
+        while any(children._below(processes)):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_run_that_is_cancelled_at_any_moment_leaves_nothing(processes: Processes) -> None:
     before = folders()
     runner = runner_from("t", told("file", "file", "--mood", "hangs"), processes, ENVIRON)
