@@ -63,7 +63,9 @@ does() {
   esac
   said="did $1"
 }
-case $0 in
+how=$1
+shift
+case $how in
   stdin) read -r trace deed _; does $trace $deed || exit 1; echo "$said";;
   file) read -r trace deed _ < "$1"; does $trace $deed || exit 1; echo "$said" > "$2";;
   lines) while read -r trace deed _; do does $trace $deed || exit 1; echo "$said"; done;;
@@ -228,7 +230,7 @@ def _is_warden(process: psutil.Process) -> bool:
 
 
 def _how(process: psutil.Process) -> str:
-    return " ".join(_line(process)[3:])
+    return " ".join(_line(process)[2:])
 
 
 def _line(process: psutil.Process) -> list[str]:
@@ -241,10 +243,10 @@ def _folders(place: Path) -> list[Path]:
     return list((place / "tmp").glob("sidecar-*"))
 
 
-def _agents(token: str) -> dict[str, Any]:
+def _agents(token: str, program: Path) -> dict[str, Any]:
     def agent(how: str, **more: Any) -> dict[str, Any]:
         places = {"timeout": TIMEOUT_S, "max_concurrent_executions": AT_ONCE}
-        return {"executable": "/bin/sh", "args": ["-c", PROGRAM, how], "envs": {TOKEN: token}, **places, **more}
+        return {"executable": "/bin/sh", "args": [str(program), how], "envs": {TOKEN: token}, **places, **more}
 
     return {
         TOLD: agent("stdin"),
@@ -259,8 +261,9 @@ async def measured(place: Path, runs: int, seed: int = 7) -> dict[str, Any]:
     """So many runs, what came of them, and what there was before, half-way and after."""
     ports = {name: free_port() for name in ("owner", "other", "admin")}
     token, half = f"many-{place.name}", runs // 2
+    (program := place / "program.sh").write_text(PROGRAM)
     bounds = {"max_per_principal": 1_000}  # as by default
-    write_folder(place, token, place, ports, agents=_agents(token), schedules={}, tasks=bounds)
+    write_folder(place, token, place, ports, agents=_agents(token, program), schedules={}, tasks=bounds)
     (place / "tmp").mkdir()
     serve = (sys.executable, "-m", "sidecar", "serve", "-c", str(place / "sidecar.yaml"))
     with running(("env", f"TMPDIR={place / 'tmp'}", *serve), place / "log") as serving:
