@@ -76,11 +76,11 @@ class Folder:
                 os.unlink(name, dir_fd=self._fd)
 
     def remove(self) -> None:
-        """It and all that is in it. Twice is no fault."""
+        """It and all that is in it, which may take long: not for the event loop. Twice is no fault."""
+        fd, self._fd = self._fd, -1
         remove(self.path)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def sweep() -> int:

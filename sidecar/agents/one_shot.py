@@ -55,7 +55,8 @@ class OneShot:
                 async for event in events:
                     yield event
         finally:
-            folder.remove()  # nothing of its program is left to hold it
+            # Nothing of its program is left to hold it. However much that left there, nobody else waits for it.
+            await to_its_end(asyncio.to_thread(folder.remove))
 
     async def close(self) -> None:
         """As `Runner.close`: nothing is kept."""

@@ -175,7 +175,7 @@ class Partner:
         self._reading.cancel()
         await asyncio.wait({self._reading})
         if self._file is not None:
-            self._file.remove()
+            await asyncio.to_thread(self._file.remove)
         return exit_
 
     async def failed(self) -> tuple[Exit | None, Failure]:

@@ -332,20 +332,45 @@ def _default(number: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """A folder and what is in it, as far as it lets itself be removed. Of a link in its place, the link."""
+    """A folder and what is in it, as far as it lets itself be removed. Of a link in its place, the link.
+
+    A folder in a folder is lifted to the top before it is emptied: a program can nest them deeper than a path reaches.
+    """
     if os.path.islink(folder):
         _quietly(os.unlink, folder)
         return
     _quietly(os.chmod, folder, 0o700)
-    for path, folders, files in os.walk(folder, topdown=True):
-        _quietly(os.chmod, path, 0o700)
-        for name in files:
-            _quietly(os.unlink, os.path.join(path, name))
-        for name in folders:
-            _quietly(os.unlink, os.path.join(path, name))  # a link to a folder
-            _quietly(os.chmod, os.path.join(path, name), 0o700)
-    for path, _, _ in os.walk(folder, topdown=False):
+    mark, count = os.urandom(8).hex(), 0
+    waiting = _emptied_of_files(folder)
+    while waiting:
+        path = waiting.pop()
+        for inner in _emptied_of_files(path):
+            count += 1
+            lifted = f"{folder}/{mark}-{count}"
+            try:
+                os.rename(inner, lifted)
+            except OSError:
+                continue
+            waiting.append(lifted)
         _quietly(os.rmdir, path)
+    _quietly(os.rmdir, folder)
+
+
+def _emptied_of_files(folder: str) -> list[str]:
+    """Remove what is no folder there, and open what is: their paths."""
+    folders = []
+    try:
+        with os.scandir(folder) as found:
+            entries = list(found)
+    except OSError:
+        return []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            _quietly(os.chmod, entry.path, 0o700)
+            folders.append(entry.path)
+        else:
+            _quietly(os.unlink, entry.path)
+    return folders
 
 
 def _quietly(what: Any, *arguments: Any) -> None:

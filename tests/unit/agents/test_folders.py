@@ -52,6 +52,22 @@ def test_a_file_that_leads_elsewhere_is_not_read(tmp_path: Path) -> None:
     assert (tmp_path / "swapped" / "answer").exists() and outside.exists()
 
 
+def test_what_no_path_reaches_is_removed_too(tmp_path: Path) -> None:
+    folder = Folder()
+    here = os.open(folder.path, os.O_RDONLY)
+    for _ in range(300):  # of 200 bytes each, where a path may have 4,096
+        os.mkdir("d" * 200, dir_fd=here)
+        above, here = here, os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(above)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o000, dir_fd=here))
+        os.symlink("/", "link", dir_fd=here)
+    os.fchmod(here, 0o000)
+    os.close(here)
+    (Path(folder.path) / "beside").mkdir()
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_what_nobody_holds_is_swept(tmp_path: Path) -> None:
     held, theirs = Folder(), tmp_path / "sidecar-other"
     theirs.mkdir()
