@@ -42,6 +42,7 @@ from sidecar.protocols.jsonrpc import (
 
 MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; who has more to say says it in pieces
 EACH_BYTES: Final = 16  # a message counts for at least that: many of nothing are work too
+MAX_ARTIFACTS: Final = 1_000  # different ones of a turn: each is looked for among all others, here and by clients
 MAX_NOISE: Final = 1_000  # lines of a turn that are none of ours: a banner is forgiven, a log is not
 METHOD: Final = "message/send"
 STATES: Final[Mapping[str, str]] = {
@@ -70,6 +71,7 @@ class RpcTalk:
         self._said_bytes = 0
         self._noise = 0
         self._has_output = False
+        self._artifacts: set[str] = set()
 
     @property
     def strays(self) -> bool:
@@ -85,6 +87,7 @@ class RpcTalk:
         self._last_id += 1
         self._asked = True
         self._said_bytes, self._noise, self._has_output = 0, 0, False
+        self._artifacts.clear()
         return line + b"\n"
 
     def cancel(self) -> bytes:
@@ -124,6 +127,7 @@ class RpcTalk:
             self._forgive()
             return
         heard = read({name: value for name, value in params.items() if name != "id"}, "/params")
+        self._number(heard)
         self._has_output |= not isinstance(heard, Progress)
         yield heard
 
@@ -143,6 +147,8 @@ class RpcTalk:
             yield Answer("TASK_STATE_FAILED", failure=_failure(response.error))
             return
         heard = _result(response.result)
+        for one in heard:
+            self._number(one)
         if self._has_output and any(isinstance(one, Answer) and one.alone for one in heard):
             raise Broken("it answered with a message, which is no task, and had begun one")
         self._rest()
@@ -152,6 +158,13 @@ class RpcTalk:
         """Nothing is asked any more."""
         self._asked = False
         self._said_bytes, self._noise = 0, 0
+
+    def _number(self, heard: Heard) -> None:
+        """How many artifacts there are by now."""
+        if isinstance(heard, Artifact):
+            self._artifacts.add(heard.update["artifact"].get("artifactId", ""))
+        if len(self._artifacts) > MAX_ARTIFACTS:
+            raise Broken(f"it made more than {MAX_ARTIFACTS} artifacts")
 
     def _count(self, size: int) -> None:
         self._said_bytes += size + EACH_BYTES

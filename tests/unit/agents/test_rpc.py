@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.agents.record import Failure
-from sidecar.agents.rpc import MAX_NOISE, STATES, RpcTalk
+from sidecar.agents.rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcTalk
 from sidecar.agents.running import Artifact, Order, Progress, Prompt, Said
 from sidecar.agents.states import Category
 from sidecar.agents.talk import Answer, Broken, Heard, Reply, Unsayable
@@ -237,6 +237,19 @@ def test_lines_and_turns_are_bounded() -> None:
         heard(line(id=1, result="a" * 999), talk=asked(1_000))
     with pytest.raises(Broken, match="more than 1000 bytes"):  # also what nobody asked for
         heard(*[line(id=1, result="a" * 100)] * 11, talk=asked(1_000))
+
+
+def test_a_turn_has_so_many_artifacts_told_or_in_its_result() -> None:
+    some = [{"artifactId": f"a-{number}", "parts": [{"text": ""}]} for number in range(MAX_ARTIFACTS + 1)]
+    told = [line(method="artifact", params={"artifact": one}) for one in some]
+    assert len(heard(*told[:-1], told[0])) == MAX_ARTIFACTS + 1  # one that is known is no other one
+    for said in (told, [line(id=1, result={"artifacts": some})]):
+        with pytest.raises(Broken, match="more than 1000 artifacts"):
+            heard(*said, talk=asked(1_000_000))
+    talk = asked(1_000_000)
+    heard(*told[:-1], line(id=1, result=None), talk=talk)
+    talk.begin(order())
+    assert heard(told[-1], talk=talk)
 
 
 def test_each_turn_may_say_as_much() -> None:
