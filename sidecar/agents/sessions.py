@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -411,12 +411,19 @@ class Conversations:
         self._free.release()
 
     def _make_room(self) -> None:
-        """Let go of those that were silent longest, as many as there is no room for."""
+        """Let go of as many as there is no room for: of the owner with most processes, whose silent ones alone go then,
+        the one that was silent longest. Who opens one after the other ends nobody else's."""
         lacking = self._wanted - (self._definition.max_sessions - self._taken) - self._leaving
         if lacking > 0:
             silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]
-            for conversation in sorted(silent, key=lambda one: one.since_s)[:lacking]:
-                self._let_go(conversation, "another conversation needed its place")
+            # Who waits for a place counts as having it: with as many as somebody else, they would take theirs.
+            every = self._conversations.values()
+            held = Counter(one.key.owner for one in every if one.partner is not None or one.used)
+            for _ in range(min(lacking, len(silent))):
+                goes = min(silent, key=lambda one: (-held[one.key.owner], one.since_s))
+                silent.remove(goes)
+                held[goes.key.owner] -= 1
+                self._let_go(goes, "another conversation needed its place")
 
     def _forget(self, conversation: _Conversation) -> None:
         changes = conversation.changing is not None and not conversation.changing.done()

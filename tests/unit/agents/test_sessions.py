@@ -318,6 +318,17 @@ async def test_where_there_is_no_room_the_one_that_was_silent_longest_goes(proce
         assert told_why(again) == BEGAN.format("another conversation needed its place")
 
 
+async def test_who_opens_one_conversation_after_the_other_ends_nobody_elses(processes: Processes) -> None:
+    clock = Clock()
+    more = {"max_sessions": 2, "max_concurrent_executions": 2}
+    async with talking(processes, LINES, clock_mono=clock, **more) as (chat, _):
+        assert text(await tried(chat, order("mine", by="user:bob"))) == "1 mine"
+        for number in range(3):
+            clock.now_s += 1
+            assert text(await tried(chat, order("on", context=f"flood-{number}"))) == "1 on"
+        assert text(await tried(chat, order("still mine", by="user:bob"))) == "2 still mine"
+
+
 async def test_many_at_once_are_never_more_processes_than_there_is_room_for(processes: Processes) -> None:
     async with talking(processes, LINES, max_sessions=3, max_concurrent_executions=3) as (chat, _):
         most = 0
