@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Annotated, Final, Literal, NamedTuple
 from uuid import UUID
 
+import jsonschema_rs
 from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.fields import (
@@ -61,6 +63,7 @@ _PLACES: Final[tuple[tuple[str, str, str], ...]] = (
     (PROMPT, "args", "input"),
     (OUTPUT_FILE, "file", "output"),
 )
+_MAX_PATTERN_BYTES: Final = 2**20  # once compiled
 MAX_READ_ONLY: Final = 4  # by default: a program is not a request
 
 
@@ -78,10 +81,24 @@ FileTemplate = Annotated[str, Field(max_length=200), AfterValidator(_template)]
 
 def _pattern(text: str) -> str:
     try:
-        re.compile(text)
+        re.compile(text)  # by itself, so that nothing of it ends our own group
     except re.error as error:
         reject(Finding(f"this is no regular expression: {error}"))
+    try:
+        _matcher(text)
+    except jsonschema_rs.ValidationError:
+        hint = "no look-around and no back-references"
+        reject(Finding("this is no regular expression of the linear-time kind, or too large", hint=hint))
     return text
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> jsonschema_rs.Draft202012Validator:
+    """What matches a whole value, in a time that a caller's choice of it cannot make long (threats X2). Raises
+    ValidationError."""
+    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in a schema, $ is the very end
+    options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
+    return jsonschema_rs.Draft202012Validator(schema, pattern_options=options)
 
 
 Pattern = Annotated[str, Field(max_length=512), AfterValidator(_pattern)]
@@ -93,7 +110,8 @@ class Allowed(Section):
     values: Many[Argument] = ()
     """Each of them as it stands."""
     matches: Pattern | None = None
-    """A regular expression, for the whole of a value of at most 256 characters."""
+    """A regular expression as in JSON Schema, without look-around and back-references, for the whole of a value, which
+    has at most 256 characters."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Allowed:
@@ -105,7 +123,7 @@ class Allowed(Section):
         """Whether a call may choose this."""
         if self.matches is None:
             return value in self.values
-        return len(value) <= 256 and "\0" not in value and re.fullmatch(self.matches, value) is not None
+        return len(value) <= 256 and "\0" not in value and _matcher(self.matches).is_valid(value)
 
 
 class PerCall(Section):
@@ -269,7 +287,8 @@ class CliAgent(Section):
     keep_alive: bool = True
     """Whether the process of a conversation is kept between its turns; else each turn has a new one."""
     max_sessions: Count = 16
-    """How many conversations have a process at once; a further one ends the one that was silent longest."""
+    """How many conversations have a process at once; a further one ends the one that was silent longest, of the
+    caller who has most."""
     turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
     """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
     newlines: Newlines = "refuse"

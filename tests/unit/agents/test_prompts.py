@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sidecar.agents.prompts import prompt_from
 from sidecar.agents.running import Prompt
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.settings.agents import CliAgent
+from sidecar.settings.agents import Allowed, CliAgent
 
 FOLDER = "/srv/work"
 
@@ -167,6 +167,27 @@ def test_several_lines_are_refused_where_a_line_is_a_message(parts: list[dict[st
     assert error.message == "/message/parts say several lines, and to this agent a line is a message of its own"
     for settings in ({"newlines": "json"}, {"newlines": "space"}, {"keep_alive": False}, {"agent_type": "json-rpc"}):
         assert len(read(*parts, mode="interactive", **settings).text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "may"),
+    [
+        ("(a|a)*b|[a-z]+x", "a" * 256, False),
+        ("(a|a)*b|[a-z]+x", "a" * 255 + "b", True),
+        ("de|en", "de-", False),
+        ("[a-z]+$", "de\n", False),
+        ("(?m)^de$", "de\nen", False),
+        (".*", "de\nen", False),
+    ],
+)
+def test_a_value_is_matched_as_a_whole_and_in_no_time(pattern: str, value: str, may: bool) -> None:
+    assert Allowed(matches=pattern).admits(value) is may
+
+
+@pytest.mark.parametrize("pattern", ["a(?!b)", r"(a)\1", "a)|(b", "(?x)a # b", "((a{1000}){1000}){1000}"])
+def test_a_pattern_that_could_take_long_or_means_something_else_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError):
+        Allowed(matches=pattern)
 
 
 REFUSED = [
