@@ -144,6 +144,10 @@ class Course:
         if self._body is not None:
             self._body.cancel()
 
+    def never_begins(self) -> None:
+        """It could not be kept: who has heard of it meanwhile hears no more."""
+        self._end()
+
     @property
     def waits(self) -> bool:
         """Whether it waits for its turn, or for its next try."""

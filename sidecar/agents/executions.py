@@ -337,7 +337,7 @@ class Executions:
             await keep()
         except BaseException as error:
             del self._courses[record.id]
-            offer.turns.leave(place)
+            course.never_begins()
             self._unkept[record.id] = None  # it may be there all the same, and nobody will run it
             while len(self._unkept) > MAX_UNKEPT:
                 self._unkept.popitem(last=False)

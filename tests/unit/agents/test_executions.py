@@ -18,6 +18,8 @@ from sidecar.agents.running import Ended, Event, Order, Progress, Said, Started
 from sidecar.agents.states import MOVES, Category, State, Status
 from sidecar.errors import Reason, Refusal
 from sidecar.processes import Exit
+from sidecar.records import StoreOut
+from sidecar.records.memory import MemoryStore
 from sidecar.vocabulary import Caller
 from tests.unit.agents.staging import (
     ALICE,
@@ -470,6 +472,34 @@ async def test_a_run_that_waits_for_its_caller_goes_on_with_their_next_message()
         with pytest.raises(Refusal) as ended:
             await stage.executions.goes_on(first.id, prompt("more"), ALICE)
         assert ended.value.reason is Reason.MALFORMED_CALL
+
+
+class Reopening(MemoryStore[Execution]):
+    """One that is out as soon as somebody listens to a run that goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.heard = asyncio.Event(), asyncio.Event()
+
+    async def reopen(self, record: Execution, holder: str, until_s: float) -> bool:
+        self.asked.set()
+        await self.heard.wait()
+        raise StoreOut
+
+
+async def test_who_listens_to_one_that_could_not_go_on_after_all_hears_its_end() -> None:
+    store = Reopening()
+    async with running(staged(asks, store=store)) as stage:
+        first = await stage.over(await stage.begin())
+        going_on = asyncio.create_task(stage.executions.goes_on(first.id, prompt("end"), ALICE))
+        await store.asked.wait()
+        async with aclosing(stage.executions.follow(first.id)) as told:
+            await anext(told)
+            store.heard.set()
+            assert [event async for event in told] == []
+        with pytest.raises(Refusal):
+            await going_on
+        assert stage.executions.standing("writer")[:2] == (0, 0)
 
 
 async def test_of_two_messages_at_once_one_goes_on() -> None:
