@@ -474,6 +474,15 @@ async def test_a_run_that_waits_for_its_caller_goes_on_with_their_next_message()
         assert ended.value.reason is Reason.MALFORMED_CALL
 
 
+async def test_whoever_answers_as_soon_as_they_are_asked_is_heard() -> None:
+    async with running(staged(asks)) as stage:
+        for _ in range(20):
+            run = await stage.begin("begin")
+            while not (await stage.get(run)).is_done:
+                await asyncio.sleep(0)
+            await stage.executions.goes_on(run, prompt("end"), ALICE)
+
+
 class Reopening(MemoryStore[Execution]):
     """One that is out as soon as somebody listens to a run that goes on."""
 
