@@ -167,9 +167,9 @@ class Executions:
         record = await self._kept(execution_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
-        if record.is_done and (task := self._tasks.get(execution_id)) is not None:
+        if record.is_done and (before := self._tasks.get(execution_id)) is not None:
             # Who answers at once finds the turn before not put away yet; its last revision is in the store alone.
-            await asyncio.wait({task}, timeout=ENDING_S)
+            await asyncio.wait({before}, timeout=ENDING_S)
             record = await self._kept(execution_id)
         if not record.is_done or record.task["status"]["state"] not in WAITS or execution_id in self._courses:
             raise _does_not_wait()
