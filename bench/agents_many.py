@@ -198,7 +198,7 @@ class Counted:
     programs."""
 
     kept: int
-    strays: int
+    strays: tuple[str, ...]
     zombies: int
     descriptors: int
     warden_descriptors: int
@@ -211,11 +211,11 @@ def counted(serving: Running, place: Path) -> Counted:
     """Of this one, now."""
     sidecar = psutil.Process(serving.child.pid)
     warden = next((child for child in sidecar.children() if _is_warden(child)), None)
-    programs = [one for one in sidecar.children(recursive=True) if not _is_warden(one)]
-    kept = [one for one in programs if one.is_running() and _how(one) in ("lines", "json-rpc chats")]
+    programs = {one: _how(one) for one in sidecar.children(recursive=True) if not _is_warden(one)}
+    kept = [one for one, how in programs.items() if how in ("lines", "json-rpc chats")]
     return Counted(
         kept=len(kept),
-        strays=len(programs) - len(kept),
+        strays=tuple(" ".join(_line(one))[-200:] for one in programs.keys() - set(kept)),
         zombies=sum(one.is_running() and one.status() == psutil.STATUS_ZOMBIE for one in programs),
         descriptors=sidecar.num_fds(),
         warden_descriptors=0 if warden is None else warden.num_fds(),
@@ -262,7 +262,7 @@ async def measured(place: Path, runs: int, seed: int = 7) -> dict[str, Any]:
     ports = {name: free_port() for name in ("owner", "other", "admin")}
     token, half = f"many-{place.name}", runs // 2
     (program := place / "program.sh").write_text(PROGRAM)
-    bounds = {"max_per_principal": 1_000}  # as by default
+    bounds = {"max_per_principal": 100_000}
     write_folder(place, token, place, ports, agents=_agents(token, program), schedules={}, tasks=bounds)
     (place / "tmp").mkdir()
     serve = (sys.executable, "-m", "sidecar", "serve", "-c", str(place / "sidecar.yaml"))
