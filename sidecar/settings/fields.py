@@ -91,7 +91,7 @@ def _folder(info: ValidationInfo) -> Path:
     return Path(context.get("folder", "."))
 
 
-def _path_from(value: object, info: ValidationInfo) -> object:
+def _path_from(value: object, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path):
         reject(Finding("expected a path", "Y103"))
     if not str(value):
@@ -125,11 +125,12 @@ Listen = Annotated[
 
 
 def _command_from(value: object, info: ValidationInfo) -> object:
-    """A name to be found on PATH stays one; anything with a slash is a path."""
+    """A name to be found on PATH stays one; anything with a slash is a path, whole, as the program begins elsewhere and
+    may look for its own files by how it was called: a Python for its virtual environment."""
     if value == "":
         reject(Finding("the command is empty"))
     if isinstance(value, str) and "/" in value:
-        return str(_path_from(value, info))
+        return str(_path_from(value, info).absolute())
     return value
 
 

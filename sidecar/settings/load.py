@@ -188,6 +188,8 @@ def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
 def _agent_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
     """Agents that could not be started."""
     for name, agent in settings.agents.items():
+        if not agent.enabled:
+            continue  # it is as if it were not there, and that may be why
         if agent.env_path is not None and not agent.env_path.is_file():
             continue  # told already, and what it says may be where the program is found
         folders: list[tuple[Loc, Path | None]] = [(("working_directory",), agent.working_directory)]
@@ -255,5 +257,7 @@ def _files(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     named += [
         (("signing", "previous_paths", index), path) for index, path in enumerate(settings.signing.previous_paths)
     ]
-    named += [(("agents", name, "env_path"), agent.env_path) for name, agent in settings.agents.items()]
+    named += [
+        (("agents", name, "env_path"), agent.env_path) for name, agent in settings.agents.items() if agent.enabled
+    ]
     yield from ((loc, path) for loc, path in named if path is not None)

@@ -97,7 +97,7 @@ class Looked:
 @config
 @as_json
 def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, path: Path, as_json: bool) -> None:
-    """Look whether the agent NAME, or each of them, can run, and run it once. Exit 1 when one of them does not.
+    """Look whether the agent NAME, or each that is enabled, can run, and run it once. Exit 1 when one of them does not.
 
     A read-write agent is run only with --prompt: it may change something. So is every one that runs: what it does with
     nothing at all, it does.
@@ -108,7 +108,8 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
             known = ", ".join(settings.agents) or "none at all"
             click.echo(f"{path} names no agent {name!r}: there is {known}", err=True)
             raise SystemExit(USAGE)
-        looked = asyncio.run(_looked_at(settings, [name] if name else list(settings.agents), prompt, timeout_s, no_run))
+        names = [name] if name else [each for each, definition in settings.agents.items() if definition.enabled]
+        looked = asyncio.run(_looked_at(settings, names, prompt, timeout_s, no_run))
     except ConfigError as error:
         click.echo("\n".join(str(fault) for fault in error.faults), err=True)
         raise SystemExit(INVALID) from None

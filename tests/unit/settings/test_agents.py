@@ -55,6 +55,31 @@ def test_it_is_refused_where_it_is_written(tmp_path: Path, text: str, fault: tup
     assert (told.line, told.code, told.message) == (line, code, message.replace("{folder}", str(tmp_path)))
 
 
+@pytest.mark.parametrize("section", ["agents: {a: {executable: %s}}", "upstreams: {a: {mcp: {command: %s}}}"])
+def test_a_program_beside_the_file_is_found_and_called_by_its_whole_path(
+    tmp_path: Path, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python finds its virtual environment by how it is called, and starts elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("policies", "models"):
+        Path(name).mkdir()
+    for name in ("program", "bin/python"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch(mode=0o755)
+        Path("sidecar.yaml").write_text(f"version: 1\n{section % f'./{name}'}\n")
+        settings = load_settings(Path("sidecar.yaml"), {})
+        mcp = settings.upstreams["a"].mcp if settings.upstreams else None
+        assert (settings.agents["a"].executable if mcp is None else mcp.command) == f"{tmp_path}/{name}"
+
+
+def test_what_an_agent_that_is_off_needs_may_be_gone(tmp_path: Path) -> None:
+    for name in ("policies", "models"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "sidecar.yaml"
+    path.write_text("version: 1\nagents: {a: {executable: gone, env_path: gone.env, enabled: false}}\n")
+    assert not load_settings(path, {}).agents["a"].enabled
+
+
 def test_agents_with_one_port_that_the_system_chooses_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "sidecar.yaml"
     agents = "".join(f"  {name}: {{executable: cat, a2a: {{grpc_port: 0}}}}\n" for name in "ab")
