@@ -20,6 +20,9 @@ from sidecar.vocabulary import Caller
 
 TASKS: Final[Namespace] = "a2a"
 CONTEXTS: Final[Namespace] = "a2a-context"
+# A conversation never ends. Its record says so from the beginning, so that the oldest of them gives way as what has
+# ended does: else who had many would lose each task with its end.
+ENDLESS: Final = "endless"
 TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_COMPLETED": "completed",
     "TASK_STATE_FAILED": "failed",
@@ -131,7 +134,7 @@ class Owning:
                 method=self._method,
                 ttl_s=None,
                 namespace=namespace,
-                state=state,
+                state=ENDLESS if namespace == CONTEXTS else state,
             )
         except Refusal as refusal:
             if refusal.reason is Reason.RESPONSE_REFUSED:

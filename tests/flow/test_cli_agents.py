@@ -229,6 +229,19 @@ async def test_a_stream_is_taken_up_again_and_ends_with_the_task(tmp_path: Path)
         assert over.error["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
 
 
+@pytest.mark.parametrize("store", ["file", "memory"])
+async def test_of_many_conversations_the_oldest_give_way_and_no_task_with_its_end(tmp_path: Path, store: str) -> None:
+    async with sidecar(tmp_path, settings=f"tasks: {{store: {store}, max_per_principal: 10}}\n") as world:
+        sent = [
+            task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo")) for _ in range(15)
+        ]
+        for task in sent[-4:]:
+            found = await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, agent="echo")
+            assert state_of(task_in(found)) == "completed"
+        answered = await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": sent[0]["id"]}, agent="echo")
+        assert answered.error is not None
+
+
 async def test_who_hangs_up_ends_nothing(tmp_path: Path) -> None:
     async with sidecar(tmp_path) as world:
         waiting = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="slow"))
