@@ -22,7 +22,7 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
     agent = ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
     async with agent_world(tmp_path, agent, settings=YEARLY, rules=RULES) as world:
         app = world.app
-        await until(lambda: "minutely" in app.status()["schedules"])
+        await until(lambda: app.status()["schedules"].get("minutely", {}).get("state") == "active")
         shown = app.status()["schedules"]["minutely"]
         assert (shown["agent"], shown["state"], shown["last_result"]) == ("researcher", "active", None)
         assert shown["next"].endswith("-12-31T15:00:00.000Z")
