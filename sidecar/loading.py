@@ -19,6 +19,7 @@ from typing import Any
 
 from sidecar import records
 from sidecar.agents.executions import Executions
+from sidecar.agents.prompts import prompt_from
 from sidecar.agents.record import RUNS, Execution
 from sidecar.agents.runner import runner_from
 from sidecar.agents.sessions import Endings
@@ -28,7 +29,7 @@ from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault, Reason, SettingsError, Together
+from sidecar.errors import Fault, Reason, SettingsError, Together, fault_in
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
 from sidecar.limits import Store, StoreUnavailable, open_store
@@ -36,6 +37,7 @@ from sidecar.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
+from sidecar.protocols.a2a.errors import AgentError
 from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, check_file
 from sidecar.records import Store as RecordStore
 from sidecar.records.store import R
@@ -357,6 +359,8 @@ def _snapshot(
         signer = _with_attesting_key(signer_from(settings, base_url, make=make_keys), settings)
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
+    with together.noted():
+        _check_schedules(settings)
     tls: Tls | None = None
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
@@ -379,6 +383,19 @@ def _snapshot(
         signer=signer,
         tls=tls,
     )
+
+
+def _check_schedules(settings: Settings) -> None:
+    """What a program would refuse each time, in the night, is refused now. Raises SettingsError."""
+    faults = []
+    for key, schedule in settings.schedules.items():
+        if (program := settings.agents.get(schedule.agent)) is not None:
+            part = {"data": schedule.input_parameters, "mediaType": "application/json"}
+            if isinstance(refused := prompt_from({"parts": [part]}, program), AgentError):
+                where = f"schedules.{key}.input_parameters"
+                faults.append(fault_in(where, f"{schedule.agent} refuses it: {refused.message}", code="S180"))
+    if faults:
+        raise SettingsError(faults)
 
 
 def read_policy(settings: Settings, reading: Reading | None = None) -> PolicySource:

@@ -79,6 +79,19 @@ async def test_one_that_fails_or_takes_too_long_is_not_well(folder: Path) -> Non
     assert slow["tried"]["timed_out"] is True
 
 
+async def test_why_one_cannot_be_started_is_told_whoever_checks_it(folder: Path) -> None:
+    """A caller hears what the system said, and nothing of where the program lies."""
+    program = folder / "unread"
+    program.write_bytes(b"\0no program")
+    program.chmod(0o755)
+    settings = folder / "sidecar.yaml"
+    settings.write_text(settings.read_text().replace("executable: sleep", f"executable: {program}"))
+    lines = (await look(folder, "sleeps")).stdout.splitlines()
+    why = f"  why           {program} is no program: has it a first line that names its interpreter?"
+    assert lines[0] == "sleeps  not well" and why in lines
+    assert not any(line.startswith("  ended") for line in lines), "it never began"
+
+
 async def test_what_writes_is_started_only_by_somebody_who_says_what_it_is_told(folder: Path) -> None:
     one = await report(folder, "writes")
     assert (one["status"], one["tried"]) == ("there", None) and "--prompt" in one["untried"]

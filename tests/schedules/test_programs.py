@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from sidecar.agents.record import Execution
 from sidecar.agents.states import Status
-from tests.a2a.world import agent_world
+from sidecar.errors import ConfigError
+from sidecar.loading import check_files
+from tests.a2a.world import agent_world, write
 from tests.flow.world import until
 
 SETTINGS = """\
@@ -30,3 +35,26 @@ async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_wa
         assert (run.input, run.output) == ("what is new?", "what is new?")
         assert run.caller.last.name == "nhi:nightly"
         assert task.result is not None and task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
+
+
+def test_what_its_program_would_refuse_each_night_is_refused_before(tmp_path: Path) -> None:
+    nights = "".join(
+        f'  {name}: {{agent: echo, cron: "@daily", input_parameters: {{{given}}}}}\n'
+        for name, given in (
+            ("well", "anything: else"),
+            ("typo", "prompt: x, paramters: {}"),
+            ("bold", "parameters: {u: x}"),
+        )
+    )
+    write(tmp_path, "", behind=f"agents: {{echo: {{executable: cat}}}}\nschedules:\n{nights}")
+    with pytest.raises(ConfigError) as refused:
+        check_files(tmp_path / "sidecar.yaml", os.environ)
+    told = [(fault.file, fault.code, fault.message.partition(" stands")[0]) for fault in refused.value.faults]
+    assert told == [
+        ("schedules.typo.input_parameters", "S180", "echo refuses it: /message/parts/0/data/paramters"),
+        (
+            "schedules.bold.input_parameters",
+            "S180",
+            "echo refuses it: /message/parts/0/data/parameters/u cannot be chosen",
+        ),
+    ]

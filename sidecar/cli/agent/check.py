@@ -11,12 +11,13 @@ It is started as a run would start it: by the same warden, with the same argumen
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,11 +47,12 @@ UNTRIED: Final = "it is read-write, and may change something: --prompt tries it"
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one run."""
+    """What became of one run. `whys` is what a running sidecar would log of it, for operators alone."""
 
     ended: Ended
     took_s: float
     output: str
+    whys: Sequence[str]
 
     @property
     def is_well(self) -> bool:
@@ -151,14 +153,37 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
     order = Order(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
     ended = Ended(None, Usage())
     try:
-        async with aclosing(runner.run(order)) as events:
-            async for event in events:
-                said = (said + _text(event))[:HEAD_CHARS]
-                if isinstance(event, Ended):
-                    ended = event
+        with _logged() as whys:
+            async with aclosing(runner.run(order)) as events:
+                async for event in events:
+                    said = (said + _text(event))[:HEAD_CHARS]
+                    if isinstance(event, Ended):
+                        ended = event
     finally:
         await runner.close()
-    return Tried(ended, time.monotonic() - began_s, said)
+    return Tried(ended, time.monotonic() - began_s, said, whys)
+
+
+class _Whys(logging.Handler):
+    """Keeps why, of whatever is logged with a reason."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(str(getattr(record, "why", record.getMessage())))
+
+
+@contextmanager
+def _logged() -> Iterator[Sequence[str]]:
+    """What agents log meanwhile: callers are not told where a program lies, and so no event says it."""
+    handler, logger = _Whys(), logging.getLogger("sidecar.agents")
+    logger.addHandler(handler)
+    try:
+        yield handler.kept
+    finally:
+        logger.removeHandler(handler)
 
 
 def _text(event: Event) -> str:
@@ -181,6 +206,7 @@ def _plain(tried: Tried) -> dict[str, Any]:
         "timed_out": tried.ended.timed_out,
         "task_state": tried.ended.state,
         "error": None if failure is None else {"category": failure.category, "message": failure.message},
+        "why": "; ".join(tried.whys) or None,
         "took_s": round(tried.took_s, 3),
         "usage": tried.ended.usage._asdict(),
         "output": tried.output,
@@ -204,10 +230,12 @@ def _lines(one: Looked) -> Iterator[str]:
     if tried is None:
         return
     failure = tried.ended.failure
+    goes_on = "it goes on" if failure is None else None
     yield from facts(
         {
-            "ended": "its time was over" if tried.ended.timed_out else str(tried.ended.exit or "it goes on"),
+            "ended": "its time was over" if tried.ended.timed_out else tried.ended.exit or goes_on,
             "error": failure and f"{failure.category}: {failure.message}",
+            "why": "; ".join(tried.whys),
             "took": f"{tried.took_s:.3f} s",
             "usage": figures(tried.ended.usage._asdict()),
         }
