@@ -174,7 +174,7 @@ class AgentWorld:
 
     def records(self, event: str = "") -> list[dict[str, Any]]:
         """The audit so far."""
-        lines = self.app.settings.audit_path.read_bytes().splitlines()
+        lines = self.app.settings.audit_path.read_bytes().rpartition(b"\n")[0].splitlines()
         records = [json.loads(line) for line in lines]
         return [record for record in records if not event or record["event"] == event]
 

@@ -88,7 +88,8 @@ class Served:
         return self.folder / "data" / "keys" / "audit.key"
 
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.audit_path.read_bytes().splitlines()]
+        whole, _, _ = self.audit_path.read_bytes().rpartition(b"\n")  # a line may be just being written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def controls(self) -> list[str]:
         """What was recorded of the process itself. Reads only what is new, so that it can be asked again and again."""

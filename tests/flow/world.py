@@ -161,9 +161,9 @@ class World:
         return count
 
     def records(self) -> list[dict[str, Any]]:
-        """The audit so far."""
-        path = self.app.settings.audit_path
-        return [json.loads(line) for line in path.read_bytes().splitlines()]
+        """The audit so far, without a line that is just being written."""
+        whole, _, _ = self.app.settings.audit_path.read_bytes().rpartition(b"\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def ends(self) -> list[dict[str, Any]]:
         """The terminal records."""
