@@ -87,6 +87,7 @@ class Crowd:
     url: str
     http: aiohttp.ClientSession
     chance: random.Random
+    lots: Mapping[tuple[str, str], int]
     counts: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     _left: dict[int, tuple[str, str, dict[str, Any]]] = field(default_factory=dict)
@@ -119,7 +120,7 @@ class Crowd:
 
     async def _one(self, place: int) -> None:
         await self._see_left(place)
-        [(how, deed)] = self.chance.choices(list(LOTS), weights=list(LOTS.values()))
+        [(how, deed)] = self.chance.choices(list(self.lots), weights=list(self.lots.values()))
         agent = self.chance.choice((TOLD, FILED, ASKED) + ((TALKS, CHATS) if place < CONVERSATIONS else ()))
         if deed == "leaves" and agent in (TALKS, CHATS):
             deed = "works"  # what its conversation's process leaves may stay as long as that
@@ -243,9 +244,9 @@ def _folders(place: Path) -> list[Path]:
     return list((place / "tmp").glob("sidecar-*"))
 
 
-def _agents(token: str, program: Path) -> dict[str, Any]:
+def _agents(token: str, program: Path, timeout_s: float) -> dict[str, Any]:
     def agent(how: str, **more: Any) -> dict[str, Any]:
-        places = {"timeout": TIMEOUT_S, "max_concurrent_executions": AT_ONCE}
+        places = {"timeout": timeout_s, "max_concurrent_executions": AT_ONCE}
         return {"executable": "/bin/sh", "args": [str(program), how], "envs": {TOKEN: token}, **places, **more}
 
     return {
@@ -257,20 +258,22 @@ def _agents(token: str, program: Path) -> dict[str, Any]:
     }
 
 
-async def measured(place: Path, runs: int, seed: int = 7) -> dict[str, Any]:
+async def measured(
+    place: Path, runs: int, seed: int = 7, *, timeout_s: float = TIMEOUT_S, lots: Mapping[tuple[str, str], int] = LOTS
+) -> dict[str, Any]:
     """So many runs, what came of them, and what there was before, half-way and after."""
     ports = {name: free_port() for name in ("owner", "other", "admin")}
     token, half = f"many-{place.name}", runs // 2
     (program := place / "program.sh").write_text(PROGRAM)
     bounds = {"max_per_principal": 100_000}
-    write_folder(place, token, place, ports, agents=_agents(token, program), schedules={}, tasks=bounds)
+    write_folder(place, token, place, ports, agents=_agents(token, program, timeout_s), schedules={}, tasks=bounds)
     (place / "tmp").mkdir()
     serve = (sys.executable, "-m", "sidecar", "serve", "-c", str(place / "sidecar.yaml"))
     with running(("env", f"TMPDIR={place / 'tmp'}", *serve), place / "log") as serving:
         await asyncio.to_thread(wait_for_200, f"http://127.0.0.1:{ports['admin']}/readyz", serving)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), connector=connector) as http:
-            crowd = Crowd(f"http://127.0.0.1:{ports['owner']}", http, random.Random(seed))
+            crowd = Crowd(f"http://127.0.0.1:{ports['owner']}", http, random.Random(seed), lots)
             await crowd.run(max(AT_ONCE, int(runs * WARM_UP)))
             moments, took_s = [await _settled(crowd, serving, place)], 0.0
             began_cpu_s = serving.cpu_s()

@@ -86,7 +86,11 @@ class Folder:
 def sweep() -> int:
     """Remove the folders that nobody holds; how many. Nothing of anybody else is touched."""
     removed = 0
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    try:
+        place = Path(tempfile.gettempdir())
+    except OSError:  # nothing can be written anywhere, and so nothing was left
+        return 0
+    for path in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

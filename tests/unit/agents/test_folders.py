@@ -52,6 +52,15 @@ def test_a_file_that_leads_elsewhere_is_not_read(tmp_path: Path) -> None:
     assert (tmp_path / "swapped" / "answer").exists() and outside.exists()
 
 
+def test_where_nothing_can_be_written_nothing_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a read-only root and no /tmp: whoever sweeps goes on holding what runs."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", lambda: Path("/nowhere").stat())
+    with pytest.raises(OSError, match="nowhere"):
+        Folder()
+    assert sweep() == 0
+
+
 def test_what_no_path_reaches_is_removed_too(tmp_path: Path) -> None:
     folder = Folder()
     here = os.open(folder.path, os.O_RDONLY)
