@@ -21,6 +21,7 @@ from sidecar.processes import Exit
 from sidecar.records import StoreOut
 from sidecar.records.memory import MemoryStore
 from sidecar.vocabulary import Caller
+from tests.flow.world import PATIENCE_S
 from tests.unit.agents.staging import (
     ALICE,
     BOB,
@@ -689,5 +690,7 @@ async def test_whatever_happens_to_runs_at_whatever_moment_each_ends_once_as_the
                 assert after in MOVES[before]
             assert sum(step.state is State.CLEANUP for step in run.transitions) == 1
             assert task_state(run) in ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED")
+        async with asyncio.timeout(PATIENCE_S):  # an end is told before all that was there for it is gone
+            while stage.executions._courses:
+                await asyncio.sleep(0)
         assert (at_work, stage.executions.standing("writer")) == (set(), (0, 0, 3))
-        assert not stage.executions._courses
