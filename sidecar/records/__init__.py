@@ -2,6 +2,7 @@
 
     store      what a store of records does, and what it knows of one: memory.py (this process), sqlite.py (a file,
                which a restart survives), or redis.py (a server, which replicas share)
+    histories  whose give way, where a target has too many that are done
     kind       how one kind of record is written down, and where
 
 What a record is, is its owner's business: the task API's are tasks (`task_api/records.py`), those of agents that are

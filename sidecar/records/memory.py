@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Final, Generic, NamedTuple
+from typing import Final, Generic
 
+from sidecar.records.histories import At, History, remove
 from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Page, R, Share
 
 SWEPT_AT_ONCE: Final = 200
 _NOBODY: Final = ("", 0.0)
-
-
-class _At(NamedTuple):
-    """A place in time, which orders what came at once as it came."""
-
-    created_at: float
-    number: int
-    id: str
 
 
 @dataclass(slots=True)
@@ -32,11 +25,11 @@ class MemoryStore(Generic[R]):
 
     up: bool = True
     _records: dict[str, R] = field(default_factory=dict)
-    _of_owner: defaultdict[str, list[_At]] = field(default_factory=lambda: defaultdict(list))
+    _of_owner: defaultdict[str, list[At]] = field(default_factory=lambda: defaultdict(list))
     _held: dict[str, tuple[str, float]] = field(default_factory=dict)
-    _places: dict[str, _At] = field(default_factory=dict)
-    _standing: defaultdict[tuple[str, str], list[_At]] = field(default_factory=lambda: defaultdict(list))
-    _done: defaultdict[str, list[_At]] = field(default_factory=lambda: defaultdict(list))
+    _places: dict[str, At] = field(default_factory=dict)
+    _standing: defaultdict[tuple[str, str], list[At]] = field(default_factory=lambda: defaultdict(list))
+    _done: defaultdict[str, History] = field(default_factory=lambda: defaultdict(History))
     _ends: list[tuple[float, str]] = field(default_factory=list)
     _added: int = 0
 
@@ -46,9 +39,8 @@ class MemoryStore(Generic[R]):
             return Added.KNOWN
         if bounds.done_per_target is not None:
             done = self._done[record.target]
-            beyond = max(0, len(done) - bounds.done_per_target)
-            for old in done[: min(beyond, FORGOTTEN_AT_ONCE)]:
-                self._forget(old.id)
+            for _ in range(min(done.count - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
+                self._forget(done.first())
         mine = self._of_owner.get(record.owner, ())
         if len(mine) >= bounds.per_owner:
             oldest = next((one.id for one in mine if self._records[one.id].is_done), None)
@@ -59,7 +51,7 @@ class MemoryStore(Generic[R]):
             return Added.FULL
         self._added += 1
         self._held[record.id] = holder, until_s
-        self._places[record.id] = at = _At(record.created_at, self._added, record.id)
+        self._places[record.id] = at = At(record.created_at, self._added, record.id)
         insort(self._of_owner[record.owner], at)
         self._put(record)
         return Added.KEPT
@@ -158,22 +150,18 @@ class MemoryStore(Generic[R]):
         if record.is_done:
             self._held.pop(record.id, None)
             insort(self._ends, (record.expires_at, record.id))
-            insort(self._done[record.target], at)
+            self._done[record.target].add(record.owner, at)
 
     def _lift(self, record: R) -> None:
         at = self._places[record.id]
-        _remove(self._standing[record.target, record.standing], at)
+        remove(self._standing[record.target, record.standing], at)
         if record.is_done:
-            _remove(self._done[record.target], at)
-            _remove(self._ends, (record.expires_at, record.id))
+            self._done[record.target].remove(record.owner, at)
+            remove(self._ends, (record.expires_at, record.id))
 
     def _forget(self, record_id: str) -> None:
         record = self._records.pop(record_id)
         self._lift(record)
-        _remove(self._of_owner[record.owner], self._places.pop(record_id))
+        remove(self._of_owner[record.owner], self._places.pop(record_id))
         if not self._of_owner[record.owner]:
             del self._of_owner[record.owner]
-
-
-def _remove(places: list[Any], at: tuple[Any, ...]) -> None:
-    del places[bisect_left(places, at)]

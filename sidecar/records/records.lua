@@ -7,32 +7,53 @@
 --   <key>:over           ids that are done, by when they may be forgotten
 --   <key>:counts         how many there are of each standing
 --   <key>:at:<target>:<standing>   ids, by when they were created; no standing has a colon in it
---   <key>:done:<target>  ids that are done, likewise
+--   <key>:done:<length of target>:<target>:<owner>   ids that are done, likewise
+--   <key>:most:<target>  who has some of those: by how many, most first, then by when their oldest was created
+--   <key>:histories      how many those are, of each target
 --
--- The last two came later than the task API: what a version without them changes while replicas are updated is missing
--- there, or out of place, until the record changes once more or a page meets it. Nothing but pages of everybody and the
--- history of a target is read from them.
+-- Those from <key>:at on came later than the task API: what a version without them changes while replicas are updated is
+-- missing there, or out of place, until the record changes once more, a page meets it, or it gives way. Nothing but pages
+-- of everybody and the history of a target is read from them.
 local key, verb = KEYS[1], ARGV[1]
 local open, over, holders, counts = key .. ':open', key .. ':over', key .. ':holders', key .. ':counts'
 local function task(id) return key .. ':task:' .. id end
 local function of(owner) return key .. ':of:' .. owner end
 local function at(target, state) return key .. ':at:' .. target .. ':' .. state end
-local function done(target) return key .. ':done:' .. target end
+local function done(target, owner) return key .. ':done:' .. #target .. ':' .. target .. ':' .. owner end
+local function most(target) return key .. ':most:' .. target end
 
 local function count(state, by)
   if redis.call('HINCRBY', counts, state, by) <= 0 then redis.call('HDEL', counts, state) end
 end
 
-local function place(id, target, state, is_done, created)
-  count(state, 1)
-  redis.call('ZADD', at(target, state), created, id)
-  if is_done == '1' then redis.call('ZADD', done(target), created, id) end
+-- An owner's place among those who have some that are done: the time has always as many characters.
+local function rank(target, owner)
+  local oldest = redis.call('ZRANGE', done(target, owner), 0, 0, 'WITHSCORES')[2]
+  return oldest and string.format('%020.6f', oldest) .. owner
+end
+local function owner_in(rank) return string.sub(rank, 21) end
+
+-- One more is done, or (without a time) one less.
+local function history(id, target, owner, created)
+  local mine, stood = done(target, owner), rank(target, owner)
+  local changed = created and redis.call('ZADD', mine, created, id) or -redis.call('ZREM', mine, id)
+  if changed == 0 then return end
+  redis.call('HINCRBY', key .. ':histories', target, changed)
+  if stood then redis.call('ZREM', most(target), stood) end
+  local stands = rank(target, owner)
+  if stands then redis.call('ZADD', most(target), -redis.call('ZCARD', mine), stands) end
 end
 
-local function lift(id, target, state)
+local function place(id, target, owner, state, is_done, created)
+  count(state, 1)
+  redis.call('ZADD', at(target, state), created, id)
+  if is_done == '1' then history(id, target, owner, created) end
+end
+
+local function lift(id, target, owner, state, was_done)
   count(state, -1)
   redis.call('ZREM', at(target, state), id)
-  redis.call('ZREM', done(target), id)
+  if was_done == '1' then history(id, target, owner) end
 end
 
 local function hold(id, holder, held)
@@ -47,26 +68,32 @@ local function finish(id, expires)
 end
 
 local function forget(id)
-  local owner, target, state = unpack(redis.call('HMGET', task(id), 'owner', 'target', 'state'))
+  local owner, target, state, is_done = unpack(redis.call('HMGET', task(id), 'owner', 'target', 'state', 'over'))
   redis.call('ZREM', over, id)
   if not owner then return end
   redis.call('DEL', task(id))
   redis.call('ZREM', of(owner), id)
-  lift(id, target, state)
+  lift(id, target, owner, state, is_done)
+end
+
+-- The oldest of whoever has most. What a version without histories forgot or reopened is only out of them now.
+local function give_way(target)
+  local first = redis.call('ZRANGE', most(target), 0, 0)[1]
+  if not first then return redis.call('HDEL', key .. ':histories', target) end
+  local owner = owner_in(first)
+  local oldest = redis.call('ZRANGE', done(target, owner), 0, 0)[1]
+  if not oldest then return redis.call('ZREM', most(target), first) end
+  if redis.call('HGET', task(oldest), 'over') == '1' then forget(oldest) end
+  history(oldest, target, owner)
 end
 
 if verb == 'add' then
   local id, state, is_done, created, expires, revision, body, holder, held, owner, target = unpack(ARGV, 2, 12)
-  local per_owner, total, history, at_once = unpack(ARGV, 13)
+  local per_owner, total, history_most, at_once = unpack(ARGV, 13)
   if redis.call('HGET', task(id), 'owner') then return 'known' end
-  if history ~= '' then
-    local beyond = math.min(redis.call('ZCARD', done(target)) - tonumber(history), tonumber(at_once))
-    if beyond > 0 then
-      for _, old in ipairs(redis.call('ZRANGE', done(target), 0, beyond - 1)) do
-        forget(old)
-        redis.call('ZREM', done(target), old)
-      end
-    end
+  if history_most ~= '' then
+    local held = tonumber(redis.call('HGET', key .. ':histories', target) or 0)
+    for _ = 1, math.min(held - tonumber(history_most), tonumber(at_once)) do give_way(target) end
   end
   if redis.call('ZCARD', of(owner)) >= tonumber(per_owner) then
     local gone
@@ -80,7 +107,7 @@ if verb == 'add' then
   redis.call('HSET', task(id), 'owner', owner, 'target', target, 'state', state, 'over', is_done, 'revision', revision,
     'body', body)
   redis.call('ZADD', of(owner), created, id)
-  place(id, target, state, is_done, created)
+  place(id, target, owner, state, is_done, created)
   if is_done == '1' then finish(id, expires) else hold(id, holder, held) end
   return 'kept'
 end
@@ -174,13 +201,13 @@ end
 
 if verb == 'replace' or verb == 'reopen' then
   local id, state, is_done, created, expires, revision, body, holder, held = unpack(ARGV, 2)
-  local known = redis.call('HMGET', task(id), 'target', 'state', 'over', 'revision')
-  local target, stood, was_done = known[1], known[2], known[3]
-  if not target or tonumber(known[4]) ~= tonumber(revision) - 1 then return 0 end
+  local known = redis.call('HMGET', task(id), 'target', 'state', 'over', 'owner', 'revision')
+  local target, stood, was_done, owner = unpack(known)
+  if not target or tonumber(known[5]) ~= tonumber(revision) - 1 then return 0 end
   if (was_done == '1' and is_done == '0') ~= (verb == 'reopen') then return 0 end
   redis.call('HSET', task(id), 'state', state, 'over', is_done, 'revision', revision, 'body', body)
-  lift(id, target, stood)
-  place(id, target, state, is_done, created)
+  lift(id, target, owner, stood, was_done)
+  place(id, target, owner, state, is_done, created)
   if is_done == '1' then
     finish(id, expires)
   elseif verb == 'reopen' then

@@ -35,11 +35,37 @@ CREATE INDEX RECORDS_of_owner ON RECORDS (owner, created_at);
 CREATE INDEX RECORDS_open ON RECORDS (over, held_until);
 CREATE INDEX RECORDS_by_state ON RECORDS (state);
 """
+# RECORDS_held says how many each owner has that are done, of each target, and (under '') in all. What keeps it true
+# stands in the file, so that whoever writes there keeps it.
+_MORE: Final = """
+    INSERT INTO RECORDS_held VALUES (NEW.target, '', 1, 0) ON CONFLICT DO UPDATE SET count = count + 1;
+    INSERT INTO RECORDS_held VALUES (NEW.target, NEW.owner, 1, NEW.created_at)
+        ON CONFLICT DO UPDATE SET count = count + 1, oldest = min(oldest, NEW.created_at);
+"""
+_LESS: Final = """
+    UPDATE RECORDS_held SET count = count - 1 WHERE target = OLD.target AND owner IN ('', OLD.owner);
+    DELETE FROM RECORDS_held WHERE target = OLD.target AND owner IN ('', OLD.owner) AND count = 0;
+    UPDATE RECORDS_held SET oldest = (
+        SELECT min(created_at) FROM RECORDS WHERE target = OLD.target AND owner = OLD.owner AND over = 1
+    ) WHERE target = OLD.target AND owner = OLD.owner;
+"""
 _DERIVED: Final = """
 CREATE INDEX IF NOT EXISTS RECORDS_newest ON RECORDS (created_at, target, state);
-CREATE INDEX IF NOT EXISTS RECORDS_done ON RECORDS (target, created_at) WHERE over = 1;
 CREATE INDEX IF NOT EXISTS RECORDS_ends ON RECORDS (expires_at) WHERE over = 1;
-"""
+DROP INDEX IF EXISTS RECORDS_done;
+CREATE INDEX IF NOT EXISTS RECORDS_done_of ON RECORDS (target, owner, created_at) WHERE over = 1;
+CREATE TABLE IF NOT EXISTS RECORDS_held (
+    target TEXT, owner TEXT, count INTEGER NOT NULL, oldest REAL NOT NULL, PRIMARY KEY (target, owner)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS RECORDS_most ON RECORDS_held (target, count DESC, oldest) WHERE owner <> '';
+INSERT OR IGNORE INTO RECORDS_held
+    SELECT target, owner, count(*), min(created_at) FROM RECORDS WHERE over = 1 GROUP BY target, owner;
+INSERT OR IGNORE INTO RECORDS_held SELECT target, '', count(*), 0 FROM RECORDS WHERE over = 1 GROUP BY target;
+CREATE TRIGGER IF NOT EXISTS RECORDS_came_done AFTER INSERT ON RECORDS WHEN NEW.over = 1 BEGIN MORE END;
+CREATE TRIGGER IF NOT EXISTS RECORDS_ended AFTER UPDATE OF over ON RECORDS WHEN NEW.over > OLD.over BEGIN MORE END;
+CREATE TRIGGER IF NOT EXISTS RECORDS_goes_on AFTER UPDATE OF over ON RECORDS WHEN NEW.over < OLD.over BEGIN LESS END;
+CREATE TRIGGER IF NOT EXISTS RECORDS_forgotten AFTER DELETE ON RECORDS WHEN OLD.over = 1 BEGIN LESS END;
+""".replace("MORE", _MORE).replace("LESS", _LESS)
 _KNOWN: Final = "SELECT 1 FROM RECORDS WHERE id = ?"
 _COUNT: Final = "SELECT count(*) FROM RECORDS"
 _OF_OWNER: Final = "SELECT count(*) FROM RECORDS WHERE owner = ?"
@@ -48,10 +74,12 @@ DELETE FROM RECORDS WHERE id IN (
     SELECT id FROM RECORDS WHERE owner = ? AND over = 1 ORDER BY created_at, rowid LIMIT 1
 )
 """
-_END_HISTORY: Final = """
-DELETE FROM RECORDS WHERE id IN (
-    SELECT id FROM RECORDS WHERE target = ?1 AND over = 1 ORDER BY created_at, rowid
-    LIMIT (SELECT max(0, min(?3, count(*) - ?2)) FROM RECORDS WHERE target = ?1 AND over = 1)
+_HISTORY: Final = "SELECT coalesce(sum(count), 0) FROM RECORDS_held WHERE target = ? AND owner = ''"
+_GIVE_WAY: Final = """
+DELETE FROM RECORDS WHERE rowid = (
+    SELECT rowid FROM RECORDS WHERE target = ?1 AND over = 1 AND owner = (
+        SELECT owner FROM RECORDS_held WHERE target = ?1 AND owner <> '' ORDER BY count DESC, oldest LIMIT 1
+    ) ORDER BY created_at, rowid LIMIT 1
 )
 """
 _ADD: Final = "INSERT INTO RECORDS VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -180,7 +208,9 @@ class SqliteStore(Generic[R]):
         if self._do(connection, _KNOWN, (record_id,)).fetchone():
             return Added.KNOWN
         if bounds.done_per_target is not None:
-            self._do(connection, _END_HISTORY, (target, bounds.done_per_target, FORGOTTEN_AT_ONCE))
+            (done,) = self._do(connection, _HISTORY, (target,)).fetchone()
+            for _ in range(min(done - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
+                self._do(connection, _GIVE_WAY, (target,))
         (mine,) = self._do(connection, _OF_OWNER, (owner,)).fetchone()
         if mine >= bounds.per_owner and not self._do(connection, _MAKE_ROOM, (owner,)).rowcount:
             return Added.FULL

@@ -142,6 +142,34 @@ async def test_of_a_target_so_many_are_kept_that_are_done_and_the_oldest_give_wa
     assert await world.page(None, ALL) == (["h", "g", "c"], 3), "what is not done stays, and whose it was is the same"
 
 
+async def test_of_a_target_with_too_many_the_oldest_of_who_has_most_give_way(world: World) -> None:
+    """One who orders without end pushes out their own, and nobody else's."""
+    room = Bounds(20, 30, done_per_target=6)
+
+    async def one(name: str, owner: str, at: float) -> None:
+        await world.add(name, owner, at=at, room=room)
+        await world.store.replace(world.done(await world.store.get(name)))
+
+    for at, (name, owner) in enumerate([("v1", "victim"), ("v2", "victim"), ("w1", "other"), ("w2", "other")]):
+        await one(name, owner, float(at))
+    for number in range(9):
+        await one(f"f{number}", "flooder", 10.0 + number)
+    assert await world.page(None, ALL) == (["f8", "f7", "f6", "w2", "w1", "v2", "v1"], 7)
+    again = world.at_work(await world.store.get("f8"))
+    await world.store.reopen(again, "me", 50.0)
+    await one("v3", "victim", 30.0)
+    await world.add("w3", "other", at=31.0, room=room)
+    assert await world.page(None, ALL) == (["w3", "v3", "f8", "f7", "f6", "w2", "w1", "v2"], 8), (
+        "what goes on is not done"
+    )
+    await world.store.sweep(1000.0)
+    assert await world.page(None, ALL) == (["w3", "f8"], 2)
+    for name in ("f8", "w3"):
+        await world.store.replace(world.done(await world.store.get(name)))
+    await world.add("x1", at=40.0, room=room._replace(done_per_target=1))
+    assert await world.page(None, ALL) == (["x1", "w3"], 2), "of those who have as many it is whose oldest is older"
+
+
 async def test_what_is_done_goes_on_only_if_that_is_said(world: World) -> None:
     await world.add("a", by="one")
     done = world.done(world.made("a"))
@@ -288,19 +316,25 @@ async def test_a_file_of_another_kind_stops_the_start(tmp_path: Path) -> None:
         check_file(path, RUNS)
 
 
-async def test_a_file_of_the_version_before_has_no_index_for_everybodys_and_gets_one(tmp_path: Path) -> None:
+async def test_a_file_of_the_version_before_gets_what_is_derived_from_it(tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
-    before = SqliteStore(path, TASKS)
-    await World(before, SORTS["tasks"]).add("1")
-    await before.close()
+    before = World(SqliteStore(path, TASKS), SORTS["tasks"])
+    for name in "123":
+        await before.add(name)
+    await before.store.replace(before.done(before.made("2")))
+    await before.store.close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP INDEX a2a_tasks_newest; DROP INDEX a2a_tasks_done; DROP INDEX a2a_tasks_ends")
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")}
-    assert names == {"a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state"}
+        before_it = ("a2a_tasks", "a2a_tasks_of_owner", "a2a_tasks_open", "a2a_tasks_by_state")
+        made = connection.execute("SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        for kind, name in made:
+            if name not in before_it:
+                connection.execute(f"DROP {kind} IF EXISTS {name}")
     check_file(path, TASKS)
-    store = SqliteStore(path, TASKS)
-    assert await World(store, SORTS["tasks"]).page(None, ALL) == (["1"], 1)
-    await store.close()
+    world = World(SqliteStore(path, TASKS), SORTS["tasks"])
+    assert await world.page(None, ALL) == (["3", "2", "1"], 3)
+    await world.add("4", room=Bounds(10, 10, done_per_target=0))
+    assert await world.page(None, ALL) == (["4", "3", "1"], 3)
+    await world.store.close()
 
 
 KILLED = """

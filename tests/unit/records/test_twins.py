@@ -15,7 +15,7 @@ from tests.unit.records.worlds import SORTS, World, after, opened
 from tests.valkey import Valkey
 
 SORT = SORTS["runs"]
-OWNERS, TARGETS, NAMES = ["alice", "bob"], ["writer", "researcher"], [f"r{n}" for n in range(9)]
+OWNERS, TARGETS, NAMES = ["alice", "bob", "carol"], ["writer", "researcher"], [f"r{n}" for n in range(9)]
 STANDINGS = [None, "idle", "running", "success"]
 CHANGES: list[dict[str, Any]] = [{}, SORT.at_work, SORT.done, SORT.done]
 VERBS = ["add", "add", "add", "replace", "replace", "reopen", "take", "let_go", "sweep"]
@@ -35,7 +35,7 @@ STEPS: st.SearchStrategy[Step] = st.tuples(
 async def told(world: World, steps: list[Step]) -> list[Any]:
     """Play a history; what did the store say, and how does it stand after each step?"""
     store, said = world.store, list[Any]()
-    for now, (verb, name, who, target, choice, ahead, few) in enumerate(steps):
+    for now, (verb, name, who, target, choice, ahead, few) in enumerate(steps, start=4):
         standing = await store.get(name)
         changed = after(standing or world.made(name, who), **CHANGES[choice], expires_at=float(now + few))
         if verb == "add":
