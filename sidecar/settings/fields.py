@@ -30,7 +30,7 @@ from sidecar.settings.findings import Finding, reject
 class Section(BaseModel):
     """A part of sidecar.yaml: no unknown keys, no conversions, no changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 T = TypeVar("T")

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
     """The JSON Schema of a file of ours, without the titles that pydantic makes up from field names."""
-    schema = _untitled(model.model_json_schema(mode="validation"))
+    schema = _untitled(model.model_json_schema(mode="validation", schema_generator=_Described))
     return {"$schema": DIALECT, "title": title, **schema}
+
+
+class _Described(GenerateJsonSchema):
+    """Each property is described by the docstring below its field.
+
+    Pydantic does the same (`use_attribute_docstrings`), but wherever a model is imported: that made each start of each
+    command a fifth longer, and only editors ever read it.
+    """
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """The schema of one model."""
+        made = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        for name, text in _docstrings(model).items():
+            made["properties"][model.model_fields[name].alias or name].setdefault("description", text)
+        return made
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Field → the docstring below it, as its source has it."""
+    told: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            [definition] = ast.parse(dedent(inspect.getsource(kind))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, below in pairwise(definition.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
+                        told[name] = inspect.cleandoc(text)
+    return told
 
 
 def _untitled(schema: Any) -> Any:
