@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
+from functools import cache
 from itertools import pairwise
-from textwrap import dedent
 from typing import Any
 
 from pydantic import BaseModel
@@ -38,16 +39,25 @@ class _Described(GenerateJsonSchema):
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Field → the docstring below it, as its source has it."""
+    """Field → the docstring below it."""
     told: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, BaseModel) and kind is not BaseModel:
-            [definition] = ast.parse(dedent(inspect.getsource(kind))).body
-            assert isinstance(definition, ast.ClassDef)
+            told |= _told_in(kind.__module__).get(kind.__qualname__, {})
+    return told
+
+
+@cache
+def _told_in(module: str) -> dict[str, dict[str, str]]:
+    """Class → field → its docstring, as a module's source has them."""
+    told: dict[str, dict[str, str]] = {}
+    for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(definition, ast.ClassDef):
+            fields = told.setdefault(definition.name, {})
             for field, below in pairwise(definition.body):
                 match field, below:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str() as text)):
-                        told[name] = inspect.cleandoc(text)
+                        fields[name] = inspect.cleandoc(text)
     return told
 
 
