@@ -109,7 +109,7 @@ def _check_data(settings: Settings, together: Together) -> None:
         Ledger.open(settings.data / LEDGER_FILE)
     nobody = open_store(StoreSettings(), time.time)
     with together.noted():
-        tasks_from(settings, nobody)
+        tasks_from(settings, nobody, b"")
     with together.noted():
         check_callbacks(settings)
     with together.noted():
@@ -141,9 +141,9 @@ def _check_policy(settings: Settings, together: Together) -> None:
             Beside.read(settings.policy.path)
 
 
-def tasks_from(settings: Settings, shared: Store) -> Tasks:
-    """Who owns which task; `shared` is the store of limits. Raises SettingsError for a file that cannot be used; makes
-    none yet."""
+def tasks_from(settings: Settings, shared: Store, secret: bytes) -> Tasks:
+    """Who owns which task; `shared` is the store of limits, and `secret` that of all replicas. Raises SettingsError for
+    a file that cannot be used; makes none yet."""
     chosen = settings.tasks
     if chosen.store == "file":
         check_task_file(settings.tasks_path)
@@ -152,7 +152,7 @@ def tasks_from(settings: Settings, shared: Store) -> Tasks:
         store = RedisTaskStore(partial(run_at, shared))
     else:
         store = MemoryTaskStore() if chosen.store == "memory" else SqliteTaskStore(settings.tasks_path)
-    return Tasks(store, time.time, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
+    return Tasks(store, time.time, secret, chosen.keep_s, Bounds(chosen.max_per_principal, chosen.max))
 
 
 async def run_at(shared: Store, script: str, key: str, arguments: Sequence[str]) -> Any:

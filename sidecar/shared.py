@@ -47,7 +47,7 @@ class Shared:
         counting = StoreWatch(metrics, audit.control, settings.store.degraded_calls)
         limiter = Limiter(open_store(settings.store, time.time, observer=counting))
         undo.push_async_callback(limiter.close)
-        tasks = tasks_from(settings, limiter.store)
+        tasks = tasks_from(settings, limiter.store, audit.key.secret)
         undo.push_async_callback(tasks.store.close)
         task_store = task_store_from(settings, limiter.store)
         undo.push_async_callback(task_store.close)

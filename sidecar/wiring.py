@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
+from sidecar.a2a.contexts import Contexts
 from sidecar.a2a.front import AgentFront
 from sidecar.a2a.owning import TASKS as OF_AGENTS
 from sidecar.a2a.pages import Pages
@@ -65,6 +66,7 @@ def way_from(
         Standing(live, switch).objection,
         audit.control,
         partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
+        lambda owner, agent, said: Contexts(shared.tasks.secret, owner, agent).shown(said),
         shared.run,
     )
 

@@ -190,7 +190,7 @@ class AgentFront:
                 params = await pushing.rewritten()
                 await owning.begin()
                 lease.forwarded = True
-                answer = await agent.wire.ask(outgoing._replace(params=params))
+                answer = await agent.wire.ask(outgoing._replace(params=owning.outward(params)))
                 if isinstance(answer, AgentError):
                     turn.answered()
                     return await _whole(turn, _dialect(turn).error(answer))
@@ -249,8 +249,9 @@ class AgentFront:
         try:
             async with overseen.under_way(calls):
                 await agent.cards.prepare()
-                outgoing = outgoing._replace(params=await pushing.rewritten())
+                params = await pushing.rewritten()
                 await owning.begin()
+                outgoing = outgoing._replace(params=owning.outward(params))
                 lease.forwarded = True
                 heard = await agent.wire.listen(outgoing)
         except BaseException:

@@ -1,8 +1,9 @@
 """Whose task is this, and whose conversation?
 
 Everything that A2A asks of the one ownership (`tasks/`) stands here. Before a call goes out, every task that it names
-must be its caller's, and its conversation must be nobody else's; before an answer reaches the caller, every task in it
-must be theirs, and one that is new is on record. Another's and none look alike (threats G1-G3).
+must be its caller's, and its conversation is theirs or becomes theirs, by a name that nobody else has (`contexts.py`);
+before an answer reaches the caller, every task in it must be theirs, and one that is new is on record. Another's and
+none look alike (threats G1-G3).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from unicodedata import decimal, normalize
 
+from sidecar.a2a.contexts import Contexts
 from sidecar.a2a.reading import Operate, pushes
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
@@ -29,13 +30,13 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_CANCELED": "canceled",
     "TASK_STATE_REJECTED": "rejected",
 }
-_URN, _UUID_CHARS = "urnuuid", 32
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Owning:
-    """The tasks of one caller at one agent, for one operation. `known` is what has become theirs by this operation.
+    """The tasks of one caller at one agent, for one operation. `known` is what has become theirs by this operation,
+    `context` what its conversation is called at the agent.
 
     An id is one owner's at the agent, whatever tenant it was named below; and it is of no use below another, because
     an agent may count for each tenant of its own, and the same id would be another's task there.
@@ -47,6 +48,10 @@ class Owning:
     caller: Caller
     intent: Operate
     known: dict[tuple[Namespace, str], TaskRecord | None] = field(default_factory=dict)
+    context: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = self.intent.context
 
     async def check(self) -> None:
         """Before it goes out. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED where nobody could own what comes of it,
@@ -65,7 +70,7 @@ class Owning:
             for record in mine.values():
                 await self.tasks.used(record)
         if self.intent.context and operation is not LIST:
-            await self._check_context(begins=operation in (SEND, STREAM))
+            await self._check_context()
 
     def _check_nobodys(self) -> None:
         if self.intent.tasks or self.intent.context:
@@ -78,13 +83,20 @@ class Owning:
         not, is empty, and the agent is not asked: its pages would tell the two apart."""
         if self.intent.operation is not LIST or not self.intent.context:
             return True
-        context = _alike(self.intent.context)
-        return context in await self._mine((context,), CONTEXTS)
+        return any(record.method == self._method for record in await self._conversations())
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Of what an agent lists, the caller's own. Raises Refusal(STORE_UNAVAILABLE)."""
         mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
-        return [entry for entry in entries if entry.get("id") in mine]
+        return [self._contexts.shown(entry) for entry in entries if entry.get("id") in mine]
+
+    def outward(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Parameters with what the conversation is called at the agent."""
+        if self.context == self.intent.context:
+            return params
+        if self.intent.operation is LIST:
+            return {**params, "contextId": self.context}
+        return {**params, "message": {**params["message"], "contextId": self.context}}
 
     @property
     def _tenant(self) -> str:
@@ -99,22 +111,39 @@ class Owning:
         found = await self.tasks.mine(self.caller, self.intent.call.upstream, names, namespace=namespace)
         return {name: record for name, record in found.items() if record.method == self._method}
 
-    async def _check_context(self, *, begins: bool) -> None:
-        context, agent = _alike(self.intent.context), self.intent.call.upstream
-        if len(context) > MAX_ID_CHARS:
-            raise Refusal(Reason.TASK_UNKNOWN)
-        mine = await self.tasks.mine(self.caller, agent, (context,), namespace=CONTEXTS)
-        if context in mine:
-            if mine[context].method != self._method:
-                raise Refusal(Reason.TASK_UNKNOWN)
-        elif not begins or await self.tasks.is_anothers(self.caller.binding, agent, context, namespace=CONTEXTS):
+    @property
+    def _contexts(self) -> Contexts:
+        return Contexts(self.tasks.secret, self.caller.binding, self.intent.call.upstream)
+
+    async def _conversations(self) -> Collection[TaskRecord]:
+        """What the caller has that is called so, by itself or because the words were another's. Which of them is meant
+        is known then."""
+        contexts, chosen = self._contexts, self.intent.context
+        own = contexts.own(chosen)
+        keys = contexts.key(chosen), contexts.key(own)
+        mine = await self.tasks.mine(self.caller, contexts.agent, keys, namespace=CONTEXTS)
+        self.context = own if keys[1] in mine else chosen
+        return mine.values()
+
+    async def _check_context(self) -> None:
+        mine = await self._conversations()
+        too_long = len(self._contexts.own(self.intent.context)) > MAX_ID_CHARS  # whoever may have begun it
+        if any(record.method != self._method for record in mine) or (not mine and too_long):
             raise Refusal(Reason.TASK_UNKNOWN)
 
     async def begin(self) -> None:
-        """Nothing is left to refuse it: a conversation that nobody has is begun with its first message, and the race
-        for it has one winner. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
-        if self.intent.context and self.intent.operation in (SEND, STREAM):
-            await self._claim(CONTEXTS, _alike(self.intent.context), Reason.TASK_UNKNOWN)
+        """Nothing is left to refuse it: a conversation that the caller does not have is begun with its first message.
+        The race for its name has one winner. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        chosen = self.intent.context
+        if not chosen or self.intent.operation not in (SEND, STREAM):
+            return
+        try:
+            await self._claim(CONTEXTS, self._contexts.key(self.context), Reason.TASK_UNKNOWN)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.TASK_UNKNOWN or self.context != chosen:
+                raise
+            self.context = self._contexts.own(chosen)
+            await self._claim(CONTEXTS, self._contexts.key(self.context), Reason.TASK_UNKNOWN)
 
     async def _claim(self, namespace: Namespace, name: str, otherwise: Reason, state: str = "") -> None:
         if (namespace, name) in self.known:
@@ -143,8 +172,8 @@ class Owning:
         self.known[namespace, name] = record
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result, or one event, that is about what is its caller's; what is new in it is on record. Lists are read
-        by `pages.py`. Raises Refusal."""
+        """A result, or one event, that is about what is its caller's, as they are shown it; what is new in it is on
+        record. Lists are read by `pages.py`. Raises Refusal."""
         operation = self.intent.operation
         if operation is PUSH_LIST:
             return result
@@ -157,15 +186,16 @@ class Owning:
             await self._admit(task, context, ended.get(task, ""))
         for task, state in ended.items():
             await self._saw(task, state)
-        return result
+        shown: dict[str, Any] = self._contexts.shown(result)
+        return shown
 
     async def _admit(self, task: str, context: str, state: str) -> None:
         if task and task not in self.intent.tasks:
             if self.intent.operation not in (SEND, STREAM):
                 raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
             await self._begin(TASKS, task, state)
-        if context and context != self.intent.context and self.intent.operation in (SEND, STREAM):
-            await self._begin(CONTEXTS, _alike(context))
+        if context and context != self.context and self.intent.operation in (SEND, STREAM):
+            await self._begin(CONTEXTS, self._contexts.key(context))
 
     async def _begin(self, namespace: Namespace, name: str, state: str = "") -> None:
         """One message begins one task, in one conversation (A2A 1.0, 3.1.2): an agent that tells of ever more would
@@ -178,23 +208,12 @@ class Owning:
 
     @property
     def _named(self) -> set[tuple[Namespace, str]]:
-        return {(CONTEXTS, _alike(self.intent.context))}
+        return {(CONTEXTS, self._contexts.key(self.context))}
 
     async def _saw(self, task: str, state: str) -> None:
         record = self.known.get((TASKS, task)) or (await self._mine((task,), TASKS)).get(task)
         if record is not None:
             await self.tasks.saw(record, state, None)
-
-
-def _alike(context: str) -> str:
-    """What all spellings of a conversation's name come to that some agent may read as the same: one with a column for
-    UUIDs does not see case, hyphens and braces, one that counts no zeros in front. Since who names a conversation first
-    has begun it, another spelling would be a way into somebody's. Letters and digits alone, lower."""
-    letters = filter(str.isalnum, normalize("NFKC", normalize("NFKC", context).casefold()))
-    plain = "".join(str(decimal(one)) if one.isdecimal() else one for one in letters)
-    if len(plain) == _UUID_CHARS + len(_URN):
-        plain = plain.removeprefix(_URN)
-    return plain.lstrip("0") or plain[-1:] or context
 
 
 def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -52,7 +52,7 @@ class Pages:
         if not await owning.can_find():
             return _page(shown, size, "")
         for _ in range(MAX_READ):
-            wanted = {name: value for name, value in params.items() if name != "pageToken"}
+            wanted = {name: value for name, value in owning.outward(params).items() if name != "pageToken"}
             answer = await ask(
                 {**wanted, "pageSize": max(size, DEFAULT_LISTED)} | ({"pageToken": token} if token else {})
             )

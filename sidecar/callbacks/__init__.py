@@ -26,7 +26,7 @@ from typing import Final
 from sidecar.callbacks.callback import Behalf, Callback, Told, Waiting
 from sidecar.callbacks.memory import MemoryCallbackStore
 from sidecar.callbacks.outbox import Counts, Objection, Outbox, Witness
-from sidecar.callbacks.push import PATH, IsAnothers, PushConfigs, Rewritten
+from sidecar.callbacks.push import PATH, IsAnothers, PushConfigs, Rewritten, Shows
 from sidecar.callbacks.push_config import PushRecord
 from sidecar.callbacks.redis import SharedPushes
 from sidecar.callbacks.signature import CallbackKey, load_or_make_callback_key
@@ -104,6 +104,7 @@ def callbacks_from(
     objection: Objection,
     witness: Witness,
     is_anothers: IsAnothers,
+    shows: Shows,
     run: Run,
 ) -> Callbacks:
     """As the settings say, which may change what is allowed and how patiently. File and key are made when they are
@@ -134,6 +135,7 @@ def callbacks_from(
         outbox=outbox,
         check=guard.check,
         is_anothers=is_anothers,
+        shows=shows,
         base_url=base_url,
         rules=lambda: now().callbacks,
         clock=time.time,

@@ -51,6 +51,9 @@ log = logging.getLogger("sidecar.callbacks")
 IsAnothers = Callable[[str, str, str], Awaitable[bool]]
 """Whether a task at an agent is somebody's who is not this owner. Raises Refusal."""
 
+Shows = Callable[[str, str, dict[str, Any]], dict[str, Any]]
+"""What an agent says, as this owner is shown it."""
+
 
 class Rewritten(NamedTuple):
     """What the agent is told instead of the caller's configuration, in its canonical form; `handle` is ours for it."""
@@ -61,14 +64,15 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PushConfigs:
-    """Every push configuration that passed here. `check` is the guard's; `is_anothers` knows whose tasks are;
-    `new_secret` gives 43 characters of base64url that nobody can guess; nothing is kept longer than `keep_s`
-    seconds."""
+    """Every push configuration that passed here. `check` is the guard's; `is_anothers` knows whose tasks are, and
+    `shows` what their owner is shown; `new_secret` gives 43 characters of base64url that nobody can guess; nothing is
+    kept longer than `keep_s` seconds."""
 
     store: CallbackStore
     outbox: Outbox
     check: Callable[[str, str], Awaitable[None]]
     is_anothers: IsAnothers
+    shows: Shows
     base_url: Callable[[], str]
     rules: Callable[[], CallbackSettings]
     clock: Callable[[], float]
@@ -156,7 +160,7 @@ class PushConfigs:
         task_id = _task_of(event)
         if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
-        said = _said(event, record.version)
+        said = _said(self.shows(record.owner, record.server, event), record.version)
         if said is None:
             return
         headers = [("Content-Type", _CONTENT_TYPES[record.version])]

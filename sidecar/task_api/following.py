@@ -177,10 +177,12 @@ class Course:
         owning = Owning(self.means.tasks, self.caller, intent)
         await owning.check()
         await recording.decided()  # evidence first, then on disk that it is being sent, then the agent
+        await owning.begin()
         await self._save(self.record.at(Step.SENDING))
         await agent.cards.prepare()
         lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
-        answer = await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, limit_s))
+        outgoing = Outgoing(intent.operation, owning.outward(intent.params), self._shown_as, limit_s)
+        answer = await agent.wire.ask(outgoing)
         if isinstance(answer, AgentError):
             await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message)
         else:
@@ -188,7 +190,7 @@ class Course:
 
     async def _sent(self, owning: Owning, answer: dict[str, Any]) -> None:
         """What an agent makes of a message: an answer at once, or a task."""
-        await owning.admit(answer)
+        answer = await owning.admit(answer)
         task = answer.get("task")
         if task is None:
             await self._complete(self.record, {"artifacts": [], "message": answer.get("message")})
@@ -224,7 +226,7 @@ class Course:
                 self.ear = asyncio.create_task(self._listen(agent), name=f"listens to task {record.id}")
             answer = await agent.wire.ask(Outgoing(intent.operation, intent.params, self._shown_as, agent.timeout_s))
             if not isinstance(answer, AgentError):
-                await Owning(self.means.tasks, self.caller, intent).admit(answer)
+                answer = await Owning(self.means.tasks, self.caller, intent).admit(answer)
                 self._away_since_s = None
                 await self._see(record, answer)
             elif answer.kind.reason == "TASK_NOT_FOUND":

@@ -47,10 +47,12 @@ log = logging.getLogger("sidecar.tasks")
 
 @dataclass(slots=True)
 class Tasks:
-    """The ownership of every task. `clock` gives seconds since the epoch; nothing is kept longer than `keep_s`."""
+    """The ownership of every task. `clock` gives seconds since the epoch; nothing is kept longer than `keep_s`. What is
+    named with the `secret` nobody else can name."""
 
     store: TaskStore
     clock: Callable[[], float]
+    secret: bytes = field(repr=False)
     keep_s: float = 7 * 86_400.0
     bounds: Bounds = field(default_factory=Bounds)
 

@@ -143,12 +143,12 @@ async def test_anothers_task_looks_as_if_it_were_not_there(
         assert (await ask(world, version, binding, action, PARAMS[action])).error is None
 
 
-@pytest.mark.parametrize("ours", ["taskId", "contextId", "referenceTaskIds"])
-async def test_nobody_speaks_in_anothers_task_or_conversation(ours: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", ["taskId", "referenceTaskIds"])
+async def test_nobody_speaks_in_anothers_task(ours: str, tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         await begun(world)
         reached = len(world.agent.seen)
-        named = {"taskId": "t1", "contextId": "c1", "referenceTaskIds": ["t1"]}[ours]
+        named = {"taskId": "t1", "referenceTaskIds": ["t1"]}[ours]
         for action in ("message/send", "message/stream"):
             answered = await ask(world, "1.0", "jsonrpc", action, {"message": {**HELLO, ours: named}}, BOB)
             assert answered.reason == "task-unknown"

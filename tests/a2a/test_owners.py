@@ -67,36 +67,11 @@ async def test_who_was_refused_has_begun_nothing(tmp_path: Path) -> None:
         assert await world.app.pipeline.tasks.is_anothers("nobody", "researcher", "common", namespace=CONTEXTS)
 
 
-async def test_of_many_who_begin_a_conversation_at_once_one_has_it(tmp_path: Path) -> None:
-    async with agent_world(tmp_path) as world:
-        sent = {"message": {**HELLO, "contextId": "common"}}
-        told = await asyncio.gather(*(ask(world, *RPC, "message/send", sent, who) for who in [ALICE, BOB] * 5))
-        won = [who for who in (0, 1) if all(one.error is None for one in told[who::2])]
-        assert len(won) == 1 and {one.error["code"] for one in told[1 - won[0] :: 2] if one.error} == {-32001}
-        assert all(one.error for one in told[1 - won[0] :: 2])
-
-
 async def test_a_message_names_so_many_tasks_and_no_more(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         named = {"message": {**HELLO, "referenceTaskIds": [f"t{n}" for n in range(101)]}}
         answered = await ask(world, *RPC, "message/send", named)
         assert answered.error is not None and answered.error["code"] == -32602
-
-
-HERS = "0aa6f1a4-41e1-4c0e-9f3c-0d2f6b1e7c55"
-SPELLINGS = [HERS, HERS.upper(), HERS.replace("-", ""), f"{{{HERS}}}", f"urn:uuid:{HERS}", f" {HERS}\n"]
-
-
-@pytest.mark.parametrize("spelled", [*SPELLINGS, HERS.translate({49: 0xFF11}), HERS.translate({49: 0x0661})])
-async def test_no_other_spelling_leads_into_anothers_conversation(spelled: str, tmp_path: Path) -> None:
-    """An agent with a column for UUIDs takes all of them for the same one."""
-    async with agent_world(tmp_path) as world:
-        assert (await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": HERS}})).error is None
-        reached = len(world.agent.seen)
-        answered = await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": spelled}}, BOB)
-        assert answered.error is not None and answered.error["code"] == -32001
-        assert len(world.agent.seen) == reached
-        assert (await ask(world, *RPC, "message/send", {"message": {**HELLO, "contextId": spelled}})).error is None
 
 
 async def test_a_task_without_a_name_is_none(tmp_path: Path) -> None:

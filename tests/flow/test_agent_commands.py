@@ -171,7 +171,11 @@ async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(tmp_p
         first = await told(running, "agent", "run", "echo", "one")
         again = ("agent", "run", "echo", "two", "--context", first["context"])
         assert (await told(running, *again))["context"] == first["context"]
-        assert (await did(running, *again, "--as", "nhi:planner", code=1)).stdout == ""
+        anothers = (await told(running, *again, "--as", "nhi:planner"))["context"]
+        assert anothers != first["context"] and anothers.endswith(f"~{first['context']}")
+        assert (await told(running, "agent", "run", "echo", "three", "--context", anothers, "--as", "nhi:planner"))[
+            "context"
+        ] == anothers
         assert (await told(running, "agent", "run", "echo", "--context", "mine"))["context"] == "mine"
 
 

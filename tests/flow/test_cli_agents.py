@@ -189,10 +189,10 @@ async def test_another_ones_task_is_as_none(tmp_path: Path) -> None:
                 seen[1].status,
                 seen[1].error and seen[1].error["message"],
             )
-        for named in ({"taskId": task["id"]}, {"contextId": task["contextId"]}):
-            answered = await ask(world, "1.0", "jsonrpc", "message/send", message("me too", **named), BOB, "slow")
-            assert answered.error is not None
-            assert answered.error["code"] == -32001
+        into = message("me too", taskId=task["id"])
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", into, BOB, "slow")
+        assert answered.error is not None
+        assert answered.error["code"] == -32001
         [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, BOB, "slow")).results
         assert listed["tasks"] == []
         assert await state_now(world, task) == "working"
@@ -302,9 +302,11 @@ async def test_a_conversation_is_a_process_of_its_caller_alone(tmp_path: Path) -
         other = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), BOB, "counts"))
         assert [output_of(task) for task in (first, second, other)] == ["1 one", "2 two", "1 one"]
         assert second["id"] != first["id"]
-        refused = await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts")
-        assert refused.error is not None
-        assert refused.error["code"] == -32001
+        for said in ("1 two", "2 two"):  # the same words are a conversation of his own
+            his = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts"))
+            assert (output_of(his), his["contextId"]) == (said, first["contextId"])
+        third = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, agent="counts"))
+        assert output_of(third) == "3 two"
 
 
 async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             outbox=box,
             check=Guard(lambda: settings, nobody).check,
             is_anothers=nobodys,
+            shows=lambda owner, agent, said: said,
             base_url=lambda: "https://gw.acme.example",
             rules=lambda: settings,
             clock=time.time,

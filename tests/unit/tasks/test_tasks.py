@@ -33,7 +33,7 @@ class Kept:
 
     @property
     def tasks(self) -> Tasks:
-        return Tasks(self.store, self.clock, keep_s=1000.0, bounds=Bounds(10, 20))
+        return Tasks(self.store, self.clock, b"secret", keep_s=1000.0, bounds=Bounds(10, 20))
 
     async def create(self, who: Caller = ALICE, task_id: str = "t", ttl_s: float | None = None) -> TaskRecord:
         return await self.tasks.created(who, "github", task_id, by=SEARCH, method="tools/call", ttl_s=ttl_s)
