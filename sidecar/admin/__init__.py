@@ -260,6 +260,7 @@ ADDRESSES: Final[Mapping[str, _Verbs]] = {
     "/api/runs": _seen(_at_desk(runs.runs)),
     "/api/runs/{name}": _seen(_at_desk(runs.run)),
     "/api/runs/{name}/output": _seen(_at_desk(runs.output)),
+    "/api/runs/{name}/answer": _done(_at_desk(runs.answer)),
     "/api/runs/{name}/cancel": _done(_at_desk(runs.cancel)),
     "/api/schedules": _seen(_at_desk(runs.schedules)),
     "/api/schedules/{name}/run": _done(_at_desk(runs.run_schedule)),

@@ -5,7 +5,7 @@ Viewers see, operators act; each act is on record with who did it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -14,8 +14,9 @@ from aiohttp import web
 
 from sidecar.admin.asking import HEADERS, Asked, answered, body_of
 from sidecar.desk import Desk
+from sidecar.desk.models import RunOrdered
 from sidecar.desk.news import Heard
-from sidecar.desk.reading import check_no_query, follows_in, nothing_in, ordered_in, reason_in, wanted_in
+from sidecar.desk.reading import answered_in, check_no_query, follows_in, nothing_in, ordered_in, reason_in, wanted_in
 from sidecar.errors import Refusal
 from sidecar.outlets import open_stream
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -59,8 +60,14 @@ async def order(desk: Desk, asked: Asked) -> web.StreamResponse:
     check_no_query(asked.query)
     ordered = ordered_in(await body_of(asked.request, desk.max_order_bytes))
     taken = await desk.order(asked.name, ordered, asked.by, here=asked.here)
-    place = {"Location": f"/api/runs/{taken['run_id']}"} if taken["run_id"] else {}
-    return answered(taken, 201, place)
+    return answered(taken, 201, _place(taken))
+
+
+async def answer(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    said = answered_in(await body_of(asked.request, desk.max_order_bytes))
+    taken = await desk.answer(asked.name, said, asked.by, here=asked.here)
+    return answered(taken, 201, _place(taken))
 
 
 async def cancel(desk: Desk, asked: Asked) -> web.StreamResponse:
@@ -86,6 +93,10 @@ async def pause(desk: Desk, asked: Asked) -> web.StreamResponse:
 async def resume(desk: Desk, asked: Asked) -> web.StreamResponse:
     await _check_bare(asked)
     return answered(await desk.resume(asked.name, asked.by))
+
+
+def _place(taken: RunOrdered) -> Mapping[str, str]:
+    return {"Location": f"/api/runs/{taken['run_id']}"} if taken["run_id"] else {}
 
 
 async def _check_bare(asked: Asked) -> None:

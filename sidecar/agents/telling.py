@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
 
 from sidecar.agents.running import Artifact, Ended, Event, Progress, Said, Started
+from sidecar.vocabulary import SKILL
 
 Task = Mapping[str, Any]
 StreamResponse = Mapping[str, Any]
@@ -35,6 +36,12 @@ def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: fl
         "status": {"state": "TASK_STATE_SUBMITTED", "timestamp": _moment(now_s)},
         "history": [said],
     }
+
+
+def skill_of(task: Task) -> str:
+    """Which skill its caller asked for last, as far as they said."""
+    said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
+    return str((said[-1].get("metadata") or {}).get(SKILL, "")) if said else ""
 
 
 def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:

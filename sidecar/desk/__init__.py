@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from sidecar.agents.executions import Executions, Pool
 from sidecar.agents.record import Execution
+from sidecar.agents.telling import WAITS, skill_of
 from sidecar.desk.models import (
     Agent,
     AgentInFull,
@@ -34,9 +35,10 @@ from sidecar.desk.models import (
     Taken,
 )
 from sidecar.desk.news import END, Heard, Hearing, text_of
-from sidecar.desk.reading import OPERATOR, Ordered, WantedRuns
+from sidecar.desk.reading import OPERATOR, TASK_TYPE, Answered, Ordered, WantedRuns
 from sidecar.desk.shapes import agent_in_full, agent_of, run_in_full, run_of, schedule_of
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import malformed
 from sidecar.records import StoreOut
 from sidecar.schedules.scheduler import Scheduler
 from sidecar.settings.agents import CliAgent
@@ -135,15 +137,26 @@ class Desk:
         """Run an agent, as a caller. `here` says that whoever orders it has the data folder: nobody else speaks for
         others. Raises Refusal, as over HTTP."""
         self._definition(name)
-        if ordered.principal != OPERATOR and not here:
-            detail = f"over the admin listener an operator is {OPERATOR}; only over the control socket also others"
-            raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
+        _check_principal(ordered.principal, here=here)
         task_id = self.new_id()
         await self.witness("run-ordered", by, agent=name, principal=ordered.principal, task=task_id)
-        caller = Caller((Principal(ordered.principal, OPERATORS),), (Credential("local", OPERATORS, by),))
+        caller = _speaking_as(ordered.principal, by)
         about = (name, ordered.task_type, ordered.input, task_id)
         record = await self.orders.place(caller, *about, peer=by, context=ordered.context)
         return {"agent": name, "principal": ordered.principal, **self._ordered(await self._taken(record))}
+
+    async def answer(self, run_id: str, answered: Answered, by: str, *, here: bool) -> RunOrdered:
+        """Tell a run that asked what it asked for, on behalf of whom it is. Raises Refusal, as over HTTP;
+        MALFORMED_CALL for one that asks nothing."""
+        run = await self._run(run_id)
+        caller = _answering(run, by, here=here)
+        if run.task["status"]["state"] not in WAITS:
+            raise malformed("the run does not ask anything")
+        task_id, whom = self.new_id(), caller.last.name
+        await self.witness("run-answered", by, run=run_id, agent=run.target, principal=whom, task=task_id)
+        about = (run.target, answered.task_type or skill_of(run.task) or TASK_TYPE, answered.input, task_id)
+        record = await self.orders.place(caller, *about, peer=by, context=run.context, answers=run_id)
+        return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
     async def cancel(self, run_id: str, reason: str, by: str) -> Run:
         """Give a run up. It is given up also where that cannot be put on record, which is then said. Raises Refusal:
@@ -187,7 +200,7 @@ class Desk:
         pause_s = LOOK_S
         with suppress(TimeoutError, StoreOut):
             async with asyncio.timeout(TAKEN_S):
-                while not record.a2a_task and not record.is_over:
+                while not record.is_sent:
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, 2 * pause_s)
                     record = await self.orders.runner.means.store.get(record.id) or record
@@ -212,6 +225,28 @@ class Desk:
         if definition is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "no program under agents has this name")
         return definition
+
+
+def _speaking_as(principal: str, by: str) -> Caller:
+    """A caller whom an operator vouches for."""
+    return Caller((Principal(principal, OPERATORS),), (Credential("local", OPERATORS, by),))
+
+
+def _check_principal(name: str, *, here: bool) -> None:
+    if name != OPERATOR and not here:
+        detail = f"over the admin listener an operator is {OPERATOR}; only over the control socket also others"
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
+
+
+def _answering(run: Execution, by: str, *, here: bool) -> Caller:
+    """On behalf of whom a run may be answered: what operators ordered, and with the data folder in hand also what a
+    schedule did, for which nobody else answers. Raises Refusal(INSUFFICIENT_SCOPE)."""
+    asked = run.caller.last.name
+    caller = run.caller if run.schedule and here else _speaking_as(asked, by)
+    if caller.binding != run.owner:
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, f"the run is another's: the answer is a message of {asked}'s own")
+    _check_principal(asked, here=here or asked == OPERATOR)
+    return caller
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:

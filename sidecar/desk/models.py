@@ -141,16 +141,21 @@ class Agents(TypedDict):
     agents: Annotated[Sequence[Agent], "by name"]
 
 
-class RunOrder(TypedDict):
-    """What is to be run. A call chooses what the agent's definition lets it choose (`per_call`), and nothing else:
-    never a program, its arguments or its environment."""
+class RunAnswer(TypedDict):
+    """What a run that asked is told. A call chooses what the agent's definition lets it choose (`per_call`), and
+    nothing else: never a program, its arguments or its environment."""
 
     prompt: NotRequired[Annotated[str, "what it is told"]]
     parameters: NotRequired[Annotated[Mapping[str, str], "options by name, with or without their hyphens"]]
     environment: NotRequired[Annotated[Mapping[str, str], "variables by name"]]
     working_directory: NotRequired[Annotated[str, "a folder"]]
-    context: NotRequired[Annotated[str, "the conversation to go on with", CONTEXT]]
     task_type: NotRequired[Annotated[str, "the skill that is asked for; rules read it as call.tool", NAME]]
+
+
+class RunOrder(RunAnswer):
+    """What is to be run, chosen as in an answer."""
+
+    context: NotRequired[Annotated[str, "the conversation to go on with", CONTEXT]]
     principal: NotRequired[Annotated[str, "who calls: over the admin listener `nhi:operator` alone", PRINCIPAL]]
 
 

@@ -24,6 +24,7 @@ DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 200
 MAX_OFFSET: Final = 1_000_000
 _WORDS: Final = frozenset({"agent", "state", "status", "schedule", "owner", "limit", "offset"})
+_SAID: Final = ("prompt", "parameters", "environment", "working_directory")
 _SLUG: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PRINCIPAL: Final = re.compile(PRINCIPAL["pattern"].removeprefix("^").removesuffix("$"))
 _PLAIN: Final = re.compile(PLAIN["pattern"].removeprefix("^").removesuffix("$"))
@@ -69,6 +70,13 @@ class Ordered(NamedTuple):
     task_type: str
 
 
+class Answered(NamedTuple):
+    """What a run that asked is told, as in `Ordered`. `task_type` "" is that of what it was told before."""
+
+    input: Mapping[str, Any]
+    task_type: str
+
+
 def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
     """What a query asks for; of one `agent`, where its address has named it. Raises Refusal(MALFORMED_CALL)."""
     words = _WORDS - {"agent"} if agent else _WORDS
@@ -82,6 +90,12 @@ def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
         _number(query.get("limit"), "limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
         _number(query.get("offset"), "offset", 0, MAX_OFFSET, 0),
     )
+
+
+def answered_in(raw: bytes) -> Answered:
+    """The answer that a body has. Raises Refusal(MALFORMED_CALL)."""
+    body = _object(raw, (*_SAID, "task_type"))
+    return Answered(_input(body), _line(body["task_type"], "task_type", NAME) if "task_type" in body else "")
 
 
 def follows_in(raw_query: str) -> bool:
@@ -99,17 +113,9 @@ def check_no_query(raw_query: str) -> None:
 
 def ordered_in(raw: bytes) -> Ordered:
     """The run that a body orders. Raises Refusal(MALFORMED_CALL)."""
-    said = ("prompt", "parameters", "environment", "working_directory")
-    body = _object(raw, (*said, "context", "task_type", "principal"))
-    checked = {
-        "prompt": _text(body.get("prompt"), "prompt"),
-        "parameters": _texts(body.get("parameters"), "parameters"),
-        "environment": _texts(body.get("environment"), "environment"),
-        "working_directory": _text(body.get("working_directory"), "working_directory"),
-    }
-    told = {name: value for name, value in checked.items() if value is not None}
+    body = _object(raw, (*_SAID, "context", "task_type", "principal"))
     return Ordered(
-        {"prompt": "", **told},
+        _input(body),
         _principal(body.get("principal", OPERATOR), "principal"),
         _line(body.get("context", ""), "context", CONTEXT),
         _line(body.get("task_type", TASK_TYPE), "task_type", NAME),
@@ -140,6 +146,17 @@ def _object(raw: bytes, members: Collection[str]) -> dict[str, Any]:
     if None in body.values():
         raise malformed("a member of the body says nothing: leave it out")
     return body
+
+
+def _input(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an agent is told, as the task API has it."""
+    checked = {
+        "prompt": _text(body.get("prompt"), "prompt"),
+        "parameters": _texts(body.get("parameters"), "parameters"),
+        "environment": _texts(body.get("environment"), "environment"),
+        "working_directory": _text(body.get("working_directory"), "working_directory"),
+    }
+    return {"prompt": "", **{name: value for name, value in checked.items() if value is not None}}
 
 
 def _text(value: object, member: str) -> str | None:

@@ -19,6 +19,7 @@ from sidecar.desk.models import (
     Nothing,
     Problem,
     Run,
+    RunAnswer,
     RunError,
     RunInFull,
     RunOrder,
@@ -46,6 +47,7 @@ MODELS: Final = (
     AgentInFull,
     Agents,
     RunOrder,
+    RunAnswer,
     RunOrdered,
     CancelOrder,
     Nothing,
@@ -102,6 +104,9 @@ def paths() -> dict[str, Any]:
                     **_wrong(SEEN),
                 },
             },
+        ),
+        "/api/runs/{id}/answer": _at(
+            (run,), post=_done("answerRun", "Tell one that asked what it asked for", RunAnswer, RunOrdered, 201)
         ),
         "/api/runs/{id}/cancel": _at(
             (run,), post=_done("cancelRun", "Give it up, wherever it is", CancelOrder, Run, 200, (*DONE, 409))

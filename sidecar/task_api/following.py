@@ -138,7 +138,8 @@ class Course:
     async def _send(self) -> None:
         record, now = self.record, self.means.live.take()
         try:
-            intent = sends(record.id, record.target, record.task_type, record.input or {}, record.a2a_context)
+            about = (record.id, record.target, record.task_type, record.input or {})
+            intent = sends(*about, record.a2a_context, record.answers)
             recording = self.recording = self._new_recording(intent)
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")

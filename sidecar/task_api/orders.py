@@ -55,14 +55,17 @@ class Orders:
         *,
         peer: str,
         context: str = "",
+        answers: str = "",
     ) -> Record:
         """A task of this id, new or there already: who is not sure whether it was taken orders it again. `peer` says
-        whence the order came, `context` which conversation it goes on with. Raises Refusal, as over HTTP."""
+        whence the order came, `context` which conversation it goes on with, `answers` which task of the agent's that
+        asked. Raises Refusal, as over HTTP."""
         means = self.runner.means
         now = means.live.take()
         recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
         recording.caller, recording.upstream, recording.method = caller, target, SEND.action
-        placing = _Placing(self, now, caller, Order(target, task_type, payload, context=context), recording)
+        order = Order(target, task_type, payload, context=context, answers=answers)
+        placing = _Placing(self, now, caller, order, recording)
         try:
             return await placing.carried_out(task_id)
         except Refusal as refusal:
@@ -82,7 +85,7 @@ class Orders:
         live = self.runner.means.live
         now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
         about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
-        return Record(task_id, caller.binding, caller, *about, a2a_context=order.context)
+        return Record(task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers)
 
     async def check(self, now: Snapshot, caller: Caller, intent: Operate) -> None:
         """Before anything is charged: whether the task could be sent. Raises Refusal."""
@@ -135,7 +138,7 @@ class _Placing:
     async def carried_out(self, task_id: str) -> Record:
         """The task, new or there already. Raises Refusal."""
         order = self.order
-        intent = sends(task_id, order.target, order.task_type, order.input, order.context)
+        intent = sends(task_id, order.target, order.task_type, order.input, order.context, order.answers)
         self.recording.call = intent.call
         self._admit()
         decision = self._decided(intent)

@@ -36,13 +36,15 @@ _SPELLINGS: Final = spellings(_MEMBERS)
 
 
 class Order(NamedTuple):
-    """What a task is created from. `context` is the conversation that it goes on with, "" a new one."""
+    """What a task is created from. `context` is the conversation that it goes on with, `answers` the agent's task
+    that asked; "" is a new one."""
 
     target: str
     task_type: str
     input: Mapping[str, Any]
     callback_url: str = ""
     context: str = ""
+    answers: str = ""
 
 
 class Wanted(NamedTuple):
@@ -135,10 +137,13 @@ def _check_source(now: Snapshot, caller: Caller, value: object) -> None:
         raise malformed("source_agent_id must be who calls")
 
 
-def sends(task_id: str, target: str, task_type: str, payload: Mapping[str, Any], context: str = "") -> Operate:
+def sends(
+    task_id: str, target: str, task_type: str, payload: Mapping[str, Any], context: str = "", answers: str = ""
+) -> Operate:
     """The message that a task becomes. The same task is the same message. Raises Refusal(MALFORMED_CALL)."""
     part = {"data": dict(payload), "mediaType": "application/json"}
-    about = {"messageId": task_id, "role": "ROLE_USER"} | ({"contextId": context} if context else {})
+    goes_on = {"contextId": context, "taskId": answers}
+    about = {"messageId": task_id, "role": "ROLE_USER", **{name: one for name, one in goes_on.items() if one}}
     params = {
         "message": {**about, "parts": [part]},
         "configuration": {"returnImmediately": True},

@@ -73,7 +73,8 @@ class Record(NamedTuple):
     """One task. Times are seconds since the epoch; "" and None are what is not known yet.
 
     `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
-    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words. `revision` grows with each change.
+    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words, `answers` is the task of the agent's that asked
+    for it. `revision` grows with each change.
     """
 
     id: str
@@ -96,11 +97,17 @@ class Record(NamedTuple):
     error_code: str = ""
     error_message: str = ""
     revision: int = 0
+    answers: str = ""
 
     @property
     def is_over(self) -> bool:
         """Whether it reached its end, told or not."""
         return not MOVES[self.state]
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its agent has it, or will not have it any more."""
+        return self.step not in (Step.UNSENT, Step.SENDING)
 
     @property
     def is_done(self) -> bool:

@@ -22,8 +22,10 @@ from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 from sidecar.admin import ADDRESSES
+from sidecar.agents.running import Prompt
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
+from sidecar.vocabulary import Caller, Principal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import World, world, write_folder
@@ -39,16 +41,23 @@ agents:
     cli_args: {-c: 'echo "$0 $1 $COLOUR"'}
     per_call: {cli_args: {--language: {values: [en, de]}}, envs: {COLOUR: {matches: "[a-z]+"}}}
   closed: {executable: /bin/sh, enabled: false}
+  asks: {executable: /bin/sh, args: [asks.sh], agent_type: json-rpc, working_directory: .}
 """
 ROWS = "".join(
     f"p, {who}, nhi:{agent}, message/send, -, -, -, allow\n"
     for who, agent in [
-        *(("nhi:operator", agent) for agent in ("echo", "slow", "fails", "choosy")),
-        ("nhi:planner", "echo"),
+        *(("nhi:operator", agent) for agent in ("echo", "slow", "fails", "choosy", "asks")),
+        *(("nhi:planner", agent) for agent in ("echo", "asks")),
     ]
 )
+ASKS = r"""read line
+case $line in
+  *'"text":"red"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "red it is"}';;
+  *) echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which colour?"}}';;
+esac
+"""
 BEGUN = "begun\x1b[2J\x07\n"
-POLICY = {"policies/nhi_to_nhi.csv": ROWS}
+POLICY = {"policies/nhi_to_nhi.csv": ROWS, "asks.sh": ASKS}
 MORE = SETTINGS + AGENTS
 
 
@@ -208,6 +217,42 @@ async def test_what_cannot_be_sent_or_taken_is_said_so(tmp_path: Path) -> None:
     assert gone.exit_code == 1 and "no sidecar answers here" in gone.stderr
 
 
+async def test_a_run_that_asks_is_answered_on_behalf_of_whom_it_is(tmp_path: Path) -> None:
+    """What operators and schedules ordered; what is anybody else's they answer themselves."""
+    asking = SCHEDULES.replace("agent: echo", "agent: asks")
+    async with world(tmp_path, settings=MORE + asking, files={**files(), **OF_NIGHTLY}) as running:
+        asked = await did(running, "agent", "run", "asks", "paint it")
+        mine = re.search(r"^(\S+): it asks: which colour\?\n   hint: sidecar agent answer \1 TEXT$", asked.stderr)
+        assert mine is not None and asked.stdout == "", asked.stderr
+        assert f"{mine[1]}  asks   asks " in (await did(running, "agent", "runs")).stdout
+        assert "which colour?" in (await did(running, "agent", "answer", mine[1], "blue")).stderr, "it asks again"
+        assert (await did(running, "agent", "answer", mine[1], "-", stdin="red")).stdout == "red it is"
+        over = await did(running, "agent", "answer", mine[1], "red", code=2)
+        assert "does not ask anything" in over.stderr
+        as_planner = (await told(running, "agent", "run", "asks", "--as", "nhi:planner"))["id"]
+        nightly = (await did(running, "schedule", "run", "nightly")).stdout.strip()
+        await did(running, "agent", "logs", "-f", nightly)
+        prompt, planner = Prompt("x", {}, {}, None, {"parts": []}), Caller((Principal("nhi:planner", "an issuer"),), ())
+        theirs = (await running.app.executions.begin("asks", prompt, planner, "their own")).id
+        await did(running, "agent", "logs", "-f", theirs)
+        for run_id in (as_planner, nightly, theirs):
+            no = await sent(running, f"/api/runs/{run_id}/answer", {"prompt": "red"})
+            check_described("/api/runs/{id}/answer", "post", *no)
+            assert no[0] == 403, "a credential of the admin listener speaks for nhi:operator alone"
+        for run_id in (as_planner, nightly):
+            assert (await did(running, "agent", "answer", run_id, "red")).stdout == "red it is"
+        assert "nhi:planner's own" in (await did(running, "agent", "answer", theirs, "red", code=1)).stderr
+        again = (await told(running, "agent", "run", "asks"))["id"]
+        yes = await sent(running, f"/api/runs/{again}/answer", {"prompt": "red"})
+        check_described("/api/runs/{id}/answer", "post", *yes)
+        assert yes[0] == 201 and yes[1]["run_id"] == again and yes[2]["Location"] == f"/api/runs/{again}"
+        acts = [(one["run"], one["principal"]) for one in controls(running) if one["what"] == "run-answered"]
+        me = "nhi:operator"
+        assert acts == [(mine[1], me)] * 2 + [(as_planner, "nhi:planner"), (nightly, "nhi:nightly"), (again, me)]
+        decided = [one for one in running.records() if one["event"] == "decision" and one["chain"] == ["nhi:nightly"]]
+        assert {one["method"] for one in decided} == {"scheduled"}, "rules read an answer's skill as that of the order"
+
+
 # --- over the admin listener ------------------------------------------------------------------------------------------
 
 OF_AGENTS = [path for path in ADDRESSES if re.match("/api/(agents|runs|schedules)", path)]
@@ -362,7 +407,8 @@ schedules:
   nightly: {agent: echo, cron: "0 2 * * *", timezone: Europe/Berlin, input_parameters: {prompt: night}}
   idle: {agent: echo, cron: "@hourly", enabled: false}
 """
-OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + "p, nhi:nightly, nhi:echo, message/send, -, -, -, allow\n"}
+NIGHTLY = "".join(f"p, nhi:nightly, nhi:{agent}, message/send, -, -, -, allow\n" for agent in ("echo", "asks"))
+OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + NIGHTLY, "asks.sh": ASKS}
 
 
 async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "runs": ("sidecar.cli.agent.looking", "Runs, newest first."),
     "show": ("sidecar.cli.agent.looking", "One run: states, tries, what it took, and the end of what it said."),
     "logs": ("sidecar.cli.agent.running", "What a run said; with -f as it comes."),
+    "answer": ("sidecar.cli.agent.running", "Tell a run that asked what it asked for."),
     "cancel": ("sidecar.cli.agent.running", "Give a run up."),
 }
 

@@ -2,6 +2,7 @@
 
 sidecar agent run summariser "Three sentences about RFC 9457"
 git diff | sidecar agent run reviewer - --param language=en
+sidecar agent answer 0199a2b4-… "in English"
 sidecar agent logs -f 0199a2b4-…
 sidecar agent cancel 0199a2b4-…
 """
@@ -19,7 +20,7 @@ import orjson
 
 from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, TEXT, as_json, config
 from sidecar.cli.agent.screen import Screen, written
-from sidecar.cli.agent.words import ending
+from sidecar.cli.agent.words import asks, ending
 from sidecar.cli.control import (
     NO,
     USAGE,
@@ -84,24 +85,37 @@ def run(
         "principal": principal,
     }
     order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
-    with ended_well():
-        control = control_socket(path)
-        status, body = ask_control(
-            control, f"/api/agents/{quote(name, safe='')}/runs", verb="POST", order=order, deadline_s=DEADLINE_S
-        )
-    answer = orjson.loads(body)
-    if status >= 300:
-        if as_json:
-            print_json(answer)
-        elif hint := _row(name, principal, answer.get("reason", "")):
-            click.echo(shown(answer["error"]), err=True)
-            click.echo(f"   hint: {hint}", err=True)
-            raise SystemExit(NO)
-        refused(status, answer, quiet=as_json)
-    if detach or answer["run_id"] is None:
-        _print_taken(answer, as_json)
-        raise SystemExit(0 if detach and answer["error"] is None else NO)
-    _finish(_watched(control, answer["run_id"], quiet=as_json, gives_up=True), as_json)
+    hints = {"no-matching-rule": _row(principal, name)}
+    _told(path, f"/api/agents/{quote(name, safe='')}/runs", order, hints, detach=detach, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", type=TEXT)
+@click.argument("prompt", type=TEXT, default="")
+@click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value.")
+@click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value.")
+@click.option("--folder", type=TEXT, default="", help="A working folder.")
+@click.option("--detach", is_flag=True, help="Do not wait: print its id.")
+@config
+@as_json
+def answer(
+    run: str,
+    prompt: str,
+    parameters: Mapping[str, str],
+    environment: Mapping[str, str],
+    folder: str,
+    detach: bool,
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Tell the run RUN, which asked, PROMPT, or what stands on standard input for `-`; ^C gives it up.
+
+    What an operator ordered is answered here, and what a schedule did; all else its caller answers over A2A. Policy,
+    limits and evidence are those of the run's caller. Exit code 0 when it did what it was told, or asks for more.
+    """
+    chosen = {"parameters": parameters, "environment": environment, "working_directory": folder}
+    order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
+    _told(path, f"/api/runs/{quote(run, safe='')}/answer", order, {}, detach=detach, as_json=as_json)
 
 
 @click.command()
@@ -136,6 +150,26 @@ def cancel(run: str, reason: str, path: Path, as_json: bool) -> None:
     answer = told(path, f"/api/runs/{quote(run, safe='')}/cancel", as_json, order, deadline_s=DEADLINE_S)
     if not as_json:
         click.echo(f"{answer['id']} of {answer['agent']}: {ending(answer)}")
+
+
+def _told(path: Path, target: str, order: object, hints: Mapping[str, str], *, detach: bool, as_json: bool) -> None:
+    """Order a run, or answer one, and show what becomes of it. `hints` are what may help, by why it was refused."""
+    with ended_well():
+        control = control_socket(path)
+        status, body = ask_control(control, target, verb="POST", order=order, deadline_s=DEADLINE_S)
+    answer = orjson.loads(body)
+    if status >= 300:
+        if as_json:
+            print_json(answer)
+        elif hint := hints.get(answer.get("reason", "")):
+            click.echo(shown(answer["error"]), err=True)
+            click.echo(f"   hint: {hint}", err=True)
+            raise SystemExit(NO)
+        refused(status, answer, quiet=as_json)
+    if detach or answer["run_id"] is None:
+        _print_taken(answer, as_json)
+        raise SystemExit(0 if detach and answer["error"] is None else NO)
+    _finish(_watched(control, answer["run_id"], quiet=as_json, gives_up=True), as_json)
 
 
 def _prompt(given: str) -> str:
@@ -209,16 +243,14 @@ def _finish(run: Mapping[str, Any], as_json: bool) -> None:
     elif run["status"] != "success":
         why = f"{run['error']['category']}: {run['error']['message']}" if run["error"] else run["message"]
         click.echo(f"{run['id']}: {ending(run)}" + (f": {shown(why)}" if why else ""), err=True)
-    elif run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"):
+    elif asks(run):
         click.echo(f"{run['id']}: it asks: {shown(run['message'] or 'for more')}", err=True)
-        click.echo("   hint: the answer is a message over A2A with this taskId", err=True)
+        click.echo(f"   hint: sidecar agent answer {run['id']} TEXT", err=True)
     if run["status"] != "success":
         raise SystemExit(NO)
 
 
-def _row(name: str, principal: str, reason: str) -> str:
-    """The row that would allow it, where none is there."""
-    if reason != "no-matching-rule":
-        return ""
+def _row(principal: str, agent: str) -> str:
+    """The row that would allow it, and its file, where none is there."""
     kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
-    return f"in policies/{kind}.csv: p, {principal}, nhi:{name}, message/send, -, -, -, allow"
+    return f"in policies/{kind}.csv: p, {principal}, nhi:{agent}, message/send, -, -, -, allow"

@@ -9,10 +9,17 @@ from sidecar.protocols.hidden import shown
 
 
 def ending(run: Mapping[str, Any]) -> str:
-    """What it came to, or how it stands: one that has not had its turn waits."""
+    """What it came to, or how it stands: one that has not had its turn waits, one whose caller is to say more asks."""
+    if asks(run):
+        return "asks"
     if run["status"] is not None:
         return str(run["status"])
     return "waiting" if run["state"] == "idle" else str(run["state"])
+
+
+def asks(run: Mapping[str, Any]) -> bool:
+    """Whether it waits for what its caller says."""
+    return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
 
 
 def figures(usage: Mapping[str, Any]) -> str:
