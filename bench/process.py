@@ -20,6 +20,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.cli.free_ports import free_ports
+
 REPOSITORY = Path(__file__).parents[1]
 LONGEST_LINE_BYTES = 16 * 2**20
 READY_WITHIN_S = 20.0
@@ -102,10 +104,7 @@ def _end(child: subprocess.Popen[bytes], ends_with: int) -> None:
 
 def free_port() -> int:
     """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def wait_for_port(port: int, process: Running) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from uuid import uuid4
 import click
 import orjson
 
+from sidecar.cli.free_ports import free_ports
 from sidecar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ async def _run(folder: Path) -> bool:
     from sidecar.app import App
 
     logging.getLogger("sidecar.pressure").setLevel(logging.ERROR)
-    data, admin, local, upstream, agent = _free_ports(5)
+    data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
     _say("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
     _say("Who calls is the agent nhi:planner.\n", dim=True)
@@ -315,17 +315,6 @@ async def _until_listening(port: int, process: asyncio.subprocess.Process) -> No
 def _last_record(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = orjson.loads(path.read_bytes().splitlines()[-1])
     return record
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 def _say(text: str, *, dim: bool = False, bold: bool = False) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import Idp
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def before(servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def before_agent(section: Mapping[str, Any]) -> AbstractContextManager[tuple[str, str]]:
     """A sidecar before one agent (its `a2a` section), which has a gRPC port of its own: what is before the card's path,
     and the API key of nhi:tck."""
-    return _for_tck({"upstreams": {"agent": {"a2a": {**section, "grpc_port": _free_port()}}}})
+    return _for_tck({"upstreams": {"agent": {"a2a": {**section, "grpc_port": free_ports(1)[0]}}}})
 
 
 def with_program(command: Sequence[str]) -> AbstractContextManager[tuple[str, str]]:
@@ -60,7 +60,7 @@ def with_program(command: Sequence[str]) -> AbstractContextManager[tuple[str, st
         "args": [*command[1:]],
         "agent_type": "json-rpc",
         "max_concurrent_executions": 50,
-        "a2a": {"grpc_port": _free_port()},
+        "a2a": {"grpc_port": free_ports(1)[0]},
     }
     return _for_tck({"agents": {"agent": definition}})
 
@@ -86,7 +86,7 @@ def _for_tck(behind: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _before(settings: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:
         folder = Path(name)
-        port, admin = _free_port(), _free_port()
+        port, admin = free_ports(1)[0], free_ports(1)[0]
         _write(folder, {**_settings(port, admin), **settings}, files)
         with (folder / "log").open("wb") as log:
             command = (sys.executable, "-m", "tests.conformance.resolving", "serve", "-c", str(folder / "sidecar.yaml"))
@@ -109,7 +109,7 @@ def _before(settings: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[s
 def _settings(port: int, admin: int) -> dict[str, Any]:
     return {
         "version": 1,
-        "server": {"listen": f"127.0.0.1:{port}", "grpc": f"127.0.0.1:{_free_port()}", "shutdown_grace_s": "1s"},
+        "server": {"listen": f"127.0.0.1:{port}", "grpc": f"127.0.0.1:{free_ports(1)[0]}", "shutdown_grace_s": "1s"},
         "admin": {"listen": f"127.0.0.1:{admin}"},
         "sessions": {"session_calls_per_minute": 100_000, "max_per_principal": 1000},
     }
@@ -123,11 +123,6 @@ def _write(folder: Path, settings: Mapping[str, Any], files: Mapping[str, str]) 
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def _await_ready(process: subprocess.Popen[bytes], admin: int, log: Path) -> None:

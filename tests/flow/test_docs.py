@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sidecar.cli.free_ports import free_ports
 from tests.flow.world import PATIENT
 from tests.pages import NAMES, ROOT, Block, blocks_of
 
@@ -44,20 +44,9 @@ def script_of(blocks: list[Block]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [str(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def run(script: str, folder: Path) -> tuple[int, str]:
     """The exit code and all that was printed, with the pages' own ports in it."""
-    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     home = folder / "home"
     home.mkdir()
     output = folder / "output"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from sidecar.cli.free_ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 20.0
@@ -134,15 +135,11 @@ def test_it_shows_the_demo(elsewhere: Elsewhere) -> None:
 
 def _with_free_ports(config: Path) -> int:
     """Give every listener of the file a free port; returns the admin listener's."""
-    held = []
 
     def free(match: re.Match[str]) -> str:
-        held.append(socket.create_server(("127.0.0.1", 0)))
-        return f"{match[1]}{held[-1].getsockname()[1]}"
+        return f"{match[1]}{free_ports(1)[0]}"
 
     text = re.sub(r"(?m)^([^#\n]*listen: 127\.0\.0\.1:)\d+", free, config.read_text("utf-8"))
-    for sock in held:
-        sock.close()
     config.write_text(text, "utf-8")
     admin = re.search(r"admin:\n  listen: 127\.0\.0\.1:(\d+)", text)
     assert admin

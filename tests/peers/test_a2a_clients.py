@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from sidecar.app import App
+from sidecar.cli.free_ports import free_ports
 from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
 from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
@@ -219,8 +219,7 @@ def _name(behind: Behind) -> str:
 
 def free_port() -> int:
     """One that a card can tell: a port that the system chooses is known too late for that."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

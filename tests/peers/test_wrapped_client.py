@@ -6,10 +6,10 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
+from sidecar.cli.free_ports import free_ports
 from tests.peers.ears import client, text_of
 from tests.peers.stage import ROOT
 
@@ -30,9 +30,7 @@ async def sidecar(*arguments: object) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def with_ports(config: Path) -> None:

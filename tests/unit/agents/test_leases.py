@@ -21,6 +21,8 @@ from tests.valkey import Valkey, running_valkey
 
 LEASE_S = 0.2
 KEPT_S = 0.5  # where it must be kept on a machine that is busy
+LONG_S = 60.0  # where it must not end meanwhile
+DEAD = 50
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,13 @@ async def is_kept_waiting(lease: Lease, for_s: float = 0.1) -> bool:
     return False
 
 
+async def is_next(lease: Lease) -> bool:
+    """Whether it is had at the first question: whoever is in nobody's way is asked about once."""
+    return await lease._comes()
+
+
 async def test_one_at_a_time_in_the_order_in_which_they_came(shared: Run) -> None:
-    leases = [replica(shared, me).of("writer", "run") for me in ("one", "two", "three")]
+    leases = [replica(shared, me, LONG_S).of("writer", "run") for me in ("one", "two", "three")]
     await leases[0].come()
     order: list[str] = []
 
@@ -63,13 +70,12 @@ async def test_one_at_a_time_in_the_order_in_which_they_came(shared: Run) -> Non
         order.append(lease.who)
         await lease.leave()
 
-    working = []
     for lease in leases[1:]:
-        working.append(asyncio.create_task(work(lease)))
-        await asyncio.sleep(0.03)
-    assert (order, [lease.ahead for lease in leases]) == ([], [0, 0, 1])
+        assert not await is_next(lease)
+    assert [lease.ahead for lease in leases] == [0, 0, 1]
     await leases[0].leave()
-    await asyncio.gather(*working)
+    await work(leases[1])
+    await work(leases[2])
     assert order == ["two/run", "three/run"]
 
 
@@ -79,20 +85,21 @@ async def test_other_agents_have_turns_of_their_own(shared: Run) -> None:
 
 
 async def test_who_gives_up_waiting_is_in_nobodys_way(shared: Run) -> None:
-    first, second, third = (replica(shared, me).of("writer", "run") for me in ("one", "two", "three"))
+    first, second, third = (replica(shared, me, LONG_S).of("writer", "run") for me in ("one", "two", "three"))
     await first.come()
     assert await is_kept_waiting(second, 0.03)
     await first.leave()
-    assert not await is_kept_waiting(third, 0.03)
+    assert await is_next(third)
 
 
 async def test_who_died_waiting_is_passed_over_and_who_died_at_work_too(shared: Run) -> None:
-    first, second, third = (replica(shared, me).of("writer", "run") for me in ("one", "two", "three"))
+    first, third = (replica(shared, me).of("writer", "run") for me in ("one", "three"))
     await first.come()
-    await second._comes()
+    for number in range(DEAD):
+        assert not await is_next(replica(shared, f"dead-{number}").of("writer", "run"))
     began_s = time.monotonic()
     await third.come()
-    assert LEASE_S * 0.9 < time.monotonic() - began_s < LEASE_S * 2
+    assert LEASE_S / 2 < time.monotonic() - began_s < LEASE_S * DEAD / 2, "all of them are passed over at once"
 
 
 async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run) -> None:
@@ -105,13 +112,13 @@ async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run) -> None:
 
 
 async def test_who_is_not_heard_has_lost_it_while_nobody_else_can_have_it(shared: Run, valkey: Valkey) -> None:
-    first = replica(shared, "one").of("writer", "run")
+    first = replica(shared, "one", 4 * KEPT_S).of("writer", "run")
     await first.come()
     began_s = time.monotonic()
     with valkey.frozen():
         await first.keep()
-        assert time.monotonic() - began_s < 0.75 * LEASE_S
-        assert await is_kept_waiting(replica(shared, "two").of("writer", "run"), 0.05)
+        assert time.monotonic() - began_s < 3 * KEPT_S
+    assert not await is_next(replica(shared, "two", 4 * KEPT_S).of("writer", "run"))
 
 
 async def test_who_hears_that_another_has_it_has_lost_it(shared: Run, valkey: Valkey) -> None:
@@ -141,8 +148,8 @@ async def test_the_first_of_all_waits_no_longer_than_a_lease(shared: Run, valkey
         client.flushall()
     leases = replica(shared, "one")
     await leases.greet()
-    await asyncio.sleep(LEASE_S)
-    assert not await is_kept_waiting(leases.of("writer", "run"), 0.05)
+    await asyncio.sleep(LEASE_S * 1.1)
+    assert await is_next(leases.of("writer", "run"))
 
 
 async def test_where_nobody_shares_the_store_it_is_had_at_once() -> None:
