@@ -119,6 +119,15 @@ def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path) -
     check_claims(blocks, text, name)
 
 
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_page_that_serves_says_where(name: str) -> None:
+    """Where its own sidecar.yaml does not, that is at the default addresses, which may be taken here."""
+    blocks = list(blocks_of((ROOT / name).read_text("utf-8")))
+    files = [block.text for block in blocks if block.file == "sidecar.yaml"]
+    if any(block.runs and "sidecar serve" in block.text for block in blocks):
+        assert all({"8080", "9090"} <= set(_PORT.findall(text)) for text in files)
+
+
 @pytest.mark.parametrize(
     ("printed", "claimed", "missing"),
     [
