@@ -159,11 +159,11 @@ class Course:
         return self.record.state is State.CLEANUP or self.record.is_done or self.saving.is_lost
 
     def tell_place(self, ahead: int | None) -> None:
-        """Whoever listens hears how many wait before it, if they are not as many as when they last heard of it. `ahead`
-        are they here, None where its turn has come here; it may have to come among replicas still."""
+        """Its task says how many wait before it, and whoever listens hears it when they are not as many as before.
+        `ahead` are they here, None where its turn has come here; it may have to come among replicas still."""
         if ahead is None and self._lease is not None:
             ahead = self._lease.ahead
-        if ahead is None or not len(self.hearers) or self.record.state is not State.IDLE or self.is_ending:
+        if ahead is None or self.record.state is not State.IDLE or self.is_ending:
             return
         said = f"waits for its turn: {ahead} before it"
         if said != self._heard_of_turn:

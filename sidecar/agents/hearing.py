@@ -38,9 +38,6 @@ class Hearers:
         self._ears: set[_Ear] = set()
         self._over = False
 
-    def __len__(self) -> int:
-        return len(self._ears)
-
     def tell(self, events: Iterable[StreamResponse]) -> None:
         """To everybody who listens."""
         if not self._ears:

@@ -8,15 +8,16 @@ prompt but says more about the call; of what it chooses, only what `per_call` al
     environment         values of variables
     working_directory   one of the folders that the operator lists
 
-Every other data is JSON text in the prompt. A program that speaks JSON-RPC has the message too, so that a data part may
-hold whatever else it likes. Nothing that a part points at is fetched.
+Such a part is how every order is told that is no message of A2A's (the task API, a schedule, an operator), so an agent
+that takes text alone takes it. Every other data is JSON text in the prompt. A program that speaks JSON-RPC has the
+message too, so that a data part may hold whatever else it likes. Nothing that a part points at is fetched.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import orjson
 
@@ -27,6 +28,7 @@ from sidecar.protocols.a2a.errors import BY_REASON, AgentError
 from sidecar.settings.agents import PROMPT, Allowed, CliAgent
 
 MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the byte that ends it
+_JSON: Final = "application/json"
 _CALL: Final = frozenset({"prompt", "parameters", "environment", "working_directory"})
 _SHOWN_CHARS: Final = 64
 
@@ -75,15 +77,16 @@ class _Reading:
             self.texts.append(part.get("text", ""))
 
     def _check_type(self, part: Mapping[str, Any], at: str) -> None:
-        default = "text/plain" if "text" in part else "application/json" if "data" in part else "text/plain"
-        type_ = part.get("mediaType", default).partition(";")[0].strip().lower()
+        type_ = part.get("mediaType", _JSON if "data" in part else "text/plain").partition(";")[0].strip().lower()
+        if type_ == _JSON and _says_how(part.get("data")):
+            return
         taken = self._definition.a2a.capabilities.supported_content_types
         if not any(glob(type_, pattern.lower()) for pattern in taken):
             problem = f"is no content that this agent takes, which are {', '.join(taken)}"
             raise _Unsaid(f"{at}/mediaType", problem, "CONTENT_TYPE_NOT_SUPPORTED")
 
     def _data(self, data: Any, at: str) -> None:
-        if not isinstance(data, dict) or not data.keys() & _CALL:
+        if not _is_of_call(data):
             self.texts.append(orjson.dumps(data).decode())
             return
         others = sorted(data.keys() - _CALL)
@@ -123,6 +126,16 @@ class _Reading:
         if self.folder not in (None, text):
             raise _Unsaid(at, "is chosen twice")
         self.folder = text
+
+
+def _is_of_call(data: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(data, dict) and bool(data.keys() & _CALL)
+
+
+def _says_how(data: Any) -> bool:
+    """Whether data says more about the call and is nothing else: it is no content of any type, and its `prompt` is
+    text."""
+    return _is_of_call(data) and data.keys() <= _CALL
 
 
 def _check(text: str, definition: CliAgent) -> None:

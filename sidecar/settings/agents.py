@@ -199,7 +199,8 @@ class Capabilities(Section):
         "text/plain",
         "application/json",
     )
-    """Media types of the parts that it takes."""
+    """Media types of the parts that it takes. A data part that only says how it is called is taken anyway: its `prompt`
+    is text."""
 
 
 class Endpoint(Section):

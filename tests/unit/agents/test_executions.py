@@ -377,7 +377,7 @@ async def test_a_full_queue_is_a_refusal_and_nothing_is_kept_of_it() -> None:
         assert unknown.value.reason is Reason.UPSTREAM_UNKNOWN
 
 
-async def test_whoever_follows_a_run_that_waits_hears_how_many_are_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_run_that_waits_it_is_heard_and_seen_how_many_are_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.agents.executions.LOOK_EVERY_S", 0.01)
     work = Working()
     async with running(staged(work, max_concurrent_executions=1)) as stage:
@@ -387,13 +387,16 @@ async def test_whoever_follows_a_run_that_waits_hears_how_many_are_before_it(mon
         async with aclosing(stage.executions.follow(third)) as told:
             said = []
             async for event in told:
-                status = (event or {}).get("statusUpdate", {}).get("status", {})
-                said += [part["text"] for part in status.get("message", {}).get("parts", ())]
+                stands = (event or {}).get("statusUpdate") or (event or {}).get("task") or {}
+                message = stands.get("status", {}).get("message", {})
+                said += [part["text"] for part in message.get("parts", ())]
                 if len(said) == 1:
                     await stage.executions.cancel(second, "why")
                 if len(said) == 2:
                     break
         assert said == ["waits for its turn: 1 before it", "waits for its turn: 0 before it"]
+        seen = await stage.executions.get(third)
+        assert seen is not None and seen.task["status"]["message"] == message, "also by who looks now and then"
         assert first in work.there
 
 

@@ -140,6 +140,16 @@ def test_content_types_may_be_patterns_and_have_parameters() -> None:
     assert refused({"data": 1}, a2a=takes).kind.reason == "CONTENT_TYPE_NOT_SUPPORTED"
 
 
+def test_who_takes_text_alone_is_told_by_operators_schedules_and_the_task_api_too() -> None:
+    takes: dict[str, Any] = {"a2a": {"capabilities": {"supported_content_types": ["text/plain"]}}}
+    order = {"prompt": "go", "parameters": {"language": "de"}}
+    prompt = read({"data": order, "mediaType": "application/json"}, **takes)
+    assert (prompt.text, prompt.cli_args) == ("go", {"--language": "de"})
+    refusing = ({"data": order | {"more": 1}}, {"data": order, "mediaType": "image/png"}, {"data": {"topic": "tides"}})
+    for part in refusing:
+        assert refused(part, input_pattern="json-rpc", **takes).kind.reason == "CONTENT_TYPE_NOT_SUPPORTED"
+
+
 @pytest.mark.parametrize(
     ("args", "text", "is_told"),
     [
