@@ -13,13 +13,14 @@ is shown: without secrets, and within bounds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sidecar.agents.executions import Executions, Pool
 from sidecar.agents.record import Execution
+from sidecar.agents.states import State
 from sidecar.agents.telling import WAITS, skill_of
 from sidecar.desk.models import (
     Agent,
@@ -92,6 +93,8 @@ class Desk:
         if wanted.agent:
             self._definition(wanted.agent)
             targets = [wanted.agent]
+        if wanted.active:
+            return await self._active(wanted, targets)
         found: list[Execution] = []
         at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
         while len(found) < wanted.limit and at < last:
@@ -136,7 +139,8 @@ class Desk:
     async def order(self, name: str, ordered: Ordered, by: str, *, here: bool) -> RunOrdered:
         """Run an agent, as a caller. `here` says that whoever orders it has the data folder: nobody else speaks for
         others. Raises Refusal, as over HTTP."""
-        self._definition(name)
+        if not self._definition(name).enabled:
+            raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
         _check_principal(ordered.principal, here=here)
         task_id = self.new_id()
         await self.witness("run-ordered", by, agent=name, principal=ordered.principal, task=task_id)
@@ -188,6 +192,18 @@ class Desk:
         return schedule_of(await self.scheduler.resume(name, by))
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _active(self, wanted: WantedRuns, targets: Sequence[str]) -> Runs:
+        """Those that are not over. The states are asked for in the order of a run's way, so that one that goes on
+        meanwhile is seen twice and not missed."""
+        found: dict[str, Execution] = {}
+        for state in State:
+            page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
+            found |= {run.id: run for run in page if wanted.means(run)}
+        newest = sorted(found.values(), key=lambda run: (run.created_at, run.id), reverse=True)
+        end = wanted.offset + wanted.limit
+        shown = [run_of(run) for run in newest[wanted.offset : end]]
+        return {"runs": shown, "next_offset": end if end < len(newest) else None}
 
     async def _agent(self, name: str) -> Agent:
         definition = self._definition(name)

@@ -106,6 +106,7 @@ class Agent(TypedDict):
     """An agent that is a program, and how it stands here."""
 
     name: Annotated[str, "its key under `agents`"]
+    id: Annotated[str, "its identifier: its name, unless its definition says another"]
     title: Annotated[str, "its name for people"]
     enabled: Annotated[bool, "whether it can be called"]
     mode: Annotated[str, "`task` or `interactive`"]
@@ -184,6 +185,7 @@ class Schedule(TypedDict):
     """A schedule, and how it stands."""
 
     name: Annotated[str, "its key under `schedules`"]
+    id: Annotated[str, "its identifier: its name, unless its definition says another"]
     title: Annotated[str, "its name for people"]
     agent: Annotated[str, "whom it calls"]
     principal: Annotated[str, "who calls"]

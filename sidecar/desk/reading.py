@@ -23,7 +23,7 @@ TASK_TYPE: Final = "operator"
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 200
 MAX_OFFSET: Final = 1_000_000
-_WORDS: Final = frozenset({"agent", "state", "status", "schedule", "owner", "limit", "offset"})
+_WORDS: Final = frozenset({"agent", "active", "state", "status", "schedule", "owner", "limit", "offset"})
 _SAID: Final = ("prompt", "parameters", "environment", "working_directory")
 _SLUG: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PRINCIPAL: Final = re.compile(PRINCIPAL["pattern"].removeprefix("^").removesuffix("$"))
@@ -31,7 +31,8 @@ _PLAIN: Final = re.compile(PLAIN["pattern"].removeprefix("^").removesuffix("$"))
 
 
 class WantedRuns(NamedTuple):
-    """Which runs; "" and None are all. `owner` is a principal anywhere in the chain on whose behalf a run is."""
+    """Which runs; "", None and False are all. `owner` is a principal anywhere in the chain on whose behalf a run is,
+    `active` are those that are not over."""
 
     agent: str = ""
     state: State | None = None
@@ -40,6 +41,7 @@ class WantedRuns(NamedTuple):
     owner: str = ""
     limit: int = DEFAULT_LIMIT
     offset: int = 0
+    active: bool = False
 
     @property
     def standing(self) -> str | None:
@@ -54,7 +56,8 @@ class WantedRuns(NamedTuple):
     def means(self, run: Execution) -> bool:
         """Whether it is one of them, as far as no store has looked."""
         return (
-            (self.state is None or run.state is self.state)
+            not (self.active and run.is_done)
+            and (self.state is None or run.state is self.state)
             and (self.status is None or run.status is self.status)
             and self.schedule in ("", run.schedule)
             and (not self.owner or any(principal.name == self.owner for principal in run.caller.chain))
@@ -89,6 +92,7 @@ def wanted_in(raw_query: str, agent: str = "") -> WantedRuns:
         _principal(query.get("owner"), "owner"),
         _number(query.get("limit"), "limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
         _number(query.get("offset"), "offset", 0, MAX_OFFSET, 0),
+        _truth(query, "active"),
     )
 
 
@@ -100,10 +104,7 @@ def answered_in(raw: bytes) -> Answered:
 
 def follows_in(raw_query: str) -> bool:
     """Whether its output is to be heard as it comes. Raises Refusal(MALFORMED_CALL)."""
-    said = _query(raw_query, frozenset({"follow"})).get("follow", "false")
-    if said not in ("true", "false"):
-        raise malformed("follow must be true or false")
-    return said == "true"
+    return _truth(_query(raw_query, frozenset({"follow"})), "follow")
 
 
 def check_no_query(raw_query: str) -> None:
@@ -215,6 +216,13 @@ def _status(value: str | None) -> Status | None:
     if value is not None and value not in list(Status):
         raise malformed(f"status must be one of {', '.join(Status)}")
     return None if value is None else Status(value)
+
+
+def _truth(query: Mapping[str, str], word: str) -> bool:
+    said = query.get(word, "false")
+    if said not in ("true", "false"):
+        raise malformed(f"{word} must be true or false")
+    return said == "true"
 
 
 def _number(value: str | None, word: str, least: int, most: int, default: int) -> int:

@@ -61,6 +61,7 @@ def agent_of(name: str, definition: CliAgent, pool: Pool, last: Execution | None
     """An agent, and how it stands here."""
     return {
         "name": name,
+        "id": definition.id or name,
         "title": definition.name or name,
         "enabled": definition.enabled,
         "mode": definition.mode,
@@ -100,6 +101,7 @@ def schedule_of(shown: Shown) -> Schedule:
     chosen, standing = shown.schedule, shown.standing
     return {
         "name": shown.key,
+        "id": chosen.id or shown.key,
         "title": chosen.name or shown.key,
         "agent": chosen.agent,
         "principal": acts_as(shown.key, chosen),

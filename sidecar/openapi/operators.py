@@ -174,6 +174,7 @@ _OWN: Final = header(PRIVATE, "Cache-Control", required=True)
 _SERVER: Final = {"url": "http://127.0.0.1:9090", "description": "the admin listener"}
 _AGENT: Final = query("agent", "only those of this one", {"type": "string"})
 _FILTERS: Final = (
+    query("active", "only those that are not over", {"type": "boolean"}),
     query("state", "only those in this state", {"enum": [state.value for state in State]}),
     query("status", "only those that came to this", {"enum": [status.value for status in Status]}),
     query("schedule", "only those that this one ordered", {"type": "string"}),

@@ -193,10 +193,18 @@ async def test_one_that_is_given_up_ends_with_all_of_its_processes(tmp_path: Pat
         run_id = (await did(running, "agent", "run", "slow", "--detach")).stdout.strip()
         following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
         await at_work(running, run_id)
+        await did(running, "agent", "run", "echo", "over")
+        active = await told(running, "agent", "runs", "--active")
+        assert [one["id"] for one in active["runs"]] == [run_id] and active["next_offset"] is None
         cancelled = await did(running, "agent", "cancel", run_id, "--reason", "enough")
         assert cancelled.stdout == f"{run_id} of slow: cancelled\n"
         assert '"status":"cancelled"' in (await following)[1].rstrip().splitlines()[-1]
         assert (await did(running, "agent", "logs", run_id)).stdout == BEGUN, "into a pipe it goes as it is"
+        assert await told(running, "agent", "logs", run_id) == {"run": run_id, "output": BEGUN}
+        lines = (await did(running, "agent", "logs", "-f", run_id, "--json")).stdout.splitlines()
+        events = {one["event"]: one["data"] for one in map(json.loads, lines)}
+        assert (events["output"]["text"], events["end"]["status"]) == (BEGUN, "cancelled")
+        assert (await told(running, "agent", "runs", "--active"))["runs"] == []
         assert r"    begun\u001b[2J\u0007" in (await did(running, "agent", "show", run_id)).stdout
         assert (await did(running, "agent", "cancel", run_id, code=1)).stderr.startswith("The task cannot be cancelled")
         (given_up,) = [one for one in controls(running) if one["what"] == "run-cancelled"]
@@ -213,6 +221,7 @@ async def test_what_cannot_be_sent_or_taken_is_said_so(tmp_path: Path) -> None:
         assert "too large: at most 1048576 bytes" in too_much.stderr
         assert "write name=value" in (await did(running, "agent", "run", "echo", "--param", "x", code=2)).stderr
         assert "user:<id>" in (await did(running, "agent", "run", "echo", "--as", "alice", code=2)).stderr
+        assert "is not enabled" in (await did(running, "agent", "run", "closed", code=1)).stderr
     gone = await commands(tmp_path, "agent", "run", "echo")
     assert gone.exit_code == 1 and "no sidecar answers here" in gone.stderr
 

@@ -42,6 +42,7 @@ def list_(path: Path, as_json: bool) -> None:
 
 @click.command()
 @click.option("--agent", type=TEXT, default="", help="Only those of this one.")
+@click.option("--active", is_flag=True, help="Only those that are not over.")
 @click.option(
     "--state", type=click.Choice(STATES), default=None, help="Only those in this state; idle is those that wait."
 )
@@ -58,6 +59,7 @@ def list_(path: Path, as_json: bool) -> None:
 @as_json
 def runs(
     agent: str,
+    active: bool,
     state: str | None,
     status: str | None,
     schedule: str,
@@ -68,7 +70,7 @@ def runs(
 ) -> None:
     """Runs, newest first."""
     asked = {"agent": agent, "state": state, "status": status, "schedule": schedule, "owner": owner, "limit": limit}
-    query = urlencode({word: value for word, value in asked.items() if value})
+    query = urlencode({word: value for word, value in asked.items() if value} | ({"active": "true"} if active else {}))
     answer = told(path, f"/api/runs?{query}", as_json)
     if as_json:
         return

@@ -33,7 +33,7 @@ from sidecar.cli.control import (
     refused,
     told,
 )
-from sidecar.protocols.hidden import shown
+from sidecar.protocols.hidden import revealed, shown
 
 MAX_PROMPT_BYTES: Final = 64 * 2**20  # what a definition takes is far less
 GIVING_UP_S: Final = 5.0
@@ -122,18 +122,22 @@ def answer(
 @click.argument("run", type=TEXT)
 @click.option("-f", "--follow", is_flag=True, help="Go on until it is over.")
 @config
-def logs(run: str, follow: bool, path: Path) -> None:
-    """What the run RUN said, as far as it is kept."""
+@as_json
+def logs(run: str, follow: bool, path: Path, as_json: bool) -> None:
+    """What the run RUN said, as far as it is kept. As JSON it is one object; with -f one on each line, as it comes."""
     with ended_well():
         control = control_socket(path)
     if follow:
-        _watched(control, run, quiet=False, gives_up=False)
+        _watched(control, run, quiet=as_json, gives_up=False, as_lines=as_json)
         return
     with ended_well():
         status, body = ask_control(control, f"/api/runs/{quote(run, safe='')}/output")
     if status != 200:
-        refused(status, orjson.loads(body))
+        refused(status, orjson.loads(body), quiet=as_json)
     text = body.decode("utf-8", "replace")
+    if as_json:
+        print_json({"run": run, "output": text})
+        return
     written(text)
     if sys.stdout.isatty() and text and not text.endswith("\n"):
         click.echo()
@@ -186,11 +190,13 @@ def _prompt(given: str) -> str:
         raise SystemExit(USAGE) from None
 
 
-def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool) -> Mapping[str, Any]:
-    """The run at its end, all that it says on the screen meanwhile."""
+def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: bool = False) -> Mapping[str, Any]:
+    """The run at its end, all that it says on the screen meanwhile; or all that is told of it, `as_lines` of JSON."""
     screen, target = Screen(quiet=quiet), f"/api/runs/{quote(run, safe='')}/output?follow=true"
     try:
         for event in events(control, target):
+            if event is not None and as_lines:
+                click.echo(revealed(orjson.dumps({"event": event.name, "data": event.data}).decode()))
             if event is None:
                 screen.tick()
             elif event.name == "status":

@@ -99,9 +99,9 @@ def test_an_order_of_another_shape_is_refused(body: bytes) -> None:
 
 
 def test_a_query_names_runs() -> None:
-    query = "agent=a-1&state=running&status=failure&schedule=nightly&owner=nhi%3Aplanner&limit=3&offset=9"
+    query = "agent=a-1&state=running&status=failure&schedule=nightly&owner=nhi%3Aplanner&limit=3&offset=9&active=true"
     assert wanted_in(query) == WantedRuns(
-        "a-1", State.RUNNING, Status.FAILURE, "nightly", "nhi:planner", limit=3, offset=9
+        "a-1", State.RUNNING, Status.FAILURE, "nightly", "nhi:planner", limit=3, offset=9, active=True
     )
     assert wanted_in("", "a") == WantedRuns("a")
 
@@ -118,6 +118,7 @@ def test_a_query_names_runs() -> None:
         "agent=A",
         "agent=a&agent=b",
         "limit=%ff",
+        "active=yes",
     ],
 )
 def test_a_query_that_means_nothing_is_refused(query: str) -> None:
