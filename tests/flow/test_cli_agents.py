@@ -139,12 +139,13 @@ async def state_now(world: AgentWorld, task: Mapping[str, Any], who: Mapping[str
 
 
 async def test_it_answers_in_every_version_and_binding(tmp_path: Path) -> None:
+    """BL-009: what one made another reads."""
     async with sidecar(tmp_path) as world:
-        for version, binding in SPOKEN:
+        for (version, binding), other in zip(SPOKEN, (*SPOKEN[1:], SPOKEN[0]), strict=True):
             said = f"héllo {version} {binding}"
             task = task_in(await ask(world, version, binding, "message/send", message(said), agent="echo"))
             assert (state_of(task), output_of(task)) == ("completed", said)
-            again = task_in(await ask(world, version, binding, "tasks/get", {"id": task["id"]}, agent="echo"))
+            again = task_in(await ask(world, *other, "tasks/get", {"id": task["id"]}, agent="echo"))
             assert (again["id"], output_of(again)) == (task["id"], said)
             streamed = await ask(world, version, binding, "message/stream", message(said), agent="echo")
             kinds = [next(iter(event)) for event in streamed.results]
@@ -174,28 +175,36 @@ async def test_its_calls_are_counted_by_the_same_limits(tmp_path: Path) -> None:
         assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
 
 
-async def test_another_ones_task_is_as_none(tmp_path: Path) -> None:
+async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(tmp_path: Path) -> None:
+    """BL-071, threats G1."""
     async with sidecar(tmp_path) as world:
         task, _ = await begun(world)
-        nothing = {"id": "00000000-0000-4000-8000-000000000000"}
-        for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
-            seen = [
-                await ask(world, "1.0", "jsonrpc", action, params, BOB, "slow")
-                for params in ({"id": task["id"]}, nothing)
-            ]
-            assert seen[0].error is not None
-            assert seen[0].error["code"] == -32001
-            assert (seen[0].status, seen[0].error["message"]) == (
-                seen[1].status,
-                seen[1].error and seen[1].error["message"],
-            )
-        into = message("me too", taskId=task["id"])
-        answered = await ask(world, "1.0", "jsonrpc", "message/send", into, BOB, "slow")
-        assert answered.error is not None
-        assert answered.error["code"] == -32001
-        [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, BOB, "slow")).results
-        assert listed["tasks"] == []
+        await as_none(world, task)
         assert await state_now(world, task) == "working"
+        await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+        await as_none(world, task)
+        assert await state_now(world, task) == "canceled"
+
+
+async def as_none(world: AgentWorld, task: Mapping[str, Any]) -> None:
+    """Whatever Bob does with this task, he hears what he would hear of none."""
+    nothing = {"id": "00000000-0000-4000-8000-000000000000"}
+    for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
+        seen = [
+            await ask(world, "1.0", "jsonrpc", action, params, BOB, "slow") for params in ({"id": task["id"]}, nothing)
+        ]
+        assert seen[0].error is not None
+        assert seen[0].error["code"] == -32001
+        assert (seen[0].status, seen[0].error["message"]) == (
+            seen[1].status,
+            seen[1].error and seen[1].error["message"],
+        )
+    into = message("me too", taskId=task["id"])
+    answered = await ask(world, "1.0", "jsonrpc", "message/send", into, BOB, "slow")
+    assert answered.error is not None
+    assert answered.error["code"] == -32001
+    [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, BOB, "slow")).results
+    assert listed["tasks"] == []
 
 
 async def test_cancelling_ends_its_program_and_a_second_time_is_refused(tmp_path: Path) -> None:

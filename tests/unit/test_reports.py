@@ -30,6 +30,7 @@ BL-008
 BL-009
   a2a/test_one_operation.py test_a_task_made_by_one_binding_is_there_for_every_other_also_after_a_restart
   a2a/test_task_api.py test_the_task_is_there_over_a2a_too_and_for_its_owner_only
+  flow/test_cli_agents.py test_it_answers_in_every_version_and_binding
 BL-010
   flow/test_listed_and_called.py test_a_tool_without_a_usable_schema_is_not_listed_and_ten_good_ones_are
   unit/upstreams/test_catalogue.py test_one_bad_schema_quarantines_its_tool_alone
@@ -175,6 +176,7 @@ BL-070
   flow/test_paired.py test_a_message_names_one_session_of_a_stream
 BL-071
   a2a/test_whose_task.py test_to_everybody_but_its_owner_a_task_is_missing_in_every_state
+  flow/test_cli_agents.py test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over
 BL-074
   flow/test_stdio.py test_everything_that_a_program_started_ends_with_it
   unit/agents/test_one_shot.py test_a_listener_who_leaves_ends_it_with_everything_that_it_started
@@ -231,6 +233,7 @@ BL-099
   unit/policy/test_engine.py test_a_decision_looks_at_its_own_rows_only
 BL-100
   flow/test_stdio.py test_a_thousand_calls_are_one_program
+  flow/test_agent_laboratory.py test_programs_that_are_called_over_and_over_leave_nothing
 BL-101
   flow/test_federation.py test_a_server_added_at_run_time_is_there_at_once
   flow/test_session_ends.py test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstream_may_insist

@@ -18,7 +18,20 @@ READERS = (ordered_in, reason_in, nothing_in)
 MEMBERS = {*RunOrder.__annotations__, "reason"}
 # What the seed's configuration and other gateways take over the wire (BL-029, threats X1).
 POISON = (
-    *("command", "cmd", "executable", "args", "cli_args", "argv", "env", "envs", "env_path", "cwd", "shell", "workdir"),
+    *(
+        "command",
+        "cmd",
+        "executable",
+        "args",
+        "cli_args",
+        "argv",
+        "env",
+        "envs",
+        "env_path",
+        "cwd",
+        "shell",
+        "transport",
+    ),
     *("per_call", "timeout", "Prompt", "PROMPT", "__proto__", "working_dir", "parameters ", "agent", "name", "owner"),
 )
 VALUES = st.recursive(
