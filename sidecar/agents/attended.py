@@ -15,11 +15,13 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from sidecar.agents.cleaning import Cleaner, Cleaning
 from sidecar.agents.ending import to_its_end
 from sidecar.agents.record import Usage
+from sidecar.agents.terms import Term
 from sidecar.agents.usage import Meter
 from sidecar.processes import Exit, Process, Processes, Program, StartFailed
 
@@ -70,19 +72,26 @@ class Attended:
         self._reading: asyncio.Task[bytes] | None = None
         self._ended_early: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._term: Term | None = None
         self._exited = _task(process.wait(), f"awaits the end of process {process.pid}")
         self._errors = _task(self._keep_errors(), f"reads the errors of process {process.pid}")
         self._measuring = _task(self._meter.run(), f"measures process {process.pid}")
 
     @classmethod
-    async def start(cls, processes: Processes, program: Program, cleaning: Cleaning) -> Attended:
-        """Start it. Raises StartFailed. Who is cancelled hears of it when nothing of it is left."""
-        starting = asyncio.ensure_future(processes.start(program))
+    async def start(
+        cls, processes: Processes, program: Program, cleaning: Cleaning, term: Term | None = None
+    ) -> Attended:
+        """Start it, for as long as `term` says. Raises StartFailed. Who is cancelled hears of it when nothing of it is
+        left."""
+        until = None if term is None else term.until
+        starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
         try:
-            return cls(await asyncio.shield(starting), cleaning)
+            attended = cls(await asyncio.shield(starting), cleaning)
         except asyncio.CancelledError:
             await to_its_end(_undo(starting))
             raise
+        attended.lives(term)
+        return attended
 
     @property
     def pid(self) -> int:
@@ -121,6 +130,14 @@ class Attended:
             self._deadline = None
         if deadline_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(max(deadline_s, 0), self._time_is_over)
+
+    def lives(self, term: Term | None) -> None:
+        """As long as this says from now on; None is for as long as it likes."""
+        if self._term is not None:
+            self._term.release(self._process.may_live)
+        self._term = term
+        if term is not None:
+            term.bind(self._process.may_live)
 
     def tell(self, data: bytes) -> None:
         """Give it this on its standard input. It may read it, or not: `unread_bytes` is what waits for it."""
@@ -170,6 +187,7 @@ class Attended:
                 if task is not None:
                     task.cancel()
             self._process.abandon()
+            self.lives(None)
         return self._process.exit or Exit()
 
     async def _chunk(self, wait_s: float | None = None) -> bytes:

@@ -202,8 +202,7 @@ class Course:
 
     async def _keep(self, lease: Lease) -> None:
         await lease.keep()
-        why = "the store that replicas share did not say in time that it is still its turn"
-        self.give_up(GivenUp(State.FAILED, why, Failure(Category.SYSTEM, why)))
+        self.give_up(GivenUp(State.FAILED, lease.why, Failure(Category.SYSTEM, lease.why)))
 
     async def _tries(self) -> None:
         attempt = 1
@@ -243,7 +242,8 @@ class Course:
     def _order(self, attempt: int, timeout_s: float) -> Order:
         record = self.record
         return Order(
-            record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller
+            record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller,
+            None if self._lease is None else self._lease.term,
         )  # fmt: skip
 
     def _hear(self, event: Event) -> None:
@@ -264,6 +264,9 @@ class Course:
         """What a try came to; how long to rest before the next one."""
         if self.saving.is_lost:
             return None
+        if self._lease is not None and self._lease.is_over and not self.is_ending:
+            # It may be its keeper that ended it, and what a program says to that says nothing of what it did.
+            event = replace(event, failure=Failure(Category.SYSTEM, self._lease.why), timed_out=False, message=())
         if event.timed_out and event.failure is None:
             why = f"it did not end within {self.offer.definition.timeout:g} s"
             event = replace(event, failure=Failure(Category.AGENT, why))

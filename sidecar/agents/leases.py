@@ -3,11 +3,16 @@
 By a lease in the store that they share (`leases.lua`): asked for by the first in each replica's queue, given in the
 order in which they came, kept by a heartbeat. A store that is out gives none, so nothing begins: two at once could
 destroy each other's work, and one that waits destroys nothing. A lease that could not be kept is lost long enough
-before it ends there that what ran under it has ended by then.
+before it ends there that what ran under it has ended by then:
 
-What no lease can do: a process of ours that the operating system stops for longer than the lease does not notice, and
-a store whose failover forgets its last second may have forgotten a lease of that second; its holder hears of it with
-the next heartbeat.
+    0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its keeper asks it to end ──▶ 7/10 and kills it ──▶ 1 another may begin
+
+The keeper is a process of its own, which hears of each heartbeat (`terms.py`) and reads the same clock: it ends the
+program also where the operating system has stopped this process, which notices nothing then.
+
+What no lease can do: where keeper and program are stopped as well, the program is killed as soon as both go on, and not
+before. A store whose failover forgets its last second may have forgotten a lease of that second; its holder hears of it
+with the next heartbeat.
 """
 
 from __future__ import annotations
@@ -15,16 +20,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sidecar.agents.terms import Term
+from sidecar.processes import Until
 from sidecar.shared_key import Run
 
 KEY: Final = "agent-turns"
 SCRIPT: Final = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
 LEASE_S: Final = 20.0
 ASKED_TIMES, KEPT_TIMES = 40, 8  # in the time of a lease
+OURS, ASKS, KILLS = 0.5, 0.6, 0.7  # of a lease: until when it is surely ours, and what its keeper does then
+UNHEARD: Final = "the store that replicas share did not say in time that it is still its turn"
+STOOD_STILL: Final = "the sidecar stood still, and its turn may be another's"
+ANOTHERS: Final = "its turn is another's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +61,15 @@ class Leases:
 
 @dataclass(slots=True)
 class Lease:
-    """One run's right to be the only one. `ahead` is how many wait before it, as far as is known."""
+    """One run's right to be the only one. `ahead` is how many wait before it, as far as is known; `term` is until when
+    what it runs may live if this process can say nothing more, and `why` tells why it is over once it is."""
 
     leases: Leases
     agent: str
     who: str
     ahead: int = 0
+    term: Term = field(default_factory=Term)
+    why: str = STOOD_STILL
     _good_until_mono_s: float = 0.0
 
     async def come(self) -> None:
@@ -67,23 +81,28 @@ class Lease:
             await self.leave()
             raise
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it may be another's by now."""
+        return self.leases.clock_mono() >= self._good_until_mono_s
+
     async def keep(self) -> None:
-        """For as long as it can be kept: when this returns, it is lost."""
-        clock = self.leases.clock_mono
-        while True:
-            left_s = self._good_until_mono_s - clock()
-            if left_s <= 0:
-                return
-            await asyncio.sleep(min(left_s, self.leases.lease_s / KEPT_TIMES))
+        """For as long as it can be kept: when this returns, it is lost, and `why` says why."""
+        clock, pause_s = self.leases.clock_mono, self.leases.lease_s / KEPT_TIMES
+        while not self.is_over:
+            slept_s = clock()
+            await asyncio.sleep(min(self._good_until_mono_s - slept_s, pause_s))
             asked_s = clock()
             try:
                 async with asyncio.timeout(max(0.0, self._good_until_mono_s - asked_s)):
                     kept = await self._ask("keep")
             except (ConnectionError, TimeoutError):
+                self.why = STOOD_STILL if asked_s - slept_s > 2 * pause_s else UNHEARD
                 continue
             if kept == 0:
-                return
-            self._had(asked_s)
+                self._good_until_mono_s, self.why = float("-inf"), ANOTHERS
+            elif kept is not None:
+                self._had(asked_s)
 
     async def leave(self) -> None:
         """Let the next one. Where the store is out, it ends there by itself."""
@@ -102,12 +121,15 @@ class Lease:
             self._good_until_mono_s = float("inf")
             return True
         came, self.ahead = answer
-        self._had(asked_s)
+        if came:
+            self._had(asked_s)
         return bool(came)
 
     def _had(self, asked_s: float) -> None:
         """From when it was asked for, and for half of its time: the other half is for ending what runs."""
-        self._good_until_mono_s = max(self._good_until_mono_s, asked_s + self.leases.lease_s / 2)
+        lease_s, self.why = self.leases.lease_s, STOOD_STILL
+        self._good_until_mono_s = asked_s + OURS * lease_s
+        self.term.renew(Until(asked_s + ASKS * lease_s, asked_s + KILLS * lease_s))
 
     async def _ask(self, verb: str) -> Any:
         return await self.leases._ask(verb, self.agent, self.who)

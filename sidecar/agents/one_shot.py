@@ -76,7 +76,7 @@ class OneShot:
             program = self._command.program(
                 order.prompt, None if folder is None else _files(self._command, order, folder)
             )
-            attended = await Attended.start(self._processes, program, self._command.cleaning)
+            attended = await Attended.start(self._processes, program, self._command.cleaning, order.term)
         except StartFailed as failed:
             log.error("an agent cannot be started", extra={"agent": self._name, "why": str(failed)})
             yield fell(failure_of_start(failed))

@@ -113,8 +113,13 @@ class Partner:
     def begin(self, order: Order) -> None:
         """Tell it a further turn. Raises talk.Unsayable."""
         told = self._talk.begin(order)
+        self._attended.lives(order.term)
         self._attended.measure_anew()
         self._attended.tell(told)
+
+    def rests(self) -> None:
+        """Its turn is over, and what bounded that does not bound it any more."""
+        self._attended.lives(None)
 
     async def turn(self, deadline_s: float) -> AsyncGenerator[Told]:
         """What it says to what it was told; the last is its answer. Raises TimeoutError after `deadline_s`, and Lost.

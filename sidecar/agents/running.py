@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from sidecar.agents.record import Failure, Usage
+from sidecar.agents.terms import Term
 from sidecar.errors import Reason
 from sidecar.processes import Exit
 from sidecar.vocabulary import Caller, Question
@@ -43,7 +44,8 @@ class Prompt(NamedTuple):
 
 class Order(NamedTuple):
     """One try that is to be made. `deadline_s` from now bounds it. `owner` is the binding of `caller`, on whose behalf
-    it is; a process that is kept for them ends when they may no longer speak with it."""
+    it is; a process that is kept for them ends when they may no longer speak with it. `term` bounds what runs for it,
+    also where nobody sees to that here."""
 
     execution_id: str
     task_id: str
@@ -53,6 +55,7 @@ class Order(NamedTuple):
     deadline_s: float
     attempt: int = 1
     caller: Caller | None = None
+    term: Term | None = None
 
 
 @dataclass(frozen=True, slots=True)

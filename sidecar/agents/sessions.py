@@ -354,6 +354,7 @@ class Conversations:
         """A turn is over, and its process goes on unless it was let go of or ended meanwhile."""
         if conversation.partner is partner:
             conversation.moves(Phase.SILENT, self._clock())
+            partner.rests()
             if partner.is_lost:
                 self._bury(conversation)
 

@@ -55,7 +55,7 @@ class Launching:
         file = OutputFile(order, definition) if definition.patterns.output == "file" else None
         try:
             program = self._command.program(prompt, None if file is None else file.files)
-            attended = await Attended.start(self._processes, program, self._command.cleaning)
+            attended = await Attended.start(self._processes, program, self._command.cleaning, order.term)
         except BaseException:
             if file is not None:
                 file.remove()

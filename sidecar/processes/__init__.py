@@ -7,9 +7,10 @@ A child has its own session and process group, exactly the environment that it i
 streams, the umask 077, and can gain no privileges. When it ends or is ended, everything that it ever started ends too:
 on Linux also what left its session or was orphaned, because its keeper is a *subreaper* and becomes the parent of all
 of it; elsewhere (macOS) its process group. That holds when the sidecar is killed: the keeper's line breaks, and it
-ends what it keeps. Nothing in here knows who the program is for.
+ends what it keeps. Whoever may live only as long as somebody says so again and again has its end set ahead (`Until`).
+Nothing in here knows who the program is for.
 """
 
-from sidecar.processes.children import Exit, Process, Processes, Program, StartFailed, Used
+from sidecar.processes.children import Exit, Process, Processes, Program, StartFailed, Until, Used
 
-__all__ = ["Exit", "Process", "Processes", "Program", "StartFailed", "Used"]
+__all__ = ["Exit", "Process", "Processes", "Program", "StartFailed", "Until", "Used"]

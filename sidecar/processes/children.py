@@ -42,16 +42,26 @@ class StartFailed(Exception):
         self.number = number
 
 
+class Until(NamedTuple):
+    """When a program is asked to end, and when it is killed, by `time.monotonic`: by its keeper, also where the sidecar
+    stands still."""
+
+    asks_mono_s: float
+    kills_mono_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
-    folder of its own, which goes when it does. `limits` are setrlimit's, by the end of their names: {"CPU": 60}."""
+    folder of its own, which goes when it does. `limits` are setrlimit's, by the end of their names: {"CPU": 60}.
+    `until` is how long it may live if nobody says more."""
 
     path: str
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
+    until: Until | None = None
 
 
 class Exit(NamedTuple):
@@ -84,12 +94,13 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Process:
     """A running program. Both of its outputs must be read: one that is full stops it."""
 
-    def __init__(self, line: _Line, pid: int, pipes: _Pipes) -> None:
+    def __init__(self, line: _Line, pid: int, pipes: _Pipes, until: Until | None) -> None:
         self.pid = pid
         self.stdin = pipes.stdin
         self.stdout = pipes.stdout
         self.stderr = pipes.stderr
         self._pipes = pipes
+        self._until = until
         self._hear, self._tell = line
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = loop.create_future()
@@ -121,6 +132,12 @@ class Process:
                 await asyncio.wait({self.followed}, timeout=grace_s + _LAST_S)
         finally:
             self.abandon()
+
+    def may_live(self, until: Until | None) -> None:
+        """So long from now on, whoever hears no more; None is for as long as it likes."""
+        if until != self._until and not self._tell.is_closing():
+            self._until = until
+            self._tell.write(json.dumps({"until": until}).encode() + b"\n")
 
     def abandon(self) -> None:
         """Let go of it at once: its keeper sees to the rest."""
@@ -202,7 +219,7 @@ class Processes:
                 answer = _answer(await line[0].readline())
             if "started" not in answer:
                 raise _failed(answer)
-            process = Process(line, answer["started"], pipes)
+            process = Process(line, answer["started"], pipes, program.until)
             self._running.add(process)  # also one that nobody holds any more is followed to its end
             process.followed.add_done_callback(lambda _: self._running.discard(process))
             return process
@@ -337,6 +354,7 @@ def _order(program: Program) -> bytes:
         "env": dict(program.env),
         "cwd": program.cwd,
         "limits": dict(program.limits),
+        "until": program.until,
         "private": f"{tempfile.gettempdir()}/sidecar-{os.getpid()}-{os.urandom(8).hex()}",
     }
     told = json.dumps(order).encode()

@@ -9,7 +9,9 @@ forked quickly.
 An order on FD is a length, JSON, and four descriptors: the program's three streams and the keeper's end of its line.
 The keeper says on it `{"started": pid}` or `{"failed": errno, "where": …}`, then `{"exited": status}`, then what all of
 it took, `{"used": […]}`, and hangs up when nothing is left. What it hears is `{"end": grace_s}`; that the line breaks
-means the same, with a short grace.
+means the same, with a short grace. `{"until": [asks, kills]}` is how long the program may live unless more is said,
+in two times of the monotonic clock that all processes of a machine have in common: when it is asked to end, and when it
+is not asked. So it ends in time also where the sidecar stands still.
 
 Keeper and warden are subreapers (Linux): whatever is orphaned below them becomes their own child, so "no child left"
 means "nothing left". They signal only their own children, whose ids nobody else can have meanwhile, because nobody
@@ -30,7 +32,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 LINUX = sys.platform == "linux"
@@ -39,6 +41,8 @@ MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel takes 128 K
 STREAMS_AND_LINE = 4
 ORPHANED_GRACE_S = 1.0  # the sidecar is gone, or the program: everything ends within two seconds
 STEP_S = 0.02
+NEVER = (float("inf"), float("inf"))
+LONGEST_S = 3600.0  # of one poll: the kernel does not take any number
 _BLOCK_BYTES = 512  # of getrusage
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal's and a supervisor's: the sidecar gets them too
@@ -144,6 +148,7 @@ class Keeper:
         self._pid = 0
         self._exited = False
         self._kill_at: float | None = None
+        self._until: Sequence[float] = order["until"] or NEVER
         self._asked: set[int] = set()
         self._heard = b""
 
@@ -152,6 +157,8 @@ class Keeper:
         folder = self._order["cwd"]
         private = folder is None
         try:
+            if self._is_overdue():  # whoever ordered it stood still meanwhile
+                raise OSError(errno.ETIMEDOUT, "overdue")
             if private:
                 folder = self._order["private"]
                 os.mkdir(folder, 0o700)
@@ -174,9 +181,11 @@ class Keeper:
         poll.register(self._alarm.fileno(), select.POLLIN)
         poll.register(self._line, select.POLLIN)
         while self._reap():
+            if self._is_overdue():
+                self._kill_by(self._until[1])
             if self._kill_at is not None:
                 self._press()
-            for fd, _ in poll.poll(None if self._kill_at is None else STEP_S * 1000):
+            for fd, _ in poll.poll(self._patience_ms()):
                 if fd == self._line.fileno() and not self._listen():
                     poll.unregister(self._line)
             self._alarm.clear()
@@ -195,11 +204,26 @@ class Keeper:
         self._heard += heard
         while b"\n" in self._heard:
             line, _, self._heard = self._heard.partition(b"\n")
-            self._end(float(json.loads(line)["end"]))
+            said = json.loads(line)
+            if "end" in said:
+                self._end(float(said["end"]))
+            else:
+                self._until = said["until"] or NEVER
         return True
 
+    def _is_overdue(self) -> bool:
+        return time.monotonic() >= self._until[0]
+
+    def _patience_ms(self) -> float | None:
+        """How long nothing is to be done unless something happens."""
+        if self._kill_at is not None:
+            return STEP_S * 1000
+        return None if self._until is NEVER else min(max(0.0, self._until[0] - time.monotonic()), LONGEST_S) * 1000
+
     def _end(self, grace_s: float) -> None:
-        kill_at = time.monotonic() + grace_s
+        self._kill_by(time.monotonic() + grace_s)
+
+    def _kill_by(self, kill_at: float) -> None:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def _press(self) -> None:

@@ -16,7 +16,8 @@ from sidecar.agents.cleaning import Cleaning
 from sidecar.agents.ends import failure_of_exit
 from sidecar.agents.record import Failure
 from sidecar.agents.states import Category
-from sidecar.processes import Exit, Processes, Program, StartFailed
+from sidecar.agents.terms import Term
+from sidecar.processes import Exit, Processes, Program, StartFailed, Until
 from sidecar.settings.agents import Resources
 from tests.unit.processes.test_children import PATH, dies
 
@@ -96,6 +97,22 @@ async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processe
     held = len(attended._process.stdout._buffer)  # type: ignore[attr-defined]
     assert held <= 3 * READ_BYTES
     await attended.end()
+
+
+async def test_it_lives_as_long_as_its_term_says_and_a_term_that_bounds_it_no_more_does_not_end_it(
+    processes: Processes,
+) -> None:
+    past, far = Until(0.0, 0.0), Until(2**40, 2**40)
+    term, other = Term(far), Term(far)
+    attended = await Attended.start(processes, shell("exec cat"), Cleaning(), term)
+    attended.lives(other)
+    term.renew(past)
+    attended.tell(b"1\n")
+    assert await attended.read() == b"1\n"
+    other.renew(past)
+    assert (await attended.wait()).signal in (signal.SIGTERM, signal.SIGKILL)
+    await attended.end()
+    assert not other._hearers
 
 
 async def test_a_program_that_does_not_read_and_one_that_complains_without_end_are_ended(processes: Processes) -> None:

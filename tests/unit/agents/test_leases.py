@@ -10,11 +10,12 @@ from random import Random
 
 import pytest
 
-from sidecar.agents.leases import KEY, Lease, Leases
+from sidecar.agents.leases import ANOTHERS, ASKS, KEY, STOOD_STILL, UNHEARD, Lease, Leases
 from sidecar.agents.turns import Turns
 from sidecar.limits import open_store
 from sidecar.limits.redis import PREFIX
 from sidecar.loading import run_at
+from sidecar.processes import Until
 from sidecar.settings.store import StoreSettings
 from sidecar.shared_key import Run
 from tests.valkey import Valkey, running_valkey
@@ -118,6 +119,7 @@ async def test_who_is_not_heard_has_lost_it_while_nobody_else_can_have_it(shared
     with valkey.frozen():
         await first.keep()
         assert time.monotonic() - began_s < 3 * KEPT_S
+        assert first.is_over and first.why == UNHEARD
     assert not await is_next(replica(shared, "two", 4 * KEPT_S).of("writer", "run"))
 
 
@@ -127,6 +129,40 @@ async def test_who_hears_that_another_has_it_has_lost_it(shared: Run, valkey: Va
     with valkey.client() as client:
         client.set(f"{PREFIX}{KEY}:holder:writer", "two/run")
     await first.keep()
+    assert first.is_over and first.why == ANOTHERS
+
+
+async def test_who_stood_still_has_lost_it_and_says_so(shared: Run) -> None:
+    first = replica(shared, "one").of("writer", "run")
+    await first.come()
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(0)
+    time.sleep(LEASE_S)
+    assert first.is_over
+    await keeping
+    assert first.why == STOOD_STILL
+
+
+async def test_what_runs_under_it_is_told_how_long_it_may_live_with_every_heartbeat(shared: Run) -> None:
+    first = replica(shared, "one", KEPT_S).of("writer", "run")
+    assert first.term.until is None
+    asked_s = time.monotonic()
+    await first.come()
+    told: list[Until | None] = []
+    first.term.bind(told.append)
+    keeping = asyncio.create_task(first.keep())
+    async with asyncio.timeout(5):
+        while len(told) < 3:
+            await asyncio.sleep(0.005)
+    keeping.cancel()
+    asks = [until.asks_mono_s for until in told if until is not None]
+    assert asks == sorted(set(asks)) and asks[0] >= asked_s + ASKS * KEPT_S
+    assert all(
+        until is None or asks_s < until.kills_mono_s < asks_s + KEPT_S / 2
+        for asks_s, until in zip(asks, told, strict=True)
+    )
+    first.term.release(told.append)
+    assert told[-1] is None
 
 
 async def test_a_store_that_came_back_empty_gives_none_until_whoever_had_it_has_said_so(

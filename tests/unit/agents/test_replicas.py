@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.leases import KEY
-from sidecar.agents.record import RUNS, Execution, Failure
+from sidecar.agents.leases import KEY, STOOD_STILL
+from sidecar.agents.record import RUNS, Execution, Failure, Usage
 from sidecar.agents.running import Ended, Event, Order, Said, Started
 from sidecar.agents.states import Category, State, Status
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import open_store
 from sidecar.limits.nodes import PREFIX
 from sidecar.loading import run_at
+from sidecar.processes import Exit
 from sidecar.records import Added, Bounds, StoreOut
 from sidecar.records.memory import MemoryStore
 from sidecar.records.redis import RedisStore
@@ -29,6 +30,7 @@ from tests.unit.agents.staging import (
     ALICE,
     BOB,
     DONE,
+    LEASE_S,
     Script,
     Stage,
     Working,
@@ -347,3 +349,23 @@ async def test_what_writes_is_ended_when_nobody_can_say_that_it_is_still_its_tur
         run = await stage.over(execution_id)
     assert run.failure is not None
     assert (run.status, run.failure.category) == (Status.FAILURE, Category.SYSTEM)
+
+
+@pytest.mark.parametrize("says", [DONE, Ended(Exit(signal=15), Usage(), Failure(Category.TRANSIENT, "signal 15"))])
+async def test_what_ends_after_its_sidecar_stood_still_did_not_do_what_it_was_told_and_is_not_tried_again(
+    valkey: Valkey, says: Ended
+) -> None:
+    tries = 0
+
+    async def stands_still(order: Order) -> AsyncGenerator[Event]:
+        nonlocal tries
+        tries += 1
+        yield Started(100)
+        time.sleep(0.6 * LEASE_S)
+        yield says
+
+    more = {"access_type": "read-write", "retries": {"max": 1, "backoff_s": 0.1, "retry_read_write": True}}
+    async with replicas(valkey, stands_still, **more) as (stage,), running(stage):
+        run = await stage.over(await stage.begin())
+    assert (run.status, tries) == (Status.FAILURE, 1)
+    assert run.failure == Failure(Category.SYSTEM, STOOD_STILL)

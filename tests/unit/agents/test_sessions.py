@@ -16,8 +16,9 @@ from sidecar.agents.record import Failure
 from sidecar.agents.running import Event, Progress, Said, Started
 from sidecar.agents.sessions import MOVES, Conversations, Endings, Phase, _Conversation
 from sidecar.agents.states import Category
+from sidecar.agents.terms import Term
 from sidecar.errors import Reason
-from sidecar.processes import Exit, Processes
+from sidecar.processes import Exit, Processes, Until
 from sidecar.vocabulary import Caller
 from tests.unit.agents.talkers import LINES, RPC, Launcher, definition, end, order, text, tried
 from tests.unit.processes.test_children import dies
@@ -69,6 +70,20 @@ async def until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not what():
             await asyncio.sleep(0.005)
+
+
+async def test_a_turn_is_bounded_and_the_silence_after_it_is_not(processes: Processes) -> None:
+    async with talking(processes, RPC, **JSON_RPC) as (conversations, launcher):
+        terms = [Term(Until(2**40, 2**40)) for _ in range(2)]
+        await tried(conversations, order("a")._replace(term=terms[0]))
+        terms[0].renew(Until(0.0, 0.0))
+        hanging = asyncio.create_task(tried(conversations, order("hang")._replace(term=terms[1])))
+        await until(lambda: bool(terms[1]._hearers))
+        assert len(launcher.started) == 1
+        terms[1].renew(Until(0.0, 0.0))
+        failure = end(await hanging).failure
+        assert failure is not None and "signal" in failure.message
+        assert not terms[0]._hearers and not terms[1]._hearers
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest_asyncio
 import uvloop
 
 from bench import children
-from sidecar.processes import Exit, Process, Processes, Program, StartFailed
+from sidecar.processes import Exit, Process, Processes, Program, StartFailed, Until
 
 PATH = {"PATH": os.environ.get("PATH", os.defpath)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only there a process can adopt")
@@ -142,6 +143,62 @@ async def test_when_the_warden_is_killed_programs_go_on_and_the_next_one_has_ano
         process.stdin.write(b"x\n")
         assert await process.stdout.readline() == b"x\n"
         await process.end()
+
+
+STANDS_STILL = """
+import asyncio, os, signal, time
+from sidecar.processes import Processes, Program, Until
+async def main():
+    until = Until(time.monotonic() + 0.3, time.monotonic() + 0.4)
+    script = "trap '' TERM; setsid sleep 600 & echo $! $$; sleep 600"
+    process = await Processes({}).start(Program("/bin/sh", ["sh", "-c", script], {}, until=until))
+    print((await process.stdout.readline()).decode(), end="", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+asyncio.run(main())
+"""
+
+
+@linux
+async def test_when_the_sidecar_stands_still_what_may_live_no_longer_ends_all_the_same() -> None:
+    sidecar = await asyncio.create_subprocess_exec(sys.executable, "-c", STANDS_STILL, stdout=asyncio.subprocess.PIPE)
+    assert sidecar.stdout is not None
+    for pid in map(int, (await sidecar.stdout.readline()).split()):
+        await dies(pid, 10.0)
+    assert alive(sidecar.pid)
+    sidecar.kill()
+    await sidecar.wait()
+
+
+def until(s: float, kills_s: float = 0.0) -> Until:
+    now_s = time.monotonic()
+    return Until(now_s + s, now_s + s + kills_s)
+
+
+async def test_a_program_is_asked_to_end_when_its_time_is_over_and_then_it_is_not_asked(processes: Processes) -> None:
+    heeds = await processes.start(shell("trap 'exit 7' TERM; echo; while :; do sleep 0.01; done"))
+    stubborn = await processes.start(shell("trap '' TERM; echo; exec sleep 600"))
+    for process, kills_s, end in ((heeds, 600.0, Exit(code=7)), (stubborn, 0.05, Exit(signal=signal.SIGKILL))):
+        await process.stdout.readline()
+        process.may_live(until(0.0, kills_s))
+        assert await process.wait() == end
+        await process.gone()
+        await process.end()
+
+
+async def test_a_program_lives_as_long_as_was_said_last(processes: Processes) -> None:
+    process = await processes.start(Program("/bin/cat", ["cat"], {}, until=until(2.0)))
+    process.may_live(until(600.0))
+    process.may_live(None)
+    await asyncio.sleep(2.1)
+    process.stdin.write(b"still there\n")
+    assert await process.stdout.readline() == b"still there\n"
+    await process.end()
+
+
+async def test_what_should_have_ended_already_is_not_started(processes: Processes, tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="timed out"):
+        await processes.start(Program("/bin/touch", ["touch", str(tmp_path / "there")], {}, until=until(-0.1)))
+    assert not (tmp_path / "there").exists()
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(processes: Processes) -> None:
