@@ -107,7 +107,9 @@ class App:
         async with AsyncExitStack() as undo:
             data = take(settings.server.listen, undo, path)
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-            metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents))
+            of_a2a = [name for name, one in settings.upstreams.items() if one.a2a is not None]
+            agents = (*of_a2a, *settings.agents)
+            metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents), agents=agents)
             evidence = Evidence.open(settings, metrics)
             undo.push_async_callback(evidence.audit.close)
             seen = look_at(path, settings)  # before it is read: what is written from now on is a change

@@ -44,6 +44,7 @@ class Gauges:
         now, metrics = self.pipeline.live.current, self.pipeline.metrics
         metrics.reconfigured(
             upstreams=now.upstreams,
+            agents=now.agents,
             limits=now.limit_labels,
             budgets=now.budget_labels,
             schedules=now.settings.schedules,

@@ -25,6 +25,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from sidecar import __version__
 from sidecar.errors import Reason
+from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.tables import AS_GIVEN, OTHER, Table
 from sidecar.vocabulary import PermissionKind
@@ -37,8 +38,10 @@ STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 
 PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that were no request
 STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
-WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
-COMMON_METHODS = ("tools/call", "tools/list")  # there before the first call, so that `rate()` sees it
+WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS | frozenset(BY_ACTION)
+# There before the first call, so that `rate()` sees it.
+COMMON_METHODS = ("tools/call", "tools/list")
+COMMON_OF_AGENTS = (SEND.action, STREAM.action)
 STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # as `pipeline` marks them
 KINDS = tuple(kind.value for kind in PermissionKind)
 CREDENTIALS = ("jwt", "api_key", "agent_token", "local", "certificate", "anonymous", NONE)
@@ -77,11 +80,18 @@ AUTH_REASONS = (
 class Metrics:
     """Every series, and the verbs that move them. Times in seconds.
 
-    `upstreams`, `limits` and `budgets` (limits that count what calls cost) are the configured names, `reconfigured`
-    changes them.
+    `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count what calls cost) are the
+    configured names, `reconfigured` changes them.
     """
 
-    def __init__(self, *, upstreams: Iterable[str], limits: Iterable[str] = (), budgets: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        upstreams: Iterable[str],
+        agents: Iterable[str] = (),
+        limits: Iterable[str] = (),
+        budgets: Iterable[str] = (),
+    ) -> None:
         # Choices of labels; `reconfigured` fills them.
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
         self._agents = set[str]()  # those that are programs; `agents_offered` fills it
@@ -296,17 +306,19 @@ class Metrics:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._declare()
-        self.reconfigured(upstreams=upstreams, limits=limits, budgets=budgets)
+        self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
         self,
         *,
         upstreams: Iterable[str],
+        agents: Iterable[str] = (),
         limits: Iterable[str] = (),
         budgets: Iterable[str] = (),
         schedules: Iterable[str] = (),
     ) -> None:
-        """These are the names now. Counters of names that are gone stay as they are: none may go back."""
+        """These are the names now; upstreams that are `agents` speak A2A, all others MCP. Counters of names that are
+        gone stay as they are: none may go back."""
         for choices, names in (
             (self._upstreams, upstreams),
             (self._limits, limits),
@@ -322,15 +334,19 @@ class Metrics:
         self._schedule_success.keep(self._schedules)
         for table in self._tables:
             table.chosen_anew()
-        named = (*sorted(self._upstreams), OTHER)
-        self._requests.declare(("mcp",), sorted(self._upstreams), COMMON_METHODS, STATUSES)
-        self._request_s.declare(PROTOCOLS, named)
+        of_agents = sorted(self._upstreams.intersection(agents))
+        of_servers = sorted(self._upstreams.difference(of_agents))
+        self._requests.declare(("mcp",), of_servers, COMMON_METHODS, STATUSES)
+        self._requests.declare(("a2a",), of_agents, COMMON_OF_AGENTS, STATUSES)
+        self._request_s.declare(("mcp", "http"), of_servers)
+        self._request_s.declare(("a2a",), of_agents)
+        self._request_s.declare(PROTOCOLS, (OTHER,))
         self._limit_checks.declare(sorted(self._limits), LIMIT_OUTCOMES)
         self._budget_used.declare(sorted(self._budgets))
-        self._schema_violations.declare(sorted(self._upstreams))
+        self._schema_violations.declare(of_servers)
         self._upstream_up.declare(sorted(self._upstreams))
-        self._pin_mismatches.declare(sorted(self._upstreams))
-        self._hidden_text.declare(sorted(self._upstreams))
+        self._pin_mismatches.declare(of_servers)
+        self._hidden_text.declare(of_servers)
         self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
         self._breaker_moves.declare(sorted(self._upstreams), BREAKER_STATES)
         self._upstream_s.declare(sorted(self._upstreams))

@@ -7,12 +7,13 @@ what is known (O10).
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
@@ -89,6 +90,7 @@ class Admin:
     secrets: Mapping[bytes, Role]
     trusted: bool = False
     health_only: bool = False
+    _scraping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -97,7 +99,7 @@ class Admin:
         except Refusal as refusal:
             return problem(refusal.detail, refusal.answer.http)
         path = request.raw_path.partition("?")[0]
-        answer = self._open(request, path)
+        answer = await self._open(request, path)
         if answer is not None:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
@@ -118,7 +120,7 @@ class Admin:
         except Refusal as refusal:
             return refused(refusal)
 
-    def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
+    async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in ("/livez", "/readyz", "/metrics"):
             return None
         if request.method not in ("GET", "HEAD"):
@@ -128,7 +130,10 @@ class Admin:
         if path == "/readyz":
             ready, why = self.app.readiness()
             return answered(why, 200 if ready else 503)
-        content_type, body = self.metrics.render(request.headers.get("Accept", ""))
+        async with (
+            self._scraping
+        ):  # of hundreds of upstreams it is megabytes: calls do not wait for that, one thread does
+            content_type, body = await asyncio.to_thread(self.metrics.render, request.headers.get("Accept", ""))
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
     def _role(self, request: web.BaseRequest) -> Role | None:

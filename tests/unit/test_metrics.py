@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from sidecar import __version__, metrics, tables
 from sidecar.errors import Reason
 from sidecar.metrics import Metrics
+from sidecar.protocols.a2a.operations import BY_ACTION
 
 CONTRACT_8 = """
 requests_total{protocol,upstream,method,status} request_duration_seconds{protocol,upstream}
@@ -182,6 +183,21 @@ def test_counters_are_there_before_the_first_event(measured: Metrics) -> None:
         assert known["sidecar_requests_total", frozenset(labels.items())] == 0
     assert known["sidecar_upstream_up", frozenset({("upstream", "files")})] == 0
     assert known["sidecar_audit_records_total", frozenset({("event", "decision"), ("result", "failed")})] == 0
+
+
+def test_agents_are_counted_by_what_a2a_asks_of_them(measured: Metrics) -> None:
+    """And have no series of what only a server of MCP is asked: a hundred of them are not a hundred thousand lines."""
+    measured.reconfigured(upstreams=["github", "planner"], agents=["planner"])
+    labels = {"protocol": "a2a", "upstream": "planner", "status": "success"}
+    for action in BY_ACTION:
+        measured.request_started("a2a")
+        measured.request_finished("a2a", "planner", action, "success", 0.1, {})
+        assert value(measured, "requests_total", method=action, **labels) == 1
+    assert value(measured, "requests_total", method="message/send", **labels | {"status": "error"}) == 0
+    theirs = [(name, dict(found)) for name, found in samples(measured) if ("upstream", "planner") in found]
+    assert {found.get("protocol", "a2a") for _, found in theirs} == {"a2a"}
+    of_servers = ("sidecar_schema_violations_total", "sidecar_pin_mismatches", "sidecar_hidden_text_tools")
+    assert not [name for name, _ in theirs if name in of_servers]
 
 
 def test_only_the_serving_revision_is_shown(measured: Metrics) -> None:
