@@ -65,8 +65,10 @@ async def test_every_binding_reaches_the_same_process_and_nobody_else_does(tmp_p
             params = message("on", contextId=context)
             task = task_in(await ask(world, version, binding, "message/send", params, agent="chat"))
             assert (state_of(task), output_of(task)) == ("completed", f"{number} on")
-        theirs = await ask(world, "1.0", "jsonrpc", "message/send", message("on", contextId=context), BOB, "chat")
-        assert (theirs.reason, theirs.results) == ("task-unknown", ())
+        params = message("on", contextId=context)
+        theirs = task_in(await ask(world, "1.0", "jsonrpc", "message/send", params, BOB, "chat"))
+        assert (output_of(theirs), theirs["contextId"]) == ("1 on", context), "a conversation of his own, called so"
+        assert output_of(await said(world, "on", context)) == f"{len(SPOKEN) + 2} on"
         refused = await ask(
             world, "1.0", "jsonrpc", "message/send", message("one\ntwo", contextId=context), ALICE, "chat"
         )
