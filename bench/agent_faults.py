@@ -182,15 +182,13 @@ async def store_dies(lab: Laboratory) -> None:
 
 
 async def store_is_emptied(lab: Laboratory) -> None:
-    """In the middle of a run that is over before any other may begin."""
+    """In the middle of a run: what it knew of runs is gone, and so are they."""
     here, there = lab.replicas
-    long = await lab.sends(here, 8.0)
-    await lab.began(long)
-    short = await lab.sends(there, 0.1)
+    long = await lab.sends(here, LONG_S)
+    pid = await lab.began(long)
+    await lab.sends(there, 0.1)
     lab.node.ask("FLUSHALL")
-    await until(lambda: "ended" in lab.noted(long.trace), "the end of a run whose store was emptied")
-    lab.told["long"] = await lab.over(here, long)
-    lab.told["other"] = await lab.over(there, short)
+    lab.told["program_lived_s"] = await until(lambda: not alive(pid), "the end of a program that nobody knows of")
 
 
 async def _store_out(
@@ -211,9 +209,9 @@ async def _store_out(
     finally:
         comes()
     if remembers:
-        await _told_and_kept(lab, here, long)
         lab.told["other_began_after_s"] = await until(lambda: "began" in lab.noted(short.trace), "the other's turn")
-    lab.told["other"] = await lab.over(there, short)
+        await _told_and_kept(lab, here, long)
+        lab.told["other"] = await lab.over(there, short)
 
 
 async def _told_and_kept(lab: Laboratory, replica: Replica, errand: errands.Errand) -> None:

@@ -41,6 +41,7 @@ from sidecar.settings.agents import CliAgent
 MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # a try ends itself at its deadline; what does not even do that is ended so much later
 TOLD_WITHIN_S: Final = 2.0
+UNSURE: Final = "the store did not say in time that no other replica took it for left behind"
 FAILED: Final = "TASK_STATE_FAILED"
 CANCELED: Final = "TASK_STATE_CANCELED"
 
@@ -63,7 +64,7 @@ class Offer:
 class Means:
     """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
     how long one that is over is kept. Once `closing` is set, no try begins. Before `writes_from_mono_s` nothing that
-    writes begins where no leases are."""
+    writes begins where no leases are. Unless runs are `surely_held`, another replica may have ended one of ours."""
 
     store: Store[Execution]
     metrics: Metrics
@@ -73,6 +74,7 @@ class Means:
     leases: Leases | None
     closing: asyncio.Event
     writes_from_mono_s: float
+    surely_held: Callable[[], bool]
 
 
 class GivenUp(NamedTuple):
@@ -206,7 +208,7 @@ class Course:
 
     async def _tries(self) -> None:
         attempt = 1
-        while (rest := await self._try(attempt)) is not None:
+        while await self._is_ours() and (rest := await self._try(attempt)) is not None:
             of = self.offer.definition.tries
             failure = self.record.failure.message if self.record.failure else ""
             self._tell(
@@ -214,6 +216,18 @@ class Course:
             )
             await asyncio.sleep(rest)
             attempt += 1
+
+    async def _is_ours(self) -> bool:
+        """Whether a try may begin: what another replica took for left behind, and ended, must not run any more."""
+        if not self.means.surely_held():
+            try:
+                async with asyncio.timeout(self.offer.definition.queue_timeout):
+                    self.saving.moved()
+                    await self.saving.settle()
+            except TimeoutError:
+                self._fails(State.FAILED, Failure(Category.SYSTEM, UNSURE))
+                return False
+        return True
 
     async def _try(self, attempt: int) -> float | None:
         """One try, until nothing of it is left. How long to rest before the next one, None where there is none."""

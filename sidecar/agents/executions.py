@@ -96,12 +96,13 @@ class Executions:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
     _held_s: float = float("-inf")
+    _regular_since_s: float = float("-inf")
     _unkept: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         leases = None if self.run_shared is None else Leases(self.run_shared, self.holder, self.lease_s)
         about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
-        self._means = Means(*about, asyncio.Event(), time.monotonic() + self.strays_s)
+        self._means = Means(*about, asyncio.Event(), time.monotonic() + self.strays_s, self._surely_held)
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -424,8 +425,13 @@ class Executions:
         """Raises StoreOut."""
         now_s = self.clock()
         held_s, was_held_s = time.monotonic(), self._held_s
+        if held_s - was_held_s > HELD_S / 3:
+            self._regular_since_s = held_s
+        # A store that is back has heard nobody for long, and not only those who are gone: everybody says first what is
+        # theirs. What was let go of is nobody's at all times.
+        free_by_s = now_s if held_s - self._regular_since_s >= HELD_S else 0.0
         known = {one: course.saving.revision for one, course in self._courses.items()}
-        for record in await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE, known):
+        for record in await self.store.take(self.holder, free_by_s, now_s + HELD_S, SHARE, known):
             course = self._courses.get(record.id)
             if course is not None:
                 course.saving.look(record)
@@ -435,6 +441,10 @@ class Executions:
         if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
             for course in self._courses.values():
                 course.saving.moved()
+
+    def _surely_held(self) -> bool:
+        """Whether nobody can have taken what is ours for left behind. Where nobody shares the store, nobody can."""
+        return self.run_shared is None or time.monotonic() - self._held_s < HELD_S
 
     async def _left_behind(self, record: Execution) -> None:
         """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there."""

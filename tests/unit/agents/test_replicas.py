@@ -26,6 +26,7 @@ from sidecar.records.memory import MemoryStore
 from sidecar.records.redis import RedisStore
 from sidecar.records.sqlite import SqliteStore
 from sidecar.settings.store import StoreSettings
+from tests.flow.world import PATIENCE_S
 from tests.unit.agents.staging import (
     ALICE,
     BOB,
@@ -248,6 +249,48 @@ async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_o
                 await asyncio.sleep(0.01)
         assert await silent.get(execution_id) == ended
         assert not silent.executions._courses
+
+
+async def test_a_run_that_waited_and_was_taken_for_left_behind_does_not_begin(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.1)
+    began: list[str] = []
+    go_on = asyncio.Event()
+
+    async def script(order: Order) -> AsyncGenerator[Event]:
+        began.append(order.execution_id)
+        yield Started(1)
+        await go_on.wait()
+        yield DONE
+
+    async with replicas(valkey, script, says, max_concurrent_executions=1) as (silent, other), running(other):
+        first, second = [await silent.begin() for _ in range(2)]
+        await silent.until(first, State.RUNNING)
+        ended = [await other.over(one) for one in (first, second)]
+        go_on.set()
+        assert [await silent.until(one, State.IDLE) for one in (first, second)] == ended
+        assert began == [first]
+
+
+async def test_where_nobody_could_say_what_is_theirs_everybody_does_before_anything_is_taken_for_left_behind(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.agents.executions.HELD_S", 1.0)
+    works = [Working(), Working()]
+    async with replicas(valkey, *works) as stages, AsyncExitStack() as jobs:
+        runs = [await stage.begin() for stage in stages]
+        for stage, run in zip(stages, runs, strict=True):
+            await stage.until(run, State.RUNNING)
+        await asyncio.sleep(1.1)
+        for stage in stages:
+            await jobs.enter_async_context(running(stage))
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(stage.executions._surely_held() for stage in stages):
+                await asyncio.sleep(0.01)
+        for work in works:
+            work.may_end.set()
+        assert [(await stage.over(run)).status for stage, run in zip(stages, runs, strict=True)] == [Status.SUCCESS] * 2
 
 
 async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back(valkey: Valkey) -> None:
