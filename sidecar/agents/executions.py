@@ -30,7 +30,7 @@ from sidecar.agents.telling import WAITS, StreamResponse, begun, stood, went_on
 from sidecar.agents.turns import Turns
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
-from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut
+from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut, Unreadable
 from sidecar.settings.agents import CliAgent
 from sidecar.shared_key import Run
 from sidecar.vocabulary import Caller
@@ -293,7 +293,11 @@ class Executions:
     async def close(self, grace_s: float) -> None:
         """Begin nothing more, give what runs a while, then end it; the store says so."""
         self.drain()
+        if self._courses:  # who waits for this sidecar's end learns for whom it waits
+            log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
         await self._wait(grace_s)
+        if self._courses:
+            log.warning("runs are ended that did not end in time", extra={"runs": len(self._courses)})
         self._stop(list(self._courses.values()), "while it ran")
         await self._wait(ENDING_S)
         for task in self._tasks.values():
@@ -477,5 +481,7 @@ def _does_not_wait() -> Refusal:
 
 
 def _unavailable(out: StoreOut) -> Refusal:
+    if isinstance(out, Unreadable):
+        return Refusal(Reason.STORE_UNAVAILABLE, str(out))
     log.warning("the store of runs is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)

@@ -216,8 +216,8 @@ class CliWire:
         runs, total = await self._executions.page(_whose(outgoing).binding, (self._name,), None, size, offset)
         found = [_listed(run.task, params) for run in runs if _is_wanted(run.task, params)]
         found.sort(key=lambda task: str(task["status"].get("timestamp", "")), reverse=True)
-        after = offset + len(runs)
-        token = str(after) if runs and after < total else ""
+        after = offset + size  # one that cannot be read has its place, too
+        token = str(after) if after < total else ""
         return {"tasks": found, "nextPageToken": token, "pageSize": size, "totalSize": total}
 
 

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from sidecar.agents.executions import Executions, Pool
 from sidecar.agents.record import Execution
 from sidecar.agents.states import State
-from sidecar.agents.telling import WAITS, skill_of
+from sidecar.agents.telling import WAITS, is_over, skill_of
 from sidecar.desk.models import (
     Agent,
     AgentInFull,
@@ -43,6 +43,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.records import StoreOut
 from sidecar.schedules.scheduler import Scheduler
 from sidecar.settings.agents import CliAgent
+from sidecar.settings.findings import nothing_like
 from sidecar.snapshot import Live
 from sidecar.task_api.orders import Orders
 from sidecar.task_api.records import Record
@@ -98,15 +99,16 @@ class Desk:
         found: list[Execution] = []
         at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
         while len(found) < wanted.limit and at < last:
-            size = PAGE if wanted.is_narrow else wanted.limit
+            size = PAGE if wanted.is_narrow else wanted.limit - len(found)
             page, total = await self.executions.page(None, targets, wanted.standing, size, at)
-            for run in page:
-                at += 1
+            begins, at = at, at + size  # one that cannot be read has its place, too
+            for after, run in enumerate(page, begins + 1):
                 if wanted.means(run):
                     found.append(run)
                 if len(found) == wanted.limit:
+                    at = after  # or less: who goes on there may see one again, and misses none
                     break
-            if at >= total or not page:
+            if at >= total:
                 return {"runs": [run_of(run) for run in found], "next_offset": None}
         return {"runs": [run_of(run) for run in found], "next_offset": at}
 
@@ -122,6 +124,7 @@ class Desk:
     async def follow(self, run_id: str) -> AsyncGenerator[Heard | None]:
         """What is new of a run, from its beginning to its end; None is a sign of life. Raises Refusal: TASK_UNKNOWN,
         STORE_UNAVAILABLE."""
+        await self._run(run_id)
         hearing = Hearing()
         async with (
             aclosing(self.executions.follow(run_id)) as told,
@@ -165,6 +168,8 @@ class Desk:
     async def cancel(self, run_id: str, reason: str, by: str) -> Run:
         """Give a run up. It is given up also where that cannot be put on record, which is then said. Raises Refusal:
         TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
+        if is_over((await self._run(run_id)).task):
+            raise Refusal(Reason.NOT_CANCELABLE, "it is over")
         record = await self.executions.cancel(run_id, GIVEN_UP)  # its caller hears that; who and why is evidence
         try:
             await self.witness("run-cancelled", by, run=run_id, agent=record.target, why=reason)
@@ -239,7 +244,8 @@ class Desk:
     def _definition(self, name: str) -> CliAgent:
         definition = self._definitions.get(name)
         if definition is None:
-            raise Refusal(Reason.UPSTREAM_UNKNOWN, "no program under agents has this name")
+            why = nothing_like("no program under agents has this name", name, self._definitions)
+            raise Refusal(Reason.UPSTREAM_UNKNOWN, why)
         return definition
 
 

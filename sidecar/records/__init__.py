@@ -13,7 +13,7 @@ from sidecar.records.kind import FINITE, Codec, Kind
 from sidecar.records.memory import MemoryStore
 from sidecar.records.redis import RedisStore
 from sidecar.records.sqlite import SqliteStore, check_file
-from sidecar.records.store import Added, Bounds, Kept, Page, Share, Store, StoreOut
+from sidecar.records.store import Added, Bounds, Kept, Page, Share, Store, StoreOut, Unreadable
 
 __all__ = [
     "FINITE",
@@ -29,5 +29,6 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreOut",
+    "Unreadable",
     "check_file",
 ]

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic
 
+import orjson
 from pydantic import ConfigDict
 
-from sidecar.records.store import R, StoreOut
+from sidecar.records.store import R, Unreadable
 
+MAX_ID_CHARS: Final = 64
 FINITE: Final = ConfigDict(allow_inf_nan=False)  # a time that is not a number is before and after nothing
 
 log = logging.getLogger("sidecar.records")
@@ -41,12 +43,12 @@ class Kind(Generic[R]):
     lost: str
 
     def read(self, body: bytes | str | None) -> R:
-        """The record that was kept so. Raises StoreOut: nothing is said of what we cannot read, and least of all that
+        """The record that was kept so. Raises Unreadable: nothing is said of what we cannot read, and least of all that
         it is not there."""
         try:
             return self.codec.decode(body or b"")
         except (ValueError, TypeError, LookupError):
-            raise StoreOut(f"{self.what} cannot be read") from None
+            raise Unreadable(f"{self.what} cannot be read: it was damaged, or another version wrote it") from None
 
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
         """Those of the records that can be read: one that cannot is no other's trouble."""
@@ -54,6 +56,14 @@ class Kind(Generic[R]):
         for body in bodies:
             try:
                 found.append(self.read(body))
-            except StoreOut as unreadable:
-                log.warning("%s", unreadable)
+            except Unreadable as unreadable:
+                log.warning("%s", unreadable, extra={"id": _id_in(body)})
         return found
+
+
+def _id_in(body: bytes | str | None) -> str | None:
+    """Which one it may be, so that somebody finds it: as far as it is JSON, it says so."""
+    try:
+        return str(orjson.loads(body or b"")["id"])[:MAX_ID_CHARS]
+    except (ValueError, TypeError, LookupError):
+        return None

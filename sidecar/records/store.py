@@ -18,6 +18,10 @@ class StoreOut(Exception):
     """The store did not answer, or not in time."""
 
 
+class Unreadable(StoreOut):
+    """The store answered, and what it has of a record says nothing to us. Its text may be shown."""
+
+
 class Kept(Protocol):
     """What a store knows of a record; all else is between whoever writes it and whoever reads it.
 
@@ -98,7 +102,8 @@ class Store(Protocol[R]):
         """The record of this id, whoever owns it."""
 
     async def page(self, owner: str | None, page: Page) -> tuple[list[R], int]:
-        """Some records of an owner (None: of everybody, which is for operators), and how many there are in all."""
+        """Some records of an owner (None: of everybody, which is for operators), and how many there are in all. One
+        that cannot be read is missing from its page, and all others keep their places."""
 
     async def replace(self, record: R) -> bool:
         """Keep this in place of the revision before. False where that is not what is there, or where it is done and

@@ -21,6 +21,7 @@ from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut
 from sidecar.schedules.owing import Owed, owed, was_wrong
 from sidecar.schedules.standing import OWNER, Run, Standing
 from sidecar.schedules.states import Result, State
+from sidecar.settings.findings import nothing_like
 from sidecar.settings.schedules import MOST, Schedule, acts_as
 from sidecar.snapshot import Live
 from sidecar.task_api import records as tasks
@@ -407,7 +408,8 @@ class Scheduler:
     def _of(self, key: str) -> Named:
         schedule = self.live.current.settings.schedules.get(key)
         if schedule is None:
-            raise Refusal(Reason.ROUTE_UNKNOWN, "there is no such schedule")
+            why = nothing_like("there is no such schedule", key, self.live.current.settings.schedules)
+            raise Refusal(Reason.ROUTE_UNKNOWN, why)
         return Named(key, schedule)
 
     def _shown(self, one: Named, standing: Standing) -> Shown:

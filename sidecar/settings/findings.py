@@ -55,6 +55,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"known here: {', '.join(choices)}" if choices and len(choices) <= 24 else ""
 
 
+def nothing_like(what: str, word: str, known: Iterable[str]) -> str:
+    """That there is none of this name, and which one may have been meant."""
+    hint = did_you_mean(word, known)
+    return f"{what}; {hint}" if hint else what
+
+
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "a whole number",

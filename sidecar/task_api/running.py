@@ -17,7 +17,7 @@ from typing import Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
-from sidecar.records import Added, Bounds, Share, StoreOut
+from sidecar.records import Added, Bounds, Share, StoreOut, Unreadable
 from sidecar.task_api.following import Course, Means
 from sidecar.task_api.records import Record, State
 from sidecar.vocabulary import Caller
@@ -152,5 +152,7 @@ class Runner:
 
 def unavailable(out: StoreOut) -> Refusal:
     """A store that is out, as its caller hears it."""
+    if isinstance(out, Unreadable):
+        return Refusal(Reason.STORE_UNAVAILABLE, str(out))
     log.warning("the store of tasks is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)

@@ -10,10 +10,11 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import sys
 import termios
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from sidecar.admin import ADDRESSES
 from sidecar.agents.running import Prompt
 from sidecar.cli import main
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.a2a.operations import LIST
+from sidecar.upstreams.agents import Outgoing
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
@@ -157,7 +160,12 @@ async def test_a_program_that_fails_says_so_and_its_output_stands(tmp_path: Path
         assert (await told(running, "agent", "runs", "--status", "success"))["runs"] == []
         assert (await did(running, "agent", "run", "nobody", code=1)).stderr.startswith("No such server")
         assert (await did(running, "agent", "run", "closed", code=1)).stderr != ""
-        assert (await did(running, "agent", "show", "0199", code=1)).stderr == "No such task: no run has this id\n"
+        assert 'did you mean "echo"?' in (await did(running, "agent", "run", "ecko", code=1)).stderr
+        for verb in ("show", "logs", "cancel", "answer"):
+            assert (await did(running, "agent", verb, "0199", code=1)).stderr == "No such task: no run has this id\n"
+        assert (await did(running, "agent", "logs", "-f", "0199", code=1)).stderr.endswith("no run has this id\n")
+        over = (await did(running, "agent", "cancel", whole["id"], code=1)).stderr
+        assert over == "The task cannot be cancelled: it is over\n"
 
 
 async def test_a_call_chooses_what_its_definition_lets_it(tmp_path: Path) -> None:
@@ -359,6 +367,35 @@ async def test_runs_are_found_page_by_page(tmp_path: Path) -> None:
         assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
 
 
+@pytest.mark.parametrize("standing", ["", "&status=success"])
+async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other(standing: str, tmp_path: Path) -> None:
+    """Another version wrote them, or something damaged them."""
+    async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
+        ids = [(await told(running, "agent", "run", "echo", str(number)))["id"] for number in range(6)]
+        unread, read = {ids[2], ids[3], ids[5]}, [ids[4], ids[1], ids[0]]
+        with closing(sqlite3.connect(running.folder / "data" / "runs.sqlite")) as kept, kept:
+            kept.execute("UPDATE runs SET body = ? WHERE id IN (?, ?, ?)", (b'{"id": "odd", "future": 1}', *unread))
+        for size in (1, 2, 3, 200):
+            seen, offset = [], 0
+            while offset is not None:
+                page = (await sent(running, f"/api/runs?limit={size}&offset={offset}{standing}"))[1]
+                seen += [run["id"] for run in page["runs"]]
+                offset = page["next_offset"]
+            assert seen == read, size
+        owner, wire = (await running.app.executions.get(ids[0])), running.app.live.current.agent("echo").wire
+        assert owner is not None
+        tasks, token = [], "0"
+        while token:
+            asked = Outgoing(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
+            answer = await wire.ask(asked)
+            assert isinstance(answer, dict)
+            tasks += [task["id"] for task in answer["tasks"]]
+            token = answer["nextPageToken"]
+        assert tasks == read
+        why = "a run cannot be read: it was damaged, or another version wrote it"
+        assert why in (await did(running, "agent", "show", ids[5], code=1)).stderr
+
+
 async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
         run_id = (await sent(running, "/api/agents/slow/runs", {}))[1]["run_id"]
@@ -435,7 +472,7 @@ async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> N
         assert " paused " in (await did(running, "schedule", "list")).stdout
         assert (await did(running, "schedule", "resume", "nightly")).stdout.startswith("nightly is due next at 2")
         for verb in ("run", "pause", "resume"):
-            assert (await did(running, "schedule", verb, "weekly", code=1)).stderr
+            assert "known here: idle, nightly" in (await did(running, "schedule", verb, "weekly", code=1)).stderr
         acts = [(one["what"], one["schedule"]) for one in controls(running) if one["what"].startswith("schedule-")]
         assert acts == [(f"schedule-{verb}", "nightly") for verb in ("run", "pause", "resume")]
         check_described("/api/schedules", "get", *await sent(running, "/api/schedules", secret=VIEW))

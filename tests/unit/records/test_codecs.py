@@ -138,5 +138,5 @@ def test_what_was_damaged_is_whole_or_cannot_be_read_and_is_no_others_trouble(ca
     "damaged", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 5000, b'{"caller": [[], [], null]}', None]
 )
 def test_what_says_nothing_is_told_and_nothing_else_happens(sort: Any, damaged: bytes | None) -> None:
-    with pytest.raises(StoreOut, match=f"^{sort.kind.what} cannot be read$"):
+    with pytest.raises(StoreOut, match=f"^{sort.kind.what} cannot be read: "):
         sort.kind.read(damaged)
