@@ -70,6 +70,8 @@ def next_(name: str, count: int, path: Path, as_json: bool) -> None:
         click.echo(f"{each}  {chosen[each].cron}  {chosen[each].timezone}{'' if moments else '  disabled'}")
         for moment in moments:
             click.echo(f"  {_local(moment, chosen[each])}  {rfc3339(moment)}")
+    if not due:
+        click.echo("there is no schedule")
 
 
 @schedule.command()

@@ -128,6 +128,8 @@ async def test_a_run_is_ordered_heard_and_looked_at(tmp_path: Path) -> None:
         listed = (await did(running, "agent", "list")).stdout
         assert re.search(r"^echo +task +read-only +0 of 4 +0 +success ", listed, re.MULTILINE), listed
         assert re.search(r"^closed .* disabled ", listed, re.MULTILINE)
+        servers = (await did(running, "mcp", "list")).stdout.splitlines()
+        assert [line.split()[0] for line in servers] == ["github"], "an agent is no server"
         ordered = [one for one in controls(running) if one["what"] == "run-ordered"]
         assert [(one["agent"], one["principal"]) for one in ordered] == [("echo", "nhi:operator")] * 2
         assert all(one["by"].startswith("local:uid=") for one in ordered)

@@ -62,9 +62,10 @@ def list_(path: Path, as_json: bool) -> None:
     answer = told(path, "/api/upstreams", as_json)
     if as_json:
         return
-    for name, one in answer["upstreams"].items():
+    servers = {name: one for name, one in answer["upstreams"].items() if one.get("protocol") != "a2a"}
+    for name, one in servers.items():
         click.echo("  ".join([name, *_words(one)]))
-    if not answer["upstreams"]:
+    if not servers:
         click.echo("there is no server")
 
 
