@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.limits import Budgets, load_budgets
+from sidecar.limits.budgets import entries_of
+from sidecar.limits.plan import Entry
 from sidecar.policy import PolicySource, load_policy
 from sidecar.policy.scopes import ScopeLike
 from sidecar.settings import load_settings
@@ -15,20 +18,27 @@ from sidecar.settings.shipped import shipped
 
 POLICIES: Literal["policies"] = "policies"
 MODELS: Literal["models"] = "models"
+BUDGETS_FILE: Final = "budgets.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them."""
+    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `offers` are the limits
+    that agents have in sidecar.yaml."""
 
     models: Path
     policies: Path
     scopes: Sequence[ScopeLike] = ()
     names: frozenset[str] | None = None
+    offers: tuple[Entry, ...] = ()
 
     def load(self) -> PolicySource:
         """Read and check it. Raises PolicyError with every fault."""
         return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names)
+
+    def budgets(self) -> Budgets:
+        """Everything that limits beside the rows, as it is in force when this is served. Raises PolicyError."""
+        return replace(load_budgets(self.policies / BUDGETS_FILE), offers=self.offers)
 
 
 def configured(path: Path, environ: Mapping[str, str]) -> Place:
@@ -36,8 +46,8 @@ def configured(path: Path, environ: Mapping[str, str]) -> Place:
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
     settings = load_settings(path, environ, check_files=False)
-    policy = settings.policy
-    return Place(policy.models, policy.path, policy.scopes, frozenset(settings.upstreams))
+    policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
+    return Place(policy.models, policy.path, policy.scopes, frozenset(settings.upstreams), entries_of(offers))
 
 
 def in_folder(folder: Path) -> Place:

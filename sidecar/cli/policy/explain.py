@@ -18,7 +18,6 @@ from sidecar.audit.parts import files_of, given
 from sidecar.cli.policy.explanation import as_data, lines
 from sidecar.errors import ANSWERS, ConfigError, Reason
 from sidecar.identity.names import is_principal
-from sidecar.limits import load_budgets
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
 from sidecar.settings import load_settings
@@ -30,7 +29,6 @@ from sidecar.workbench.records import UnreadableError, asked_in, find_decision, 
 from sidecar.workbench.replay import Candidate
 
 NO, CONFIG_INVALID, NO_EVIDENCE = 1, 3, 5  # CONTRACT 3
-BUDGETS_FILE = "budgets.yaml"
 MAX_JSON_CHARS = 4 * 1024 * 1024
 _USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 _OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
@@ -64,7 +62,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
         if record is not None and asked is None:
             _tell_unasked(record, as_json)
         place = in_folder(folder) if folder is not None else configured(config, os.environ)
-        source, budgets = place.load(), load_budgets(place.policies / BUDGETS_FILE)
+        source, budgets = place.load(), place.budgets()
         if asked is None:
             chain, at_s = _chain(given), _time(given["now"])
             question = question_of(

@@ -14,7 +14,6 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
-from sidecar.limits import load_budgets
 from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
 from sidecar.suites import FOLDER, PolicyTest, Suite, read_suites, run_suites
@@ -23,7 +22,6 @@ from sidecar.workbench.places import Place, configured
 from sidecar.workbench.suite_report import Telling
 
 GOOD, INVALID, FAILED = 0, 3, 4  # CONTRACT 3
-BUDGETS_FILE = "budgets.yaml"
 PROGRESS_EVERY_S = 0.25
 _MATTERS = (".csv", ".conf", ".yaml", ".yml")  # not the report that a run may write beside them
 _PATH = click.Path(exists=True, path_type=Path)
@@ -95,7 +93,7 @@ class Run:
 
     def _told(self, place: Place) -> int:
         source = place.load()
-        budgets = load_budgets(place.policies / BUDGETS_FILE)
+        budgets = place.budgets()
         suites = read_suites(self._places_of_tests(place))
         engine = Engine(source)
         started = time.monotonic()

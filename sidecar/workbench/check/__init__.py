@@ -31,10 +31,9 @@ from sidecar.workbench.check import breadth, conditions, matching, names, overla
 from sidecar.workbench.check.policy import Finding, Granting, Policy
 from sidecar.workbench.check.written import Place as Stretch
 from sidecar.workbench.check.written import Written
-from sidecar.workbench.places import Place
+from sidecar.workbench.places import BUDGETS_FILE, Place
 
 MAX_TOLD = 200  # of one code, as the loader does
-BUDGETS_FILE = "budgets.yaml"
 _QUOTED = re.compile(r'"([^"]+)"')
 
 Lint = Callable[[Policy], Iterator[Finding]]

@@ -165,6 +165,16 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_limits_that_an_agents_own_definition_has_are_told_too(running: Path) -> None:
+    write_policy(running, {"nhi_to_nhi": "p, nhi:r, nhi:sum, message/send, -, -, -, allow\n"})
+    (running / "sidecar.yaml").write_text(
+        "agents: {sum: {executable: cat, a2a: {rate_limiting: {requests_per_second: 5, daily_quota: 9}}}}\n"
+        f"version: 1\npolicy: {{models: {MODELS}}}\n"
+    )
+    charged = asked("--as", "nhi:r", "--calls", "nhi:sum", "--action", "message/send")["limits"]
+    assert [one["name"] for one in charged] == ["agents:nhi:sum:rate", "agents:nhi:sum:day"]
+
+
 def records(folder: Path) -> list[bytes]:
     return (folder / "data" / "audit" / "audit.jsonl").read_bytes().splitlines()
 
