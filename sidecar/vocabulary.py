@@ -124,6 +124,7 @@ class PermissionKind(StrEnum):
 DELEGATE = "delegate"
 SKILL = "task_type"  # the member of a message's metadata that names the skill, as the seed's task has it
 MAX_SKILL_CHARS = 128
+ERROR_CODE = "error_code"  # the member of a failed task's message that has the seed's word for why
 
 
 class Question(NamedTuple):

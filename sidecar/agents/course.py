@@ -315,7 +315,9 @@ class Course:
 
     def _fails(self, state: State, failure: Failure) -> None:
         self.record = self.record._replace(failure=failure)
-        self._ends(state, failure.message, stood(self.record.task, FAILED, failure.message, self._now()))
+        timed_out = state is State.TIMEOUT
+        told = stood(self.record.task, FAILED, failure.message, self._now(), timed_out=timed_out)
+        self._ends(state, failure.message, told)
 
     def _ends(self, state: State, why: str, told: Told) -> None:
         """Its end is known; what there is to tell of it is told when nothing is left of it."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
 
 from sidecar.agents.running import Artifact, Ended, Event, Progress, Said, Started
-from sidecar.vocabulary import SKILL
+from sidecar.vocabulary import ERROR_CODE, SKILL
 
 Task = Mapping[str, Any]
 StreamResponse = Mapping[str, Any]
@@ -25,6 +25,7 @@ OVER: Final = frozenset(
 )  # A2A 1.0, 4.1.3: nothing follows these
 WAITS: Final = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
 OUTPUT: Final = "output"
+_TIMED_OUT: Final = {"metadata": {ERROR_CODE: "Timeout"}}
 
 
 def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: float) -> Task:
@@ -73,9 +74,10 @@ def after(task: Task, event: Event, now_s: float) -> Told:
             return _ended(task, event, now_s)
 
 
-def stood(task: Task, state: str, text: str, now_s: float) -> Told:
-    """The task in this state, with a sentence of ours where there is one: it waits, it was cancelled, time is over."""
-    message = _message(task, [{"text": text}], now_s) if text else None
+def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
+    """The task in this state, with a sentence of ours where there is one: it waits, it was cancelled, time is over
+    (`timed_out`, which who reads no sentences is told in the seed's word)."""
+    message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
     return _in_state(task, state, message, now_s)
 
 
@@ -115,7 +117,7 @@ def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: 
 def _ended(task: Task, event: Ended, now_s: float) -> Told:
     whole = _with(task, artifacts=[_joined(one) for one in task.get("artifacts", ())])
     if event.failure is not None:
-        return stood(whole, "TASK_STATE_FAILED", event.failure.message, now_s)
+        return stood(whole, "TASK_STATE_FAILED", event.failure.message, now_s, timed_out=event.timed_out)
     message = _message(whole, event.message, now_s, alone=event.alone) if event.message else None
     return _in_state(whole, event.state, message, now_s)
 

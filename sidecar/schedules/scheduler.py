@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from sidecar.errors import Reason, Refusal
@@ -324,10 +323,6 @@ class Scheduler:
         """All of them, as they stand now. Raises Refusal(STORE_UNAVAILABLE)."""
         with _answered():
             return [self._shown(one, await self._change(one, _as_it_is)) for one in self._named.values()]
-
-    def next(self, key: str, count: int) -> Sequence[float]:
-        """When it is due next. Raises Refusal for a name that is none."""
-        return list(islice(self._of(key).schedule.calendar.after(self._now_s), count))
 
     async def run_now(self, key: str, by: str) -> tasks.Record:
         """A run that is not due, on behalf of the schedule; when it is due stays as it is. Raises Refusal, as for any

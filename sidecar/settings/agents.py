@@ -57,7 +57,7 @@ TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
 INPUT_FILE: Final = "{input_file}"
 OUTPUT_FILE: Final = "{output_file}"
 PROMPT: Final = "{prompt}"
-# Which word of `args` belongs to which pattern.
+# Which word of `args` belongs to which pattern, of its input or of its output.
 _PLACES: Final[tuple[tuple[str, str, str], ...]] = (
     (INPUT_FILE, "file", "input"),
     (PROMPT, "args", "input"),
@@ -403,11 +403,7 @@ class CliAgent(Section):
             # Where it wrote nothing, its prompt would be its answer.
             at = ("output_file_template",)
             yield Finding("both files have the same name", "S172", "give them two", at, on_key=True)
-        for word, pattern, key in (
-            (INPUT_FILE, "file", "input"),
-            (PROMPT, "args", "input"),
-            (OUTPUT_FILE, "file", "output"),
-        ):
+        for word, pattern, key in _PLACES:
             for index, argument in enumerate(self.args):
                 if word in argument and (argument != word or getattr(patterns, key) != pattern):
                     why = "must be a whole argument" if argument != word else f"is for {key}_pattern: {pattern}"

@@ -39,7 +39,7 @@ from sidecar.task_api.records import SEEN, Record, State, Step
 from sidecar.task_api.shapes import shown
 from sidecar.tasks import Tasks
 from sidecar.upstreams.agents import Agent, Outgoing
-from sidecar.vocabulary import Caller, Decision
+from sidecar.vocabulary import ERROR_CODE, Caller, Decision
 
 FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
@@ -287,7 +287,7 @@ class Course:
         elif state is State.FAILED:
             otherwise = "The agent rejected the task" if said == "TASK_STATE_REJECTED" else "The agent failed"
             told = _text_of(status.get("message")) or otherwise
-            await self._end(record, State.FAILED, "ExecutionFailed", told)
+            await self._end(record, State.FAILED, _failure_of(status.get("message")), told)
         elif state is State.CANCELLED:
             await self._end(record, State.CANCELLED)
         else:
@@ -448,6 +448,12 @@ class Course:
 def _code_of(error: AgentError) -> str:
     """What an agent's no is in the seed's words."""
     return "InvalidParameters" if error.kind.code in _WRONG_REQUEST else "ExecutionFailed"
+
+
+def _failure_of(message: Mapping[str, Any] | None) -> str:
+    """Why a task failed, in the seed's words: that its time was over is the one thing that an agent may say of it."""
+    said = (message or {}).get("metadata")
+    return "Timeout" if isinstance(said, Mapping) and said.get(ERROR_CODE) == "Timeout" else "ExecutionFailed"
 
 
 def _text_of(message: Mapping[str, Any] | None) -> str:

@@ -11,16 +11,22 @@ from sidecar.agents.record import Execution
 from sidecar.agents.states import Status
 from sidecar.errors import ConfigError
 from sidecar.loading import check_files
+from sidecar.schedules.states import Result
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
 
 SETTINGS = """\
 agents:
   echo: {executable: cat, a2a: {skills: [{id: search, name: Search}]}}
+  slow: {executable: sleep, args: ["60"], timeout: 200ms}
 schedules:
   nightly: {agent: echo, cron: "@yearly", input_parameters: {prompt: what is new?}}
+  late: {agent: slow, cron: "@yearly"}
 """
-RULES = {"nhi_to_nhi": "p, nhi:nightly, nhi:echo, message/send|tasks/get|tasks/cancel, -, -, -, allow\n"}
+RULES = {
+    "nhi_to_nhi": "p, nhi:nightly, nhi:echo, message/send|tasks/get|tasks/cancel, -, -, -, allow\n"
+    "p, nhi:late, nhi:slow, use, -, -, -, allow\n"
+}
 
 
 async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_was(tmp_path: Path) -> None:
@@ -35,6 +41,23 @@ async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_wa
         assert (run.input, run.output) == ("what is new?", "what is new?")
         assert run.caller.last.name == "nhi:nightly"
         assert task.result is not None and task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
+
+
+async def test_one_that_takes_too_long_is_a_timeout_of_its_schedule_and_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("LOOK_EVERY_S", "TAKE_EVERY_S"):
+        monkeypatch.setattr(f"sidecar.schedules.scheduler.{word}", 0.05)
+    async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
+        record = await world.app.scheduler.run_now("late", "test")
+        await until(lambda: not world.app.pipeline.task_front.runner._courses)
+        task = await world.app.shared.task_store.get(record.id)
+        assert task is not None and (task.error_code, task.error_message) == (
+            "Timeout",
+            "it did not answer within 0.2 s",
+        )
+        scheduler = world.app.scheduler
+        await until(lambda: any(one.standing.last_result is Result.TIMEOUT for one in scheduler.seen()))
 
 
 def test_what_its_program_would_refuse_each_night_is_refused_before(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_one_that_failed_says_why() -> None:
     task, _ = told(Started(7), Ended(None, Usage(), Failure(Category.AGENT, "exit code 3: no such file")))
     assert task["status"]["state"] == "TASK_STATE_FAILED"
     assert task["status"]["message"]["parts"] == [{"text": "exit code 3: no such file"}]
-    assert telling.is_over(task)
+    assert telling.is_over(task) and "metadata" not in task["status"]["message"]
+    late, _ = told(Started(7), Ended(None, Usage(), Failure(Category.AGENT, "no answer"), timed_out=True))
+    assert late["status"]["message"]["metadata"] == {"error_code": "Timeout"}
 
 
 def test_one_that_asked_goes_on_with_the_answer_and_its_next_output_is_another() -> None:
