@@ -29,7 +29,7 @@ from sidecar.agents.leases import Lease, Leases
 from sidecar.agents.record import Execution, Failure, Try, Usage
 from sidecar.agents.retrying import rest_s
 from sidecar.agents.running import Ended, Event, Order, Prompt, Runner, Said, Started
-from sidecar.agents.sanitizing import KeptEnd
+from sidecar.agents.sanitizing import KeptEnd, sanitized
 from sidecar.agents.saving import Saving
 from sidecar.agents.states import Category, State, Status
 from sidecar.agents.telling import StreamResponse, Told, after, anew, stood
@@ -287,6 +287,8 @@ class Course:
         failure = event.failure
         if failure is None and event.state in _FAILURES:
             failure = Failure(Category.AGENT, _words(event) or "it says so")
+        if failure is not None:  # they may be the program's words: what is kept of them has no secrets
+            failure = failure._replace(message=sanitized(failure.message))
         code, number = (None, None) if event.exit is None else event.exit
         self.record = self.record._replace(exit_code=code, signal=number, usage=event.usage)
         if self.is_ending:

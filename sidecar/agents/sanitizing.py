@@ -8,6 +8,7 @@ answers before (`cleaning.py`).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Final
 
@@ -16,6 +17,8 @@ from sidecar.screening.texts import Wiping, wiped
 
 REPLACEMENT: Final = "[redacted]"
 MAX_WORK_CHARS: Final = 256 * 1024  # a few milliseconds of work; what is kept is far less
+_KEY_BEGIN: Final = "-----BEGIN "
+_KEY_END: Final = "-----END "
 _MARGIN_CHARS: Final = 8 * 1024  # longer than any key: what begins before what is kept is known by its beginning
 
 # What people and programs call secrets, in any spelling, and how they write what it is.
@@ -53,13 +56,52 @@ def sanitized(text: str) -> str:
         try:
             next(steps)
         except StopIteration as end:
-            kept, _ = end.value
-            return str(kept)
+            return _text_of(end)
+
+
+async def all_sanitized(text: str) -> str:
+    """All of the text without secrets, however long it is: others have their turn meanwhile."""
+    steps = wiped(text, (_WIPING,))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return _text_of(end)
+        await asyncio.sleep(0)
+
+
+def _text_of(end: StopIteration) -> str:
+    kept, _ = end.value
+    return str(kept)
 
 
 def kept_beginning(text: str, max_chars: int) -> str:
     """The beginning of a prompt, as it is kept."""
     return sanitized(text[: max_chars + _MARGIN_CHARS])[:max_chars]
+
+
+class SanitizedLines:
+    """A text without secrets while it comes: line by line, as what is secret rarely has more than one. Of a private key
+    all lines are waited for, within `_MARGIN_CHARS`."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    async def feed(self, text: str) -> str:
+        """More of it, as far as its lines are whole."""
+        held = self._held + text
+        until, begun = held.rfind("\n") + 1, held.rfind(_KEY_BEGIN)
+        if begun >= 0 and "\n" not in held[begun:].partition(_KEY_END)[2]:
+            until = min(until, begun)
+        if len(held) - until > _MARGIN_CHARS:
+            until = len(held)
+        self._held = held[until:]
+        return await all_sanitized(held[:until])
+
+    async def rest(self) -> str:
+        """What waited for more."""
+        held, self._held = self._held, ""
+        return await all_sanitized(held)
 
 
 class KeptEnd:

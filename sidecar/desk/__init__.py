@@ -4,10 +4,11 @@
     shapes.py     from what is kept to what is said
     reading.py    from bodies and queries to what is wanted
     news.py       what is new for who follows a run
+    discretion.py what of that is heard by who did not order it
 
 An operator acts as a caller: as `nhi:operator`, or, with the data folder in hand, as anybody; policy, limits and
-evidence are those of every caller, and what an operator owns is nobody else's. Of what was said in a run, what is kept
-is shown: without secrets, and within bounds.
+evidence are those of every caller, and what an operator owns is nobody else's. Of what was said in a run that somebody
+else ordered, what is kept is shown: without secrets, and within bounds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Final, TypeVar
 
 from sidecar.agents.executions import Executions, Pool
 from sidecar.agents.record import Execution
+from sidecar.agents.sanitizing import all_sanitized
 from sidecar.agents.states import State
 from sidecar.agents.telling import WAITS, is_over, skill_of
+from sidecar.desk.discretion import Discretion
 from sidecar.desk.models import (
     Agent,
     AgentInFull,
@@ -119,13 +122,14 @@ class Desk:
     async def output(self, run_id: str) -> str:
         """All text that a run made so far, as far as it is kept. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         record = await self._run(run_id)
-        return text_of(record.task) or record.output
+        text = text_of(record.task)
+        return (text if _is_ours(record) else await all_sanitized(text)) or record.output
 
     async def follow(self, run_id: str) -> AsyncGenerator[Heard | None]:
         """What is new of a run, from its beginning to its end; None is a sign of life. Raises Refusal: TASK_UNKNOWN,
         STORE_UNAVAILABLE."""
-        await self._run(run_id)
         hearing = Hearing()
+        discretion = Discretion(is_theirs=_is_ours(await self._run(run_id)))
         async with (
             aclosing(self.executions.follow(run_id)) as told,
             aclosing(_unless(self.is_draining, told)) as responses,
@@ -135,7 +139,10 @@ class Desk:
                     yield None
                     continue
                 for heard in hearing.of(response):
-                    yield heard
+                    for shown in await discretion.of(heard):
+                        yield shown
+        for waited in await discretion.rest():
+            yield waited
         if not self.is_draining():
             yield Heard(END, run_in_full(await self._run(run_id)))
 
@@ -269,6 +276,11 @@ def _answering(run: Execution, by: str, *, here: bool) -> Caller:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, f"the run is another's: the answer is a message of {asked}'s own")
     _check_principal(asked, here=here or asked == OPERATOR)
     return caller
+
+
+def _is_ours(run: Execution) -> bool:
+    """Whether operators ordered it: what was said in it is theirs."""
+    return run.caller.last.issuer == OPERATORS
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sidecar.agents.executions import Pool
 from sidecar.agents.record import Execution, Failure, Try, Usage
+from sidecar.agents.sanitizing import sanitized
 from sidecar.desk.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
 from sidecar.desk.news import message_of
 from sidecar.schedules.scheduler import Shown
@@ -48,7 +49,7 @@ def run_in_full(record: Execution) -> RunInFull:
         **run_of(record),
         "input": record.input,
         "output": record.output,
-        "message": message_of(record.task.get("status", {})) or None,
+        "message": sanitized(message_of(record.task.get("status", {}))) or None,
         "usage": usage_of(record.usage),
         "transitions": [
             {"state": one.state, "at": moment(one.at), "why": one.why or None} for one in record.transitions

@@ -452,7 +452,7 @@ async def test_at_a_terminal_it_is_seen_how_a_run_stands_and_an_interrupt_gives_
 
 SCHEDULES = """\
 schedules:
-  nightly: {agent: echo, cron: "0 2 * * *", timezone: Europe/Berlin, input_parameters: {prompt: night}}
+  nightly: {agent: echo, cron: "0 2 * * *", timezone: Europe/Berlin, input_parameters: {prompt: password=hunter2}}
   idle: {agent: echo, cron: "@hourly", enabled: false}
 """
 NIGHTLY = "".join(f"p, nhi:nightly, nhi:{agent}, message/send, -, -, -, allow\n" for agent in ("echo", "asks"))
@@ -467,7 +467,9 @@ async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> N
         )
         assert re.search(r"^idle .* disabled +-$", listed, re.MULTILINE), listed
         run_id = (await did(running, "schedule", "run", "nightly")).stdout.strip()
-        assert (await did(running, "agent", "logs", "-f", run_id)).stdout == "night\nand more\n"
+        for line in (("logs", "-f", run_id), ("logs", run_id)):
+            said = (await did(running, "agent", *line)).stdout
+            assert said == "password=[redacted]\nand more\n", "no operator ordered it"
         (run,) = (await told(running, "agent", "runs", "--schedule", "nightly"))["runs"]
         assert (run["id"], run["caller"], run["schedule"]) == (run_id, ["nhi:nightly"], "nightly")
         assert (await did(running, "schedule", "pause", "nightly")).stdout == "nightly is paused\n"

@@ -207,6 +207,15 @@ async def test_what_will_be_the_same_the_next_time_is_not_tried_again(category: 
         assert way(await stage.over(await stage.begin())) == "idle starting running failed cleanup idle"
 
 
+async def test_its_last_words_are_its_callers_and_are_kept_without_secrets() -> None:
+    said = Failure(Category.AGENT, "exit code 1: no such token=hunter2")
+    async with running(staged(failing(1, said))) as stage:
+        run = await stage.over(await stage.begin())
+    assert run.task["status"]["message"]["parts"] == [{"text": said.message}]
+    kept = "exit code 1: no such token=[redacted]"
+    assert run.failure is not None and (run.failure.message, run.transitions[3].why) == (kept, kept)
+
+
 async def test_a_timeout_is_not_tried_again() -> None:
     async def script(order: Order) -> AsyncGenerator[Event]:
         yield Started(1)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.agents.sanitizing import MAX_WORK_CHARS, KeptEnd, kept_beginning, sanitized
+from sidecar.agents.sanitizing import (
+    MAX_WORK_CHARS,
+    KeptEnd,
+    SanitizedLines,
+    all_sanitized,
+    kept_beginning,
+    sanitized,
+)
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==\n-----END RSA PRIVATE KEY-----"
@@ -42,6 +49,17 @@ def test_what_was_sanitized_is_at_rest(text: str) -> None:
 @pytest.mark.parametrize("text", ["password=" * 20_000, "://" * 60_000, 'token="' * 20_000, "a:b@" * 50_000])
 def test_no_text_takes_long(text: str) -> None:
     sanitized(text)
+
+
+async def test_what_comes_line_by_line_loses_the_same_as_what_comes_at_once() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIIabc\nMIIdef\n-----END PRIVATE KEY-----\n"
+    text = f"one\nthe password: hunter2 is old\n{key}two\nno end: ghp_{'a' * 36}"
+    for size in (1, 7, len(text)):
+        lines = SanitizedLines()
+        pieces = [await lines.feed(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(pieces) + await lines.rest() == sanitized(text) == await all_sanitized(text)
+        assert await lines.rest() == ""
+    assert await SanitizedLines().feed("x" * 10_000) == "x" * 10_000, "who ends no line is not waited for without end"
 
 
 def kept_end(text: str, max_chars: int) -> str:
