@@ -16,6 +16,8 @@ from unicodedata import decimal, normalize
 
 import orjson
 
+from sidecar.tasks import MAX_ID_CHARS
+
 _PURPOSE: Final = b"sidecar/context/1\0"
 _PREFIX_CHARS: Final = 32  # 128 bits in hexadecimal digits; in front, because a column that is too short cuts the end
 _BETWEEN: Final = "~"
@@ -54,7 +56,7 @@ class Contexts(NamedTuple):
     def _chosen(self, called: str) -> str:
         """The words without our prefix; as they are where there is none."""
         prefix, between, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS : _PREFIX_CHARS + 1], ""
-        if between == _BETWEEN:
+        if between == _BETWEEN and len(called) <= MAX_ID_CHARS:
             context = called[_PREFIX_CHARS + 1 :]
         ours = context and hmac.compare_digest(prefix.lower().encode(), self._prefix(alike(context)).encode())
         return context if ours else called

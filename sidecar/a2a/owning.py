@@ -83,6 +83,8 @@ class Owning:
         not, is empty, and the agent is not asked: its pages would tell the two apart."""
         if self.intent.operation is not LIST or not self.intent.context:
             return True
+        if len(self.intent.context) > MAX_ID_CHARS:
+            return False
         return any(record.method == self._method for record in await self._conversations())
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,6 +128,8 @@ class Owning:
         return mine.values()
 
     async def _check_context(self) -> None:
+        if len(self.intent.context) > MAX_ID_CHARS:  # before anything is made of it
+            raise Refusal(Reason.TASK_UNKNOWN)
         mine = await self._conversations()
         too_long = len(self._contexts.own(self.intent.context)) > MAX_ID_CHARS  # whoever may have begun it
         if any(record.method != self._method for record in mine) or (not mine and too_long):
@@ -194,6 +198,8 @@ class Owning:
             if self.intent.operation not in (SEND, STREAM):
                 raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
             await self._begin(TASKS, task, state)
+        if len(context) > MAX_ID_CHARS:
+            raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
         if context and context != self.context and self.intent.operation in (SEND, STREAM):
             await self._begin(CONTEXTS, self._contexts.key(context))
 

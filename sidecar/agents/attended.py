@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -96,6 +96,14 @@ class Attended:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def answer(self) -> AbstractAsyncContextManager[None]:
+        """As `Process.answer`."""
+        return self._process.answer()
+
+    def aside(self) -> AbstractAsyncContextManager[None]:
+        """As `Process.aside`."""
+        return self._process.aside()
 
     @property
     def exit(self) -> Exit | None:
@@ -211,7 +219,8 @@ class Attended:
     async def _keep_errors(self) -> None:
         with suppress(OSError):
             while said := await self._process.stderr.read(READ_BYTES):
-                self.last_words.add(said)
+                async with self._process.aside():
+                    self.last_words.add(said)
         self.last_words.over()
 
     def _time_is_over(self) -> None:

@@ -102,7 +102,8 @@ class OneShot:
         printed = LastWords(self._command.cleaning.cleaner(plain=True))
         while said := await attended.read():
             if by_file:  # its answer is elsewhere: this may be what it complains of
-                printed.add(said)
+                async with attended.aside():
+                    printed.add(said)
                 continue
             size += len(said)
             if shown := cleaner.feed(said[: max(0, len(said) - max(0, size - most))]):

@@ -28,6 +28,7 @@ QUIET_PASSES: Final = 5  # of the event loop: from readable to read to heard tak
 QUIET_S: Final = 0.02
 MAX_STRAYS: Final = 25  # half a second in which it never was
 MAX_TOLD_CHARS: Final = 2_000
+PIECE_BYTES: Final = 8 * 1024  # of what was read: thousands of lines at once would hold up everybody
 
 Told = Said | Artifact | Progress | Answer
 
@@ -133,28 +134,29 @@ class Partner:
                 heard = await self._heard.get()
             if loop.time() >= until and not isinstance(heard, Answer):
                 raise TimeoutError
-            match heard:
-                case Said(text):
-                    if shown := cleaner.feed(text):
-                        yield Said(shown)
-                case Artifact(update):
-                    yield Artifact(self._cleaning.value(update))
-                case Progress(message):
-                    yield Progress(self._told(message), heard.done, heard.total)
-                case Answer():
-                    self._attended.end_in(None)
-                    if self._file is not None and heard == Answer():
-                        heard, found = await self._filed(self._file)
-                        if shown := cleaner.feed(found):
+            async with self._attended.answer():  # to whoever takes it, and what they do with it
+                match heard:
+                    case Said(text):
+                        if shown := cleaner.feed(text):
                             yield Said(shown)
-                    if rest := cleaner.end():
-                        yield Said(rest)
-                    yield self._shown(heard)
-                    return
-                case None:
-                    if rest := cleaner.end():
-                        yield Said(rest)
-                    raise Lost
+                    case Artifact(update):
+                        yield Artifact(self._cleaning.value(update))
+                    case Progress(message):
+                        yield Progress(self._told(message), heard.done, heard.total)
+                    case Answer():
+                        self._attended.end_in(None)
+                        if self._file is not None and heard == Answer():
+                            heard, found = await self._filed(self._file)
+                            if shown := cleaner.feed(found):
+                                yield Said(shown)
+                        if rest := cleaner.end():
+                            yield Said(rest)
+                        yield self._shown(heard)
+                        return
+                    case None:
+                        if rest := cleaner.end():
+                            yield Said(rest)
+                        raise Lost
 
     async def give_up(self) -> bool:
         """Ask it to give up its turn; whether it did in time, and can be asked something else."""
@@ -209,9 +211,10 @@ class Partner:
         broke = ""
         try:
             while chunk := await self._attended.read(gather_s=0.0):
-                self._chunks += 1
-                self._take(self._talk.hear(chunk))
-                await asyncio.sleep(0)  # a pipe that is always full is not all that there is
+                for at in range(0, len(chunk), PIECE_BYTES):
+                    self._chunks += 1
+                    self._take(self._talk.hear(chunk[at : at + PIECE_BYTES]))
+                    await asyncio.sleep(0)  # a pipe that is always full is not all that there is
             self._take(self._talk.over())
         except Broken as broken:
             broke = str(broken)

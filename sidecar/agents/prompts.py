@@ -16,6 +16,7 @@ message too, so that a data part may hold whatever else it likes. Nothing that a
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
@@ -31,6 +32,7 @@ MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1  # MAX_ARG_STRLEN of Linux, less the 
 _JSON: Final = "application/json"
 _CALL: Final = frozenset({"prompt", "parameters", "environment", "working_directory"})
 _SHOWN_CHARS: Final = 64
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class _Unsaid(Exception):
@@ -146,7 +148,7 @@ def _check(text: str, definition: CliAgent) -> None:
         raise _Unsaid(at, f"say {size} bytes, and this agent takes {largest}")
     if "\0" in text:
         raise _Unsaid(at, "hold a NUL character, which no program is told")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _HALF.search(text):
         raise _Unsaid(at, "hold half of a character, which is no text")
     if not is_sayable(text, definition):
         raise _Unsaid(at, "say several lines, and to this agent a line is a message of its own")

@@ -20,6 +20,7 @@ from sidecar.agents.record import Usage
 from sidecar.processes import Process, Used
 
 LOOK_S: Final = 0.25
+LOOKS_SHARE: Final = 0.02  # of the loop, where a look costs much: a tree of hundreds is looked at more rarely
 MAX_PROCESSES: Final = 256  # that are looked at; more are no program but a fault, and looking costs
 
 
@@ -47,10 +48,13 @@ class Meter:
 
     async def run(self) -> None:
         """Look, until nothing is left of it."""
+        rest_s = LOOK_S
         while not self._process.followed.done():
-            await asyncio.wait({self._process.followed}, timeout=LOOK_S)
+            await asyncio.wait({self._process.followed}, timeout=rest_s)
             if not self._process.followed.done():
+                began_s = self._clock()
                 self.look()
+                rest_s = max(LOOK_S, (self._clock() - began_s) / LOOKS_SHARE)
 
     def look(self) -> None:
         """Look now."""

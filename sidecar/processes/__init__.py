@@ -1,6 +1,7 @@
 """How is a program started, and how does it end, whatever it does?
 
     Processes    start(Program) → Process: its three streams, wait(), end()
+    shares.py    what programs say, read at nobody's cost
     warden.py    the program that starts them for us: small, forked from again and again, and there when we are not
 
 A child has its own session and process group, exactly the environment that it is given, no descriptor but its three

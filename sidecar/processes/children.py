@@ -16,16 +16,18 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from sidecar.processes import warden
+from sidecar.processes.shares import Share
 
 START_S: Final = 10.0  # how long fork and exec may take, on a machine that does much else
 READ_SIZE: Final = 64 * 1024
+ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the loop
 # After its input was closed, a program may end by itself; then it is asked to; then it is not asked.
 PATIENCE_S: Final = 0.5
 GRACE_S: Final = 2.0
@@ -92,10 +94,14 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both of its outputs must be read: one that is full stops it."""
+    """A running program. Both of its outputs must be read: one that is full stops it. What is done with a
+    piece of what it says is done in `answer`, or in `aside` if it is no part of an answer."""
 
-    def __init__(self, line: _Line, pid: int, pipes: _Pipes, until: Until | None) -> None:
+    def __init__(
+        self, line: _Line, pid: int, pipes: _Pipes, until: Until | None, answers: Share, asides: Share
+    ) -> None:
         self.pid = pid
+        self._answers, self._asides = answers, asides
         self.stdin = pipes.stdin
         self.stdout = pipes.stdout
         self.stderr = pipes.stderr
@@ -111,6 +117,15 @@ class Process:
     def exit(self) -> Exit | None:
         """How it ended, None while it runs."""
         return self._exit.result() if self._exit.done() else None
+
+    def answer(self) -> AbstractAsyncContextManager[None]:
+        """Has a part in the loop's share for answers."""
+        return self._answers.piece()
+
+    def aside(self) -> AbstractAsyncContextManager[None]:
+        """Has a part in the loop's share for all else. What a program left in its pipe that has ended is had at once:
+        it may say why."""
+        return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
         """Until the program itself has ended; what it started may live a little longer."""
@@ -178,6 +193,7 @@ class Processes:
         self._starting: set[asyncio.Task[Process]] = set()
         self._running: set[Process] = set()
         self._closed = False
+        self._shares = Share(ANSWERS_SHARE), Share(ASIDES_SHARE)
 
     @property
     def warden_pid(self) -> int | None:
@@ -219,7 +235,7 @@ class Processes:
                 answer = _answer(await line[0].readline())
             if "started" not in answer:
                 raise _failed(answer)
-            process = Process(line, answer["started"], pipes, program.until)
+            process = Process(line, answer["started"], pipes, program.until, *self._shares)
             self._running.add(process)  # also one that nobody holds any more is followed to its end
             process.followed.add_done_callback(lambda _: self._running.discard(process))
             return process

@@ -138,10 +138,11 @@ class ProgramWire:
     async def _keep_errors(self) -> None:
         rest = b""
         while chunk := await self._process.stderr.read(_READ_BYTES):
-            *lines, begun = (rest + chunk).split(b"\n")
-            for line in lines[-MAX_TAIL_LINES:]:
-                self._tail.add(line)
-            rest = begun[: 4 * MAX_TAIL_CHARS]
+            async with self._process.aside():
+                *lines, begun = (rest + chunk).split(b"\n")
+                for line in lines[-MAX_TAIL_LINES:]:
+                    self._tail.add(line)
+                rest = begun[: 4 * MAX_TAIL_CHARS]
         self._tail.add(rest)
 
     async def _cut_off(self) -> None:

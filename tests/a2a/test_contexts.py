@@ -147,9 +147,14 @@ async def test_each_goes_on_with_their_own_after_a_restart(tmp_path: Path) -> No
 async def test_a_name_that_is_too_long_to_be_ones_own_is_nobodys(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         for who in WHO:
-            for length, fits in ((991, True), (992, False)):
+            for length, fits in ((991, True), (992, False), (100_000, False)):
                 answered = await ask(world, *RPC, "message/send", into("x" * length), who)
                 assert (answered.error is None) is fits
+            assert (await ask(world, *RPC, "tasks/list", {"contextId": "x" * 100_000}, who)).results[0]["tasks"] == []
+        for length, fits in ((1024, True), (1025, False)):
+            world.agent.script["SendMessage"] = lambda *_, many=length: {"task": task(f"t{many}", "y" * many)}
+            answered = await ask(world, *RPC, "message/send", {"message": HELLO})
+            assert (answered.error is None) is fits
 
 
 def test_only_what_is_ours_is_taken_from_what_an_agent_says() -> None:
