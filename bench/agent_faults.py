@@ -186,13 +186,17 @@ async def store_dies(lab: Laboratory) -> None:
 
 
 async def store_is_emptied(lab: Laboratory) -> None:
-    """In the middle of a run: what it knew of runs is gone, and so are they."""
+    """In the middle of a run, which goes on, and is kept anew."""
     here, there = lab.replicas
-    long = await lab.sends(here, LONG_S)
-    pid = await lab.began(long)
-    await lab.sends(there, 0.1)
+    long = await lab.sends(here, 8.0)
+    await lab.began(long)
+    short = await lab.sends(there, 0.1)
     lab.node.ask("FLUSHALL")
-    lab.told["program_lived_s"] = await until(lambda: not alive(pid), "the end of a program that nobody knows of")
+    await until(lambda: "ended" in lab.noted(long.trace), "the end of a run that the store forgot")
+    lab.told["other_began_after_s"] = await until(lambda: "began" in lab.noted(short.trace), "the other's turn")
+    for name, errand in (("long", long), ("other", short)):
+        await until(lambda errand=errand: lab.kept(errand).get("status") is not None, f"the end of {errand.run_id}")  # type: ignore[misc]
+        lab.told[name] = lab.kept(errand)["status"]
 
 
 async def _store_out(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +35,7 @@ from sidecar.agents.states import Category, State, Status
 from sidecar.agents.telling import StreamResponse, Told, after, anew, stood
 from sidecar.agents.turns import Place, Turns
 from sidecar.metrics import Metrics
-from sidecar.records import Store
+from sidecar.records import Added, Store
 from sidecar.settings.agents import CliAgent
 
 MAX_OUTPUT_CHARS: Final = 16 * 1024
@@ -64,7 +64,8 @@ class Offer:
 class Means:
     """What every run needs on its way. `clock` gives seconds since the epoch, `random` numbers from 0 to 1; `keep_s` is
     how long one that is over is kept. Once `closing` is set, no try begins. Before `writes_from_mono_s` nothing that
-    writes begins where no leases are. Unless runs are `surely_held`, another replica may have ended one of ours."""
+    writes begins where no leases are. Unless runs are `surely_held`, another replica may have ended one of ours, and
+    `keep_anew` does not keep what the store forgot."""
 
     store: Store[Execution]
     metrics: Metrics
@@ -75,6 +76,7 @@ class Means:
     closing: asyncio.Event
     writes_from_mono_s: float
     surely_held: Callable[[], bool]
+    keep_anew: Callable[[Execution], Awaitable[Added | None]]
 
 
 class GivenUp(NamedTuple):
@@ -105,7 +107,7 @@ class Course:
 
     def __post_init__(self) -> None:
         self.hearers = Hearers(lambda: self.record.task)
-        self.saving = Saving(self.means.store, self._newest, self._asked, self._lost)
+        self.saving = Saving(self.means.store, self._newest, self.means.keep_anew, self._asked, self._lost)
 
     async def run(self) -> None:
         """All of it. Whoever is cancelled here leaves its record as a kill would; `give_up` is the way to end it."""

@@ -18,6 +18,7 @@ from sidecar.processes import Exit, StartFailed
 from sidecar.settings.agents import Resources
 
 FAILED: Final = "TASK_STATE_FAILED"
+CANCELED: Final = "TASK_STATE_CANCELED"
 NOTHING: Final = Usage()
 _MAY_PASS: Final = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.ETIMEDOUT}
@@ -32,6 +33,11 @@ _TOLD_CHARS: Final = 400
 def fell(failure: Failure, how: Exit | None = None, usage: Usage = NOTHING) -> Ended:
     """The end of a try that came to nothing."""
     return Ended(how, usage, failure, state=FAILED)
+
+
+def withdrawn(why: str, how: Exit | None = None, usage: Usage = NOTHING) -> Ended:
+    """The end of one whose caller may not have it any more."""
+    return Ended(how, usage, state=CANCELED, message=({"text": why},))
 
 
 def overdue(order: Order, how: Exit | None = None, usage: Usage = NOTHING) -> Ended:

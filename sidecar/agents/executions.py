@@ -102,7 +102,8 @@ class Executions:
     def __post_init__(self) -> None:
         leases = None if self.run_shared is None else Leases(self.run_shared, self.holder, self.lease_s)
         about = (self.store, self.metrics, self.clock, self.random, self.keep_s, leases)
-        self._means = Means(*about, asyncio.Event(), time.monotonic() + self.strays_s, self._surely_held)
+        writes_from_s = time.monotonic() + self.strays_s
+        self._means = Means(*about, asyncio.Event(), writes_from_s, self._surely_held, self._keep_anew)
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Executions:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         offers, self._offers = {*self._offers.values(), *self._retired}, {}
-        await asyncio.gather(*(offer.runner.close() for offer in offers), *self._ending, return_exceptions=True)
+        await asyncio.gather(*(offer.runner.close(STOPPED) for offer in offers), *self._ending, return_exceptions=True)
         with suppress(StoreOut):
             await self.store.let_go(self.holder)
         await self.store.close()
@@ -444,11 +445,17 @@ class Executions:
         self._held_s = held_s
         if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
             for course in self._courses.values():
+                course.saving.doubted = True
                 course.saving.moved()
 
     def _surely_held(self) -> bool:
         """Whether nobody can have taken what is ours for left behind. Where nobody shares the store, nobody can."""
         return self.run_shared is None or time.monotonic() - self._held_s < HELD_S
+
+    async def _keep_anew(self, record: Execution) -> Added | None:
+        if not self._surely_held():
+            return None
+        return await self.store.add(record, self.holder, self.clock() + HELD_S, self.bounds())
 
     async def _left_behind(self, record: Execution) -> None:
         """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there."""

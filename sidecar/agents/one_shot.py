@@ -18,7 +18,7 @@ from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_exit, failure_of_start, fell, overdue
 from sidecar.agents.folders import Folder, Unreadable
 from sidecar.agents.record import Failure
-from sidecar.agents.running import Ended, Event, Order, Said, Started
+from sidecar.agents.running import CHANGED, Ended, Event, Order, Said, Started
 from sidecar.agents.states import Category
 from sidecar.processes import Processes, StartFailed
 
@@ -58,7 +58,7 @@ class OneShot:
             # Nothing of its program is left to hold it. However much that left there, nobody else waits for it.
             await to_its_end(asyncio.to_thread(folder.remove))
 
-    async def close(self) -> None:
+    async def close(self, why: str = CHANGED) -> None:
         """As `Runner.close`: nothing is kept."""
 
     async def _folder(self, order: Order) -> Folder:

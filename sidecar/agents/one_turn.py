@@ -14,7 +14,7 @@ from sidecar.agents.ending import to_its_end
 from sidecar.agents.ends import failure_of_start, fell, overdue
 from sidecar.agents.partner import PATIENCE_S, Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
-from sidecar.agents.running import Event, Order, Started
+from sidecar.agents.running import CHANGED, Event, Order, Started
 from sidecar.agents.states import Category
 from sidecar.agents.talk import Answer, Unsayable
 from sidecar.processes import StartFailed
@@ -41,7 +41,7 @@ class OneTurn:
                 async for event in events:
                     yield event
 
-    async def close(self) -> None:
+    async def close(self, why: str = CHANGED) -> None:
         """As `Runner.close`: nothing is kept."""
 
     async def _asked(self, order: Order, partner: Partner, until: float) -> AsyncGenerator[Event]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sidecar.agents.record import Failure, Usage
 from sidecar.agents.terms import Term
 from sidecar.errors import Reason
 from sidecar.processes import Exit
 from sidecar.vocabulary import Caller, Question
+
+CHANGED: Final = "the agent was changed"
 
 Objection = Callable[[Caller, str, str], Reason | None]
 """Why nothing may run for this caller any more, of the agent of this name and for this skill; None if it may. It is
@@ -118,5 +120,5 @@ class Runner(Protocol):
         Who is cancelled in the middle of that hears of it when it is done (`ending.py`). Never raises for what a
         program does."""
 
-    async def close(self) -> None:
-        """End every process that is kept for a conversation."""
+    async def close(self, why: str = CHANGED) -> None:
+        """End every process that is kept for a conversation, and say why."""

@@ -3,19 +3,19 @@
 Each change of its state at once, what it says at most once a second; one write is under way at a time, always of the
 newest. A store that is out is told as soon as it answers again. Two others may write into a run that is ours: whoever
 wants it given up sets `cancel_requested`; and who took it for left behind, because we were not heard for too long, has
-ended it: then it is theirs.
+ended it: then it is theirs. A store that came back empty is told of it anew, unless somebody may have ended it before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
 from sidecar.agents.record import Execution
-from sidecar.records import Store, StoreOut
+from sidecar.records import Added, Store, StoreOut
 
 SPOKEN_EVERY_S: Final = 1.0
 AGAIN_S: Final = 1.0
@@ -24,19 +24,21 @@ log = logging.getLogger("sidecar.agents")
 
 
 class Saving:
-    """The writes of one run. `newest` gives it as it is now; `asked` is called once somebody wants it given up, `lost`
-    with what is there in its place, None for nothing."""
+    """The writes of one run. `newest` gives it as it is now, `anew` keeps it where there is nothing of it any more, if
+    it may; `asked` is called once somebody wants it given up, `lost` with what is there in its place, None for nothing.
+    While it is `doubted`, others may have taken it for left behind."""
 
     def __init__(
         self,
         store: Store[Execution],
         newest: Callable[[], Execution],
+        anew: Callable[[Execution], Awaitable[Added | None]],
         asked: Callable[[], None],
         lost: Callable[[Execution | None], None],
     ) -> None:
         self.revision = newest().revision
-        self.is_lost = False
-        self._store, self._newest, self._asked, self._lost = store, newest, asked, lost
+        self.is_lost = self.doubted = False
+        self._store, self._newest, self._anew, self._asked, self._lost = store, newest, anew, asked, lost
         self._changed, self._at_once = asyncio.Event(), asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -85,12 +87,21 @@ class Saving:
 
     async def _write(self) -> None:
         """Raises StoreOut."""
+        may_be_anew = True
         while not self.is_lost:
             record = self._newest()._replace(revision=self.revision + 1)
             if await self._store.replace(record):
-                self.revision = record.revision
+                self.revision, self.doubted = record.revision, False
                 return
             theirs = await self._store.get(record.id)
+            if theirs is None and may_be_anew and not self.doubted:
+                may_be_anew = False
+                if (added := await self._anew(record)) is Added.KEPT:
+                    log.warning("a run that the store forgot is kept anew", extra={"run": record.id})
+                    self.revision = record.revision
+                    return
+                if added is Added.KNOWN:  # a reply got lost: the next look sees it
+                    continue
             if theirs is None or not self._takes(theirs):
                 self.is_lost = True
                 self._lost(theirs)

@@ -23,10 +23,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sidecar.agents.ending import to_its_end
-from sidecar.agents.ends import failure_of_start, fell, overdue
+from sidecar.agents.ends import failure_of_start, fell, overdue, withdrawn
 from sidecar.agents.partner import Launch, Lost, Partner, ended
 from sidecar.agents.record import Failure
-from sidecar.agents.running import Ended, Event, Objection, Order, Progress, Prompt, Started, no_objection
+from sidecar.agents.running import CHANGED, Ended, Event, Objection, Order, Progress, Prompt, Started, no_objection
 from sidecar.agents.states import Category
 from sidecar.agents.talk import Answer, Unsayable
 from sidecar.errors import Reason
@@ -36,8 +36,6 @@ from sidecar.vocabulary import Caller
 
 SWEEP_S: Final = 1.0
 MAX_REMEMBERED: Final = 1_024  # conversations of whose end the next turn is told
-
-CHANGED: Final = "the agent was changed"
 
 log = logging.getLogger("sidecar.agents")
 
@@ -88,8 +86,9 @@ class Endings:
 @dataclass(slots=True, eq=False)
 class _Conversation:
     """One of them. `used` counts the turns that run or wait, `prompt` is that of the first turn of its process, and
-    `since_s` is when its phase began. `fall` is why its last process was let go. `changing` is what starts a process or
-    lets go of one; whatever else wants the conversation waits for it."""
+    `since_s` is when its phase began. `fall` is why its last process was let go, `is_withdrawn` that its owner may not
+    have it. `changing` is what starts a process or lets go of one; whatever else wants the conversation waits for
+    it."""
 
     key: Key
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -102,6 +101,7 @@ class _Conversation:
     born_s: float = 0.0
     since_s: float = 0.0
     fall: str = ""
+    is_withdrawn: bool = False
     changing: asyncio.Task[Any] | None = None
 
     def moves(self, phase: Phase, now_s: float) -> None:
@@ -140,7 +140,7 @@ class Conversations:
         self._free = asyncio.Semaphore(definition.max_sessions)
         self._taken, self._wanted, self._leaving = 0, 0, 0
         self._sweeper: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = ""
 
     @property
     def count(self) -> int:
@@ -168,14 +168,14 @@ class Conversations:
             self._make_room()
             self._forget(conversation)
 
-    async def close(self) -> None:
+    async def close(self, why: str = CHANGED) -> None:
         """As `Runner.close`."""
-        self._closed = True
+        self._closed = why
         if self._sweeper is not None:
             self._sweeper.cancel()
         conversations = list(self._conversations.values())
         for conversation in conversations:
-            self._let_go(conversation, CHANGED)
+            self._let_go(conversation, why)
         for conversation in conversations:
             await conversation.settled()
 
@@ -196,10 +196,13 @@ class Conversations:
         return True
 
     async def _turn(self, conversation: _Conversation, order: Order, until_s: float) -> AsyncGenerator[Event]:
+        if self._closed:
+            yield fell(Failure(Category.PERMANENT, self._closed))
+            return
         refused = self._refused(order.caller, order.prompt.skill)
         if refused is not None:
-            self._let_go(conversation, refused)
-            yield fell(Failure(Category.PERMANENT, refused))
+            self._let_go(conversation, refused, is_withdrawn=True)
+            yield withdrawn(refused)
             return
         conversation.caller, conversation.skill = order.caller, order.prompt.skill
         await self._look_at(conversation, order)
@@ -252,7 +255,7 @@ class Conversations:
         conversation.partner, conversation.prompt, conversation.born_s = partner, order.prompt, self._clock()
         conversation.moves(Phase.SPEAKING, self._clock())
         if self._closed:
-            self._let_go(conversation, CHANGED)
+            self._let_go(conversation, self._closed)
         elif self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name=f"sweeps {self._name}")
         return partner
@@ -303,14 +306,14 @@ class Conversations:
                 self._let_go(conversation, partner.how)
             return fell(failure, exit_, partner.usage)
         await conversation.settled()
+        if conversation.is_withdrawn:
+            return withdrawn(conversation.fall, partner.exit, partner.usage)
         return fell(Failure(Category.PERMANENT, conversation.fall), partner.exit, partner.usage)
 
     # --- when it ends -------------------------------------------------------------------------------------------------
 
     def _refused(self, caller: Caller | None, skill: str) -> str | None:
         """Why an owner may not speak with it. Of nobody, nothing can be asked: nobody may."""
-        if self._closed:
-            return CHANGED
         reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
         return None if reason is None else f"its owner may not speak with it: {reason}"
 
@@ -344,7 +347,7 @@ class Conversations:
                 if partner is None:
                     continue
                 if (refused := self._refused(conversation.caller, conversation.skill)) is not None:
-                    self._let_go(conversation, refused)
+                    self._let_go(conversation, refused, is_withdrawn=True)
                 elif not conversation.used and partner.is_lost:
                     self._bury(conversation)
                 elif not conversation.used and (why := self._too_old(conversation)):
@@ -367,13 +370,14 @@ class Conversations:
         """Let go of one that ended by itself."""
         self._let_go(conversation, "")
 
-    def _let_go(self, conversation: _Conversation, why: str) -> None:
-        """End its process, if it has one. A turn that is under way fails."""
+    def _let_go(self, conversation: _Conversation, why: str, *, is_withdrawn: bool = False) -> None:
+        """End its process, if it has one. A turn that is under way fails, or is cancelled where its owner may not have
+        it."""
         partner = conversation.partner
         if partner is None:
             return
         conversation.partner = None
-        conversation.fall = why
+        conversation.fall, conversation.is_withdrawn = why, is_withdrawn
         conversation.moves(Phase.NONE, self._clock())
         self._leaving += 1
         leaves = self._leaves(conversation, partner, why)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sidecar.agents.executions import Executions
 from sidecar.agents.record import Execution, Failure, Usage
-from sidecar.agents.running import Ended, Event, Order, Prompt, Said, Started
+from sidecar.agents.running import CHANGED, Ended, Event, Order, Prompt, Said, Started
 from sidecar.agents.states import Category, State
 from sidecar.metrics import Metrics
 from sidecar.processes import Exit
@@ -97,7 +97,7 @@ class Scripted:
     def run(self, order: Order) -> AsyncGenerator[Event]:
         return self.script(order)
 
-    async def close(self) -> None:
+    async def close(self, why: str = CHANGED) -> None:
         self.closed = True
 
 

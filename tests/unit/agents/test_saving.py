@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sidecar.agents.record import Execution, Transition
 from sidecar.agents.saving import Saving
 from sidecar.agents.states import State
-from sidecar.records import Bounds
+from sidecar.records import Added, Bounds
 from sidecar.records.memory import MemoryStore
 from tests.unit.agents.runs import run
 
@@ -18,8 +20,12 @@ class Watched:
     def __init__(self) -> None:
         self.store = MemoryStore[Execution]()
         self.record = run(id="1", transitions=(Transition(State.IDLE, 0.0),), state=State.IDLE, status=None)
+        self.bounds = Bounds()
         self.asked, self.lost = 0, list[Execution | None]()
-        self.saving = Saving(self.store, lambda: self.record, self._ask, self.lost.append)
+        self.saving = Saving(self.store, lambda: self.record, self._anew, self._ask, self.lost.append)
+
+    async def _anew(self, record: Execution) -> Added | None:
+        return await self.store.add(record, "me", 10.0, self.bounds)
 
     def _ask(self) -> None:
         self.asked += 1
@@ -77,3 +83,24 @@ async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again() -> 
             one.saving.moved()
             await settled(one.saving)
         assert (one.lost, await one.kept()) == ([theirs], theirs)
+
+
+async def test_what_the_store_forgot_is_kept_anew_and_goes_on() -> None:
+    async with Watched() as one:
+        one.store = one.saving._store = MemoryStore[Execution]()
+        for state in (State.STARTING, State.RUNNING):
+            one.record = one.record.moved(state, 1.0)
+            one.saving.moved()
+            await settled(one.saving)
+            assert (one.lost, (await one.kept()).state) == ([], state)
+
+
+@pytest.mark.parametrize("why", ["others may have ended it", "there is no room"])
+async def test_what_may_not_be_kept_anew_is_lost(why: str) -> None:
+    async with Watched() as one:
+        one.store = one.saving._store = MemoryStore[Execution]()
+        one.saving.doubted = why == "others may have ended it"
+        one.bounds = Bounds(total=0) if why == "there is no room" else Bounds()
+        one.saving.moved()
+        await settled(one.saving)
+        assert (one.lost, await one.store.get("1")) == ([None], None)
