@@ -77,6 +77,8 @@ class Status:
             yield "the store of the task API is out: no task can be created or shown"
         if not self.scheduler.up:
             yield "the store of schedules is out: nothing runs by the clock"
+        if unreadable := self.scheduler.unreadable:
+            yield f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
         if self.pipeline.pressure.refused_share:
             yield "the loop cannot keep up: a share of new calls is refused"
         if not self.pipeline.audit.writer.up:
@@ -162,7 +164,7 @@ class Status:
         standing = one.standing
         return {
             "agent": one.schedule.agent,
-            "state": standing.state,
+            "state": one.state,
             "next": moment(one.next_s),
             "last_due": moment(standing.last_due_s),
             "last_result": standing.last_result,

@@ -25,6 +25,7 @@ import orjson
 from sidecar.cli.agent.options import DEADLINE_S, TEXT, as_json, config
 from sidecar.cli.control import USAGE, ended_well, told
 from sidecar.cli.tables import aligned
+from sidecar.protocols.hidden import shown
 from sidecar.settings import load_settings
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.schedules import Schedule
@@ -125,6 +126,10 @@ def _local(moment_s: float, schedule: Schedule) -> str:
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     when = f"{one['cron']} {one['timezone']}"
-    stands = "paused" if one["state"] == "paused" else (one["next_due"] or "-") if one["enabled"] else "disabled"
+    stands = (one["next_due"] or "-") if one["enabled"] else "disabled"
+    if one["state"] in ("paused", "unreadable"):
+        stands = one["state"]
     last = "-" if one["last_result"] is None else f"{one['last_result']}  {one['last_due'] or 'by hand'}"
+    if one["last_result"] not in (None, "success") and one["last_why"]:
+        last += f"  {shown(one['last_why'])}"
     return one["name"], one["agent"], one["principal"], when, stands, last

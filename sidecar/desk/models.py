@@ -192,7 +192,11 @@ class Schedule(TypedDict):
     cron: Annotated[str, "when"]
     timezone: Annotated[str, "of `cron`"]
     enabled: Annotated[bool, "whether it runs at all"]
-    state: Annotated[str, "`created` while it is not enabled, `active`, `executing`, or `paused` by an operator"]
+    state: Annotated[
+        str,
+        "`created` while it is not enabled, `active`, `executing`, `paused` by an operator, or `unreadable`: how it "
+        "stands was damaged, or another version wrote it, and it does not run",
+    ]
     paused_by: Annotated[str | None, "who paused it"]
     paused_at: Annotated[str | None, "when"]
     next_due: Annotated[str | None, "when it is due next"]

@@ -109,7 +109,7 @@ def schedule_of(shown: Shown) -> Schedule:
         "cron": chosen.cron,
         "timezone": chosen.timezone,
         "enabled": chosen.enabled,
-        "state": standing.state,
+        "state": shown.state,
         "paused_by": standing.paused_by or None,
         "paused_at": moment(standing.paused_s),
         "next_due": moment(shown.next_s),

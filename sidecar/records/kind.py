@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic
 
 import orjson
@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from sidecar.records.store import R, Unreadable
 
 MAX_ID_CHARS: Final = 64
+MAX_TOLD: Final = 1_000
 FINITE: Final = ConfigDict(allow_inf_nan=False)  # a time that is not a number is before and after nothing
 
 log = logging.getLogger("sidecar.records")
@@ -32,7 +33,7 @@ class Codec(Generic[R]):
 class Kind(Generic[R]):
     """One kind of record. `what` is one of them in a sentence, `table` has them in a file and `key` in Redis: these and
     the codec are a format, which neighbouring versions share. A file that cannot be used is told with the codes
-    `broken` and `newer`, and what is `lost` without it."""
+    `broken` and `newer`, and what is `lost` without it; `told` is of which it was said that they cannot be read."""
 
     what: str
     codec: Codec[R]
@@ -41,6 +42,7 @@ class Kind(Generic[R]):
     broken: str
     newer: str
     lost: str
+    told: set[int] = field(default_factory=set, compare=False, repr=False)
 
     def read(self, body: bytes | str | None) -> R:
         """The record that was kept so. Raises Unreadable: nothing is said of what we cannot read, and least of all that
@@ -50,6 +52,14 @@ class Kind(Generic[R]):
         except (ValueError, TypeError, LookupError):
             raise Unreadable(f"{self.what} cannot be read: it was damaged, or another version wrote it") from None
 
+    def _tell(self, unreadable: Unreadable, body: bytes | str | None) -> None:
+        """Once of each: it is met again and again."""
+        if len(self.told) >= MAX_TOLD:
+            self.told.clear()
+        if (digest := hash(body)) not in self.told:
+            self.told.add(digest)
+            log.warning("%s", unreadable, extra={"id": _id_in(body)})
+
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
         """Those of the records that can be read: one that cannot is no other's trouble."""
         found = []
@@ -57,7 +67,7 @@ class Kind(Generic[R]):
             try:
                 found.append(self.read(body))
             except Unreadable as unreadable:
-                log.warning("%s", unreadable, extra={"id": _id_in(body)})
+                self._tell(unreadable, body)
         return found
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from sidecar.errors import Reason, Refusal
-from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut
+from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut, Unreadable
 from sidecar.schedules.owing import Owed, owed, was_wrong
 from sidecar.schedules.standing import OWNER, Run, Standing
 from sidecar.schedules.states import Result, State
@@ -29,6 +29,7 @@ from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal
 
 LOOK_EVERY_S: Final = 1.0
 TAKE_EVERY_S: Final = 3.0
+UNREADABLE: Final = "unreadable"
 HELD_S: Final = 15.0
 SWEEP_EVERY_S: Final = 3600.0
 AT_ONCE: Final = 16  # schedules that are seen to
@@ -76,12 +77,19 @@ class Witness(Protocol):
 
 
 class Shown(NamedTuple):
-    """A schedule as people see it. `next_s` is when it is due next, None where it is not."""
+    """A schedule as people see it. `next_s` is when it is due next, None where it is not. Of one that is not `is_read`
+    nobody knows how it stands."""
 
     key: str
     schedule: Schedule
     standing: Standing
     next_s: float | None
+    is_read: bool = True
+
+    @property
+    def state(self) -> str:
+        """How it stands, in a word."""
+        return self.standing.state if self.is_read else UNREADABLE
 
 
 class Named(NamedTuple):
@@ -130,6 +138,7 @@ class Scheduler:
     new_id: Callable[[], str]
     _hands: dict[str, Standing] = field(default_factory=dict)
     _known: dict[str, Standing] = field(default_factory=dict)
+    _unread: frozenset[str] = frozenset()  # it may be paused, so it does not run
     _reckoned: dict[str, tuple[tuple[str, float], float | None]] = field(default_factory=dict)
     _rests: dict[str, _Rest] = field(default_factory=dict)
     _taken_s: float | None = None
@@ -153,7 +162,7 @@ class Scheduler:
         anew = (
             self._taken_s is None
             or not 0 <= now_s - self._taken_s < TAKE_EVERY_S
-            or not named.keys() <= self._known.keys()
+            or not named.keys() <= self._known.keys() | self._unread
         )
         try:
             if anew:
@@ -182,6 +191,7 @@ class Scheduler:
         everything, _ = await self.store.page(OWNER, Page((OWNER,), limit=2 * MOST))
         self._hands = {one.id: one for one in taken}
         self._known = {one.id: one for one in everything}
+        await self._look_for_unread(named)
         self._taken_s = now_s
         self._rests = {known: rest for known, rest in self._rests.items() if known in named}
         self._reckoned = {known: reckoned for known, reckoned in self._reckoned.items() if known in named}
@@ -194,6 +204,17 @@ class Scheduler:
         if self._swept_s is None or abs(now_s - self._swept_s) >= SWEEP_EVERY_S:
             self._swept_s = now_s
             await self.store.sweep(now_s)
+
+    async def _look_for_unread(self, named: Mapping[str, Named]) -> None:
+        unread = set()
+        for one in named.keys() - self._known.keys():
+            try:
+                await self.store.get(one)
+            except Unreadable as unreadable:
+                unread.add(one)
+                if one not in self._unread:
+                    log.error("a schedule does not run", extra={**_about(named[one]), "why": str(unreadable)})
+        self._unread = frozenset(unread)
 
     async def _begin(self, one: Named, now_s: float) -> None:
         fresh = Standing(one.id, now_s, self.new_id(), now_s)
@@ -316,13 +337,22 @@ class Scheduler:
 
     def seen(self) -> Sequence[Shown]:
         """All of them, as they stood at the last look."""
-        known = self._known
-        return [self._shown(one, known[one.id]) for one in self._named.values() if one.id in known]
+        known, unread = self._known, self._unread
+        return [
+            self._shown(one, known[one.id]) if one.id in known else self._not_read(one)
+            for one in self._named.values()
+            if one.id in known or one.id in unread
+        ]
+
+    @property
+    def unreadable(self) -> Sequence[str]:
+        """Those that do not run because nobody knows how they stand, by their keys."""
+        return sorted(one.key for one in self._named.values() if one.id in self._unread)
 
     async def list(self) -> Sequence[Shown]:
         """All of them, as they stand now. Raises Refusal(STORE_UNAVAILABLE)."""
         with _answered():
-            return [self._shown(one, await self._change(one, _as_it_is)) for one in self._named.values()]
+            return [await self._as_it_stands(one) for one in self._named.values()]
 
     async def run_now(self, key: str, by: str) -> tasks.Record:
         """A run that is not due, on behalf of the schedule; when it is due stays as it is. Raises Refusal, as for any
@@ -412,6 +442,15 @@ class Scheduler:
         next_s = one.schedule.calendar.next_after(self._now_s) if waits else None
         return Shown(one.key, one.schedule, standing, next_s)
 
+    async def _as_it_stands(self, one: Named) -> Shown:
+        try:
+            return self._shown(one, await self._change(one, _as_it_is))
+        except Unreadable:
+            return self._not_read(one)
+
+    def _not_read(self, one: Named) -> Shown:
+        return Shown(one.key, one.schedule, Standing(one.id, self._now_s, "", self._now_s), None, is_read=False)
+
     def _due_next(self, one: Named, standing: Standing) -> float | None:
         """When it is due next; reckoned once for each time that is settled."""
         about = (one.calendar, standing.settled_s)
@@ -465,5 +504,5 @@ def _answered() -> Iterator[None]:
     """A store that is out, as an operator hears it."""
     try:
         yield
-    except StoreOut:
-        raise Refusal(Reason.STORE_UNAVAILABLE) from None
+    except StoreOut as out:
+        raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, Unreadable) else "") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,38 @@ async def test_how_a_schedule_stands_is_kept_for_a_month_after_it_is_gone(tmp_pa
         await works.replicas[0].scheduler.look()
         again = await works.standing()
         assert (again.is_done, again.state, again.settled_s) == (False, State.ACTIVE, works.now_s)
+
+
+async def test_one_whose_standing_cannot_be_read_does_not_run_and_keeps_no_other_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be paused, by the word of another version."""
+    async with clockwork(tmp_path, store="file") as works:
+        works.write(minutely=MINUTELY, other=MINUTELY | {"principal": "nhi:minutely"})
+        await works.at("12:00:30")
+        scheduler = works.replicas[0].scheduler
+        with closing(sqlite3.connect(tmp_path / "schedules.sqlite")) as kept, kept:
+            about = "minutely"
+            ((body,),) = kept.execute("SELECT body FROM schedules WHERE id = ?", (about,)).fetchall()
+            kept.execute("UPDATE schedules SET body = ? WHERE id = ?", (body.replace(b"active", b"dormant"), about))
+        for minute in ("12:01:30", "12:02:30", "12:03:30"):
+            await works.at(minute)
+            await works.settle()
+        assert works.counted.ran.keys() == {("other", "success")}
+        for shown in (await scheduler.list(), scheduler.seen()):
+            assert [(one.key, one.state == "unreadable") for one in shown] == [("minutely", True), ("other", False)]
+        assert scheduler.unreadable == ["minutely"]
+        with pytest.raises(Refusal, match="cannot be read: it was damaged, or another version wrote it"):
+            await scheduler.run_now("minutely", "somebody")
+        told = [one for one in caplog.records if one.levelname in ("WARNING", "ERROR") and "bug" not in one.message]
+        assert [one.message for one in told if "does not run" in one.message] == ["a schedule does not run"]
+        assert len([one for one in told if "cannot be read" in one.message]) <= 1, "each look would say so"
+        with closing(sqlite3.connect(tmp_path / "schedules.sqlite")) as kept, kept:
+            kept.execute("UPDATE schedules SET body = ? WHERE id = ?", (body, about))
+        for minute in ("12:04:30", "12:05:30"):  # what the one ordered has ended by the other
+            await works.at(minute)
+            await works.settle()
+        assert scheduler.unreadable == [] and ("minutely", "success") in works.counted.ran
 
 
 async def test_while_the_store_is_out_nothing_runs_and_afterwards_once(tmp_path: Path, valkey: Valkey) -> None:
