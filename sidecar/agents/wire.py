@@ -131,6 +131,8 @@ class CliWire:
         message = _with_skill(params)
         if params.get("configuration", {}).get("taskPushNotificationConfig"):
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
+        if message.get("role") == "ROLE_AGENT":  # turns are counted by what callers say
+            return _error("INVALID_PARAMS", "/message/role is the agent's own, and this is its caller's")
         prompt = prompt_from(message, self._definition)
         if isinstance(prompt, AgentError):
             return prompt

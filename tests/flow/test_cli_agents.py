@@ -14,9 +14,13 @@ import aiohttp
 import pytest
 
 from sidecar.agents.telling import OVER
+from sidecar.agents.wire import ProgramProbe
+from sidecar.errors import Refusal
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import SEND
+from sidecar.settings.health import Breaker
 from sidecar.upstreams.agents import Outgoing
+from sidecar.upstreams.registry import Account
 from sidecar.vocabulary import Caller, Principal
 from tests.a2a.world import (
     ALICE,
@@ -401,6 +405,7 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
             ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
             ("echo", "push/set", {"taskId": "none", "id": "p", "url": HOOK}, -32003),  # whatever it is about
             ("echo", "message/send", {"message": image}, -32005),
+            ("echo", "message/send", {"message": {**message("hi")["message"], "role": "ROLE_AGENT"}}, -32602),
             ("echo", "tasks/get", {"id": "none"}, -32001),
             ("echo", "tasks/cancel", {"id": tasks["echo"]}, -32002),
             ("quiet", "message/stream", message("hi"), -32004),
@@ -411,6 +416,24 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
             answered = await ask(world, "1.0", "jsonrpc", action, params, agent=agent)
             assert answered.error is not None, action
             assert answered.error["code"] == code, (action, answered.error)
+
+
+async def test_a_program_that_is_gone_is_degraded_then_offline_and_comes_back() -> None:
+    now, found = [0.0], ["/bin/cat"]
+    account = Account("echo", Breaker(failures=3, open_s=30.0), clock_mono=lambda: now[0])
+    probe = ProgramProbe(account, lambda: found[0] if found else None)
+
+    async def looked() -> str:
+        with suppress(Refusal):
+            await probe.probe(1.0)
+        return str(account.standing.status)
+
+    assert await looked() == "ready"
+    found.clear()
+    assert [await looked() for _ in range(4)] == ["ready", "degraded", "offline", "offline"]
+    found.append("/bin/cat")
+    now[0] += 31.0
+    assert await looked() == "ready"
 
 
 async def test_one_that_fails_says_its_last_words_to_its_caller_and_is_no_fault_of_the_wire(
