@@ -47,6 +47,7 @@ from sidecar.settings import Settings, load_settings
 from sidecar.settings.documents import in_file_order
 from sidecar.settings.kept import Kept, placed
 from sidecar.settings.load import doubts, file_faults, load
+from sidecar.settings.nodes import Loc
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
@@ -341,8 +342,24 @@ def _read_snapshot(
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
     """The new settings, but for what needs a restart, which is never half applied (CONTRACT 2.4); and what of that was
     changed."""
-    waiting = tuple(name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name))
-    return written.model_copy(update={name: getattr(running, name) for name in waiting}), waiting
+    waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
+    settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
+    ports = {name: offer.grpc_port for name, _, offer in running.offers()}
+    for name, at, offer in written.offers():  # a card must name no port where nobody listens
+        if offer.grpc_port != ports.get(name):
+            settings = _with(settings, (*at, "grpc_port"), ports.get(name))
+            waiting.append(".".join(map(str, (*at, "grpc_port"))))
+    return settings, tuple(waiting)
+
+
+def _with(part: Any, at: Loc, value: object) -> Any:
+    """A part of settings with another value at a place below it."""
+    if not at:
+        return value
+    step = str(at[0])
+    if isinstance(part, Mapping):
+        return {**part, step: _with(part[step], at[1:], value)}
+    return part.model_copy(update={step: _with(getattr(part, step), at[1:], value)})
 
 
 def _snapshot(

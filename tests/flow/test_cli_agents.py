@@ -296,6 +296,11 @@ async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(tm
         answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
         assert (answered.status, answered.reason) == (404, "upstream-unknown")
         assert not is_gone(pid)
+        write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("{grpc_port: 0}", "{grpc_port: 9}")))
+        await world.app.reload("operator")
+        now = world.app.live.current
+        assert now.agents["echo"].grpc_port == 0, "at the other nobody listens"
+        assert now.waiting == ("agents.echo.a2a.grpc_port",)
 
 
 async def test_a_reload_takes_variables_anew(tmp_path: Path) -> None:
