@@ -6,6 +6,7 @@ nearest to what was written. A finding has no file yet: `Document.validate` know
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +108,8 @@ def _translated(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Findin
 def _finding(kind: str, loc: Loc, detail: ErrorDetails, context: Mapping[str, Any], model: type[BaseModel]) -> Finding:
     last = str(loc[-1]) if loc else ""
     if kind == "extra_forbidden":
-        return Finding(f'unknown key "{last}"', "Y101", did_you_mean(last, _keys_at(model, loc[:-1])), on_key=True)
+        hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
+        return Finding(f'unknown key "{last}"', "Y101", hint, on_key=True)
     if kind == "missing":
         return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
     if kind in _EXPECTED:
@@ -132,10 +134,17 @@ def _wrong_type(expected: str, found: object) -> Finding:
     elif expected == "a list" and isinstance(found, str):
         hint = "put it into brackets: [ ]"
     elif isinstance(found, str) and expected in {"a whole number", "a number", "true or false"}:
-        hint = "write it without quotes"
+        hint = "write it without quotes" if _is_spelt(found, expected) else f"write {expected}"
     elif expected == "a mapping" and found is None:
         hint = "write something below it, or remove it"
     return Finding(f"expected {expected}, found {_kind_of(found)}", "Y103", hint)
+
+
+def _is_spelt(text: str, expected: str) -> bool:
+    """Whether a text would be what is expected, had it no quotes."""
+    if expected == "true or false":
+        return text in ("true", "false")
+    return re.fullmatch(r"-?[0-9]+" if expected == "a whole number" else r"-?[0-9]+(\.[0-9]+)?", text) is not None
 
 
 def _kind_of(value: object) -> str:
@@ -168,17 +177,37 @@ def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:
     return Finding(f"{shown} is not one of the known values", "Y104", hint)
 
 
+def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
+    """The hint for a key that is right one step further down, or up; "" where it is not."""
+    *place, key = loc
+    for name in sorted(_keys_at(model, tuple(place))):
+        if key in _keys_of(inner for kind in _at(model, tuple(place)) for inner in _below(kind, name)):
+            return f"it stands below {name}"
+    if place and isinstance(place[-1], str) and key in _keys_at(model, tuple(place[:-1])):
+        return f"it stands beside {place[-1]}, not below it"
+    return ""
+
+
 def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
-    """The keys that the schema knows at a place; steps that the schema does not have (union tags) are passed over."""
-    here: list[Any] = [model]
-    for step in loc:
-        here = [inner for kind in here for inner in _below(kind, step)] or here
+    """The keys that the schema knows at a place."""
+    return _keys_of(_at(model, loc))
+
+
+def _keys_of(kinds: Iterable[Any]) -> set[str]:
     return {
         field.alias or name
-        for kind in here
+        for kind in kinds
         if isinstance(kind, type) and issubclass(kind, BaseModel)
         for name, field in kind.model_fields.items()
     }
+
+
+def _at(model: type[BaseModel], loc: Loc) -> list[Any]:
+    """What may stand at a place; steps that the schema does not have (union tags) are passed over."""
+    here: list[Any] = [model]
+    for step in loc:
+        here = [inner for kind in here for inner in _below(kind, step)] or here
+    return here
 
 
 def _below(kind: Any, step: str | int) -> list[Any]:

@@ -145,9 +145,17 @@ SHAPES = [
     ("version: 1\nmany: [{nme: x, name: a}]\n", 'unknown key "nme"', 'did you mean "name"?', (2, 9, 3)),
     ("version: 1\nnamed: {x: {name: a, cont: 2}}\n", 'unknown key "cont"', 'did you mean "count"?', (2, 22, 4)),
     ("version: 1\ninner: {zzz: 1, name: a}\n", 'unknown key "zzz"', "known here: count, name, tags", (2, 9, 3)),
+    ("version: 1\ncount: 2\n", 'unknown key "count"', "it stands below inner", (2, 1, 5)),
+    (
+        "version: 1\ninner: {name: a, version: 1}\n",
+        'unknown key "version"',
+        "it stands beside inner, not below it",
+        (2, 18, 7),
+    ),
     ("many: []\n", 'the key "version" is missing', "", (1, 1, 1)),
     ("version: 1\nmany:\n  - count: 2\n", 'the key "name" is missing', "", (3, 5, 1)),
     ('version: "1"\n', "expected a whole number, found a string", "write it without quotes", (1, 10, 3)),
+    ("version: soon\n", "expected a whole number, found a string", "write a whole number", (1, 10, 4)),
     ("version: 1\ninner: {name: 5}\n", "expected a string, found a number", "quote it", (2, 15, 1)),
     ("version: true\n", "expected a whole number, found true", "", (1, 10, 4)),
     (
