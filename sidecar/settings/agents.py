@@ -365,6 +365,8 @@ class CliAgent(Section):
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_patterns()
+        yield from self._faults_of_conversation()
+        yield from self._faults_of_places()
         yield from self._faults_of_access()
         ids = [skill.id for skill in self.a2a.skills]
         for index, name in enumerate(ids):
@@ -390,6 +392,9 @@ class CliAgent(Section):
             yield Finding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
         if patterns.output == "json-rpc" and patterns.input != "json-rpc":
             yield Finding("JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True)
+
+    def _faults_of_conversation(self) -> Iterator[Finding]:
+        patterns = self.patterns
         if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
@@ -399,6 +404,9 @@ class CliAgent(Section):
                 if key in self.model_fields_set:
                     what = f"{key} is for a conversation on standard input, and this is none"
                     yield Finding(what, "S172", "remove it", (key,), on_key=True)
+
+    def _faults_of_places(self) -> Iterator[Finding]:
+        patterns = self.patterns
         if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
             # Where it wrote nothing, its prompt would be its answer.
             at = ("output_file_template",)
