@@ -23,13 +23,14 @@ BUDGETS_FILE: Final = "budgets.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `offers` are the limits
-    that agents have in sidecar.yaml."""
+    """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `programs` are the agents
+    beside those, and `offers` the limits that agents have in sidecar.yaml."""
 
     models: Path
     policies: Path
     scopes: Sequence[ScopeLike] = ()
     names: frozenset[str] | None = None
+    programs: frozenset[str] = frozenset()
     offers: tuple[Entry, ...] = ()
 
     def load(self) -> PolicySource:
@@ -47,7 +48,8 @@ def configured(path: Path, environ: Mapping[str, str]) -> Place:
         return in_folder(path.parent)
     settings = load_settings(path, environ, check_files=False)
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
-    return Place(policy.models, policy.path, policy.scopes, frozenset(settings.upstreams), entries_of(offers))
+    names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
+    return Place(policy.models, policy.path, policy.scopes, names, programs, entries_of(offers))
 
 
 def in_folder(folder: Path) -> Place:

@@ -109,6 +109,7 @@ def check(
         budgets=budgets,
         budgets_file=str(place.policies / BUDGETS_FILE),
         names=place.names,
+        programs=place.programs,
         granting=granting,
         soon_days=soon_days,
         strict=strict,

@@ -111,9 +111,9 @@ def limits_nothing(policy: Policy) -> Iterator[Finding]:
     """P608: an entry of budgets.yaml that counts nobody's calls: a slip there leaves everybody without that limit."""
     written = [entry.object if entry.unit else entry.pattern for entry in policy.budgets.entries if _on_objects(entry)]
     for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
-        if not policy.on_known_server(pattern):
+        if not policy.passes_here(pattern):
             server = pattern.partition(":")[2].partition("/")[0]
-            names = policy.names or frozenset()
+            names = (policy.names or frozenset()) | (policy.programs if pattern.startswith("nhi:") else frozenset())
             hint = meant(server, names) or f"there are {_some(names)}"
             message = f"no upstream fits {shown(pattern)}: nothing is counted there"
             yield Finding("P608", message, hint, file=policy.budgets_file, part=pattern)

@@ -70,7 +70,8 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Policy:
-    """See above. `granting` and `names` are None where nobody knows the issuers and upstreams."""
+    """See above. `granting` and `names` are None where nobody knows the issuers and upstreams; `programs` are agents
+    beside these."""
 
     source: PolicySource
     written: Written
@@ -78,6 +79,7 @@ class Policy:
     budgets: Budgets = field(default_factory=Budgets)
     budgets_file: str = ""
     names: frozenset[str] | None = None
+    programs: frozenset[str] = frozenset()
     granting: Sequence[Granting] | None = None
     soon_days: float = 14
     strict: bool = False
@@ -153,6 +155,12 @@ class Policy:
         if slash and "*" not in server:
             return server in self.names
         return any(meets_prefix(rest, f"{name}/") for name in self.names)
+
+    def passes_here(self, obj: str) -> bool:
+        """Whether calls of what this pattern names come through here, as far as is known: also of agents."""
+        if self.names is None or not obj.startswith("nhi:"):
+            return self.on_known_server(obj)
+        return any(glob(f"nhi:{name}", obj) for name in self.names | self.programs)
 
 
 def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[str]:

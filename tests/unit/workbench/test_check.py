@@ -48,7 +48,7 @@ def report(folder: Path, files: Mapping[str, str], **given: Any) -> Report:
         path = folder / (name if "." in name else f"{name}.csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    place = Place(MODELS, folder, (), given.pop("names", None))
+    place = Place(MODELS, folder, (), given.pop("names", None), given.pop("programs", frozenset()))
     return check(place, **{"now_s": NOW_S, **given})
 
 
@@ -254,6 +254,14 @@ SEEN: Mapping[str, tuple[Mapping[str, str], dict[str, Any], list[str]]] = {
         },
         {},
         ["P613:1"],
+    ),
+    "a rate of an agent that is not there": (
+        {
+            "nhi_to_nhi": row("nhi:a", "nhi:echo", "use"),
+            "budgets.yaml": "version: 1\ntools:\n  nhi:echo: {daily_quota: 9}\n  nhi:ehco: {daily_quota: 9}\n",
+        },
+        {"names": frozenset(), "programs": frozenset({"echo"})},
+        ["P608:4"],
     ),
     "a nested argument": (
         {"agent_to_tool": denied("has(args.a.b) && args.a.b == 1")},
