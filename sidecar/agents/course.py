@@ -41,7 +41,7 @@ from sidecar.settings.agents import CliAgent
 MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # a try ends itself at its deadline; what does not even do that is ended so much later
 TOLD_WITHIN_S: Final = 2.0
-UNSURE: Final = "the store did not say in time that no other replica took it for left behind"
+UNSURE: Final = "the store did not say in time that it is still ours"
 FAILED: Final = "TASK_STATE_FAILED"
 CANCELED: Final = "TASK_STATE_CANCELED"
 
