@@ -100,7 +100,7 @@ class App:
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
         """Read everything, check everything, then serve. Raises ConfigError before anything is answered."""
         check_fast_parser()
-        has_source = load(path, environ, check_files=False).settings.policy.source is not None
+        has_source = load(path, environ, check_files=False, all_at_once=True).settings.policy.source is not None
         loaded = load(path, environ, check_files=not has_source)
         check_keeping(loaded)
         settings = loaded.settings

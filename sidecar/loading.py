@@ -84,7 +84,9 @@ RELOADED = frozenset(
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
     """Everything that a start would check, without taking an address or writing a file; and what of the settings is
     valid and dangerous. Raises ConfigError."""
-    loaded = load(path, environ, check_files=False)  # without valid settings nobody knows where the rest is
+    loaded = load(
+        path, environ, check_files=False, all_at_once=True
+    )  # without valid settings nobody knows where the rest is
     settings, together = loaded.settings, Together()
     kept, missing = list(keeping_faults(loaded)), file_faults(loaded, environ)
     if faults := missing + [fault for fault in kept if fault.severity == "error"]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from sidecar.errors import Fault, SettingsError
 from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
@@ -46,14 +48,19 @@ def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool =
     return load(path, environ, check_files=check_files).settings
 
 
-def load(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Loaded:
-    """As `load_settings`, with the document, for those who say where a value comes from."""
+def load(
+    path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
+) -> Loaded:
+    """As `load_settings`, with the document, for those who say where a value comes from. `all_at_once` (as
+    `check_files` where it is not given) looks for files where something else is wrong, too."""
+    all_at_once = check_files if all_at_once is None else all_at_once
     document, faults = overlay(read_document(path), environ)
     try:
         settings = document.validate(Settings, context={"folder": path.parent})
     except SettingsError as error:
         known = {(fault.file, fault.line, fault.column) for fault in faults}
-        document.refuse([*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)])
+        shape = [*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)]
+        document.refuse([*shape, *(_faults_of_the_rest(document, path.parent, environ) if all_at_once else ())])
     loaded = Loaded(placed(settings), document)
     if check_files:
         faults += file_faults(loaded, environ)
@@ -70,6 +77,21 @@ def file_faults(loaded: Loaded, environ: Mapping[str, str]) -> list[Fault]:
         *_program_faults(settings, document, environ),
         *_agent_faults(settings, document, environ),
     ]
+
+
+def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, str]) -> Iterator[Fault]:
+    """Of what runs programs, and is sound where something else is not: files, folders and programs that are not there.
+    Whoever mends the file mends all of it at once."""
+    for section in ("agents", "upstreams"):
+        entries = document.data.get(section) if isinstance(document.data, dict) else None
+        for name, entry in entries.items() if isinstance(entries, dict) else ():
+            try:
+                alone = Settings.model_validate({"version": 1, section: {name: entry}}, context={"folder": folder})
+            except ValidationError:
+                continue  # told already
+            yield from (fault for loc, fault in _missing_files(alone, document) if loc[0] == section)
+            yield from _program_faults(alone, document, environ)
+            yield from _agent_faults(alone, document, environ)
 
 
 def doubts(loaded: Loaded) -> Iterator[Fault]:
@@ -148,12 +170,16 @@ def _file_faults(settings: Settings, document: Document) -> Iterator[Fault]:
     for loc, path in _folders(settings):
         if not path.is_dir():
             yield document.fault(loc, f"{path} is no folder", "S116", "make it, or correct the path")
-    for loc, path in _files(settings):
-        if not path.is_file():
-            yield document.fault(loc, f"{path} is no file", "S116", "make it, or correct the path")
+    yield from (fault for _, fault in _missing_files(settings, document))
     for loc, path in _secrets(settings):
         if finding := _weakness(path):
             yield document.fault(loc, finding.message, finding.code, finding.hint)
+
+
+def _missing_files(settings: Settings, document: Document) -> Iterator[tuple[Loc, Fault]]:
+    for loc, path in _files(settings):
+        if not path.is_file():
+            yield loc, document.fault(loc, f"{path} is no file", "S116", "make it, or correct the path")
 
 
 def _program_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:

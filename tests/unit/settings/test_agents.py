@@ -55,6 +55,24 @@ def test_it_is_refused_where_it_is_written(tmp_path: Path, text: str, fault: tup
     assert (told.line, told.code, told.message) == (line, code, message.replace("{folder}", str(tmp_path)))
 
 
+def test_what_is_not_there_is_told_with_what_is_written_amiss(tmp_path: Path) -> None:
+    """Whoever mends the file mends all of it at once."""
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(
+        "version: 1\nolerance: 3\nagents:\n  a: {executable: gone}\n  b: {executable: cat, mode: tusk}\n"
+        "  c: {executable: cat, working_directory: gone}\n  d: {executable: cat, env_path: gone.env}\n"
+        "upstreams:\n  f: {mcp: {command: gone}}\n  g: {mcp: {comand: gone}}\n"
+    )
+    with pytest.raises(SettingsError) as refused:
+        load_settings(path, {"PATH": "/usr/bin:/bin"})
+    told = [(one.line, one.code) for one in refused.value.faults]
+    files = [(4, "S117"), (6, "S116"), (7, "S116"), (9, "S117")]
+    assert [one for one in told if one[0] != 10] == sorted([(2, "Y101"), (5, "Y104"), *files])
+    with pytest.raises(SettingsError) as refused:
+        load_settings(path, {}, check_files=False)
+    assert {one.line for one in refused.value.faults} == {2, 5, 10}
+
+
 @pytest.mark.parametrize("section", ["agents: {a: {executable: %s}}", "upstreams: {a: {mcp: {command: %s}}}"])
 def test_a_program_beside_the_file_is_found_and_called_by_its_whole_path(
     tmp_path: Path, section: str, monkeypatch: pytest.MonkeyPatch
