@@ -201,7 +201,7 @@ class Metrics:
         self._agent_runs = Table(
             "counter",
             "agent_runs_total",
-            "Runs of agents that are programs, by what they came to.",
+            "Runs of agents that are programs, of one that asks its turns, by what they came to.",
             {"agent": self._agents, "status": AGENT_STATUSES},
         )
         self._agent_queue = Table(

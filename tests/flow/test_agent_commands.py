@@ -367,6 +367,9 @@ async def test_runs_are_found_page_by_page(tmp_path: Path) -> None:
             offset = page["next_offset"]
         assert len(seen) == len(set(seen)) == 5
         assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
+        first = (await did(running, "agent", "runs", "--limit", "4")).stdout.splitlines()
+        assert first[-1] == "and more: --offset 4" and len(first) == 6
+        assert len((await did(running, "agent", "runs", "--offset", "4")).stdout.splitlines()) == 3
 
 
 async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other(tmp_path: Path) -> None:

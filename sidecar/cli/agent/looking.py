@@ -55,6 +55,7 @@ def list_(path: Path, as_json: bool) -> None:
 @click.option("--schedule", type=TEXT, default="", help="Only those that this schedule ordered.")
 @click.option("--owner", type=TEXT, default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many at most.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="How many to pass over; the end of a list names it.")
 @config
 @as_json
 def runs(
@@ -65,22 +66,24 @@ def runs(
     schedule: str,
     owner: str,
     limit: int,
+    offset: int,
     path: Path,
     as_json: bool,
 ) -> None:
     """Runs, newest first."""
     asked = {"agent": agent, "state": state, "status": status, "schedule": schedule, "owner": owner, "limit": limit}
-    query = urlencode({word: value for word, value in asked.items() if value} | ({"active": "true"} if active else {}))
+    asked |= {"offset": offset, "active": "true" if active else ""}
+    query = urlencode({word: value for word, value in asked.items() if value})
     answer = told(path, f"/api/runs?{query}", as_json)
     if as_json:
         return
     rows = [("run", "agent", "state", "began", "took", "for"), *map(_run, answer["runs"])]
     if len(rows) == 1:
-        click.echo("there is no such run")
+        click.echo("there is no such run" if answer["next_offset"] is None else "there is none so far")
     else:
         click.echo("\n".join(aligned(rows)))
     if answer["next_offset"] is not None:
-        click.echo("and more: ask for an agent, a state, or with --limit")
+        click.echo(f"and more: --offset {answer['next_offset']}")
 
 
 @click.command()
