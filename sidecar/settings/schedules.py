@@ -6,6 +6,7 @@ The seed's ScheduledTask. What it changes by itself (its last and next run, paus
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import available_timezones
 
@@ -20,9 +21,17 @@ MOST: Final = 1_000
 ON_TIME_S: Final = 60.0
 
 
+@cache
+def _zones() -> Collection[str]:
+    """All that there are. To look costs some ten milliseconds, and there may be a thousand schedules."""
+    return frozenset(available_timezones())
+
+
 def _zone(name: str) -> str:
-    if name not in available_timezones():
-        hint = did_you_mean(name, available_timezones()) or "such as Europe/Berlin, or UTC"
+    if name not in _zones():
+        _zones.cache_clear()  # it may have been installed meanwhile
+    if name not in _zones():
+        hint = did_you_mean(name, _zones()) or "such as Europe/Berlin, or UTC"
         reject(Finding(f"there is no time zone {name}", "S175", hint))
     return name
 
