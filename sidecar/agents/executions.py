@@ -249,9 +249,13 @@ class Executions:
     def review(self) -> None:
         """End what runs here for those who may not have it any more."""
         for course in list(self._courses.values()):
-            record = course.record
-            if (why := self.objection(record.caller, record.target, course.prompt.skill)) is not None:
-                course.give_up(GivenUp(State.CANCELLED, f"its caller may not have it any more: {why}"))
+            if (why := self.withdrawn(course.record, course.prompt.skill)) is not None:
+                course.give_up(GivenUp(State.CANCELLED, why))
+
+    def withdrawn(self, record: Execution, skill: str) -> str | None:
+        """Why nobody may have this run any more, in a sentence; None if its caller may."""
+        reason = self.objection(record.caller, record.target, skill)
+        return None if reason is None else f"its caller may not have it any more: {reason}"
 
     # --- as long as the process lives ---------------------------------------------------------------------------------
 

@@ -202,7 +202,9 @@ class CliWire:
 
     async def _cancel(self, outgoing: Outgoing) -> Result | AgentError:
         run = await self._named(outgoing)
-        return dict((await self._executions.cancel(run.id, "its caller cancelled it")).task)
+        # The task API cancels in the name of who ordered it, also because they may not have it any more.
+        why = self._executions.withdrawn(run, telling.skill_of(run.task)) or "its caller cancelled it"
+        return dict((await self._executions.cancel(run.id, why)).task)
 
     async def _extended(self, outgoing: Outgoing) -> Result | AgentError:
         return _error("EXTENDED_AGENT_CARD_NOT_CONFIGURED")

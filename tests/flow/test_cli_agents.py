@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from sidecar.agents.states import State
 from sidecar.agents.telling import OVER
 from sidecar.agents.wire import ProgramProbe
 from sidecar.errors import Refusal
@@ -279,6 +280,19 @@ async def test_what_runs_for_somebody_ends_with_their_permission(tmp_path: Path)
         await world.app.reload("operator")
         world.app.executions.review()  # as every second
         await until(lambda: is_gone(pid))
+
+
+async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) -> None:
+    order = {"target_agent_id": "slow", "task_type": "say", "input": {"prompt": "hello"}}
+    async with sidecar(tmp_path) as world:
+        async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
+            assert response.status == 201
+        await until(lambda: world.app.executions.standing("slow").running == 1)
+        await world.app.disable("user:alice", reason="gone", until=None, by="operator")
+        await until(lambda: world.app.executions.standing("slow").running == 0)
+        [run], _ = await world.app.executions.page(None, ["slow"], None, 1, 0)
+        ends = [one.why for one in run.transitions if one.state is State.CANCELLED]
+        assert ends == ["its caller may not have it any more: principal-disabled"]
 
 
 async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(tmp_path: Path) -> None:
