@@ -1,4 +1,4 @@
-"""Of a target with too many that are done: whose give way?
+"""Of too many that are done, of one target or in all: whose give way?
 
 The oldest of whoever has most of them there, so that nobody's many push out another's few. Among those who have as many
 it is whose oldest is older. Nothing here looks at all of them: owners stand in order, and each one's own.
@@ -29,7 +29,7 @@ class _Rank(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """What is done of one target."""
+    """What is done, of one target or in all."""
 
     count: int = 0
     _of_owner: dict[str, list[At]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from sidecar.records.store import FORGOTTEN_AT_ONCE, NOTHING, Added, Bounds, Pag
 
 SWEPT_AT_ONCE: Final = 200
 _NOBODY: Final = ("", 0.0)
+_EVERY: Final = ""  # no target is called so
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class MemoryStore(Generic[R]):
             if oldest is None:
                 return Added.FULL
             self._forget(oldest)
+        else:
+            every, beyond = self._done[_EVERY], len(self._records) - bounds.total + 1
+            for _ in range(min(beyond, every.count, FORGOTTEN_AT_ONCE)):
+                self._forget(every.first())
         if len(self._records) >= bounds.total:
             return Added.FULL
         self._added += 1
@@ -150,13 +155,15 @@ class MemoryStore(Generic[R]):
         if record.is_done:
             self._held.pop(record.id, None)
             insort(self._ends, (record.expires_at, record.id))
-            self._done[record.target].add(record.owner, at)
+            for target in (record.target, _EVERY):
+                self._done[target].add(record.owner, at)
 
     def _lift(self, record: R) -> None:
         at = self._places[record.id]
         remove(self._standing[record.target, record.standing], at)
         if record.is_done:
-            self._done[record.target].remove(record.owner, at)
+            for target in (record.target, _EVERY):
+                self._done[target].remove(record.owner, at)
             remove(self._ends, (record.expires_at, record.id))
 
     def _forget(self, record_id: str) -> None:

@@ -7,7 +7,7 @@
 --   <key>:over           ids that are done, by when they may be forgotten
 --   <key>:counts         how many there are of each standing
 --   <key>:at:<target>:<standing>   ids, by when they were created; no standing has a colon in it
---   <key>:done:<length of target>:<target>:<owner>   ids that are done, likewise
+--   <key>:done:<length of target>:<target>:<owner>   ids that are done, likewise; without a target, of every one
 --   <key>:most:<target>  who has some of those: by how many, most first, then by when their oldest was created
 --   <key>:histories      how many those are, of each target
 --
@@ -34,7 +34,7 @@ end
 local function owner_in(rank) return string.sub(rank, 21) end
 
 -- One more is done, or (without a time) one less.
-local function history(id, target, owner, created)
+local function counted(id, target, owner, created)
   local mine, stood = done(target, owner), rank(target, owner)
   local changed = created and redis.call('ZADD', mine, created, id) or -redis.call('ZREM', mine, id)
   if changed == 0 then return end
@@ -42,6 +42,10 @@ local function history(id, target, owner, created)
   if stood then redis.call('ZREM', most(target), stood) end
   local stands = rank(target, owner)
   if stands then redis.call('ZADD', most(target), -redis.call('ZCARD', mine), stands) end
+end
+local function history(id, target, owner, created)
+  counted(id, target, owner, created)
+  counted(id, '', owner, created)
 end
 
 local function place(id, target, owner, state, is_done, created)
@@ -84,16 +88,17 @@ local function give_way(target)
   local oldest = redis.call('ZRANGE', done(target, owner), 0, 0)[1]
   if not oldest then return redis.call('ZREM', most(target), first) end
   if redis.call('HGET', task(oldest), 'over') == '1' then forget(oldest) end
-  history(oldest, target, owner)
+  counted(oldest, target, owner)
 end
+
+local function done_of(target) return tonumber(redis.call('HGET', key .. ':histories', target) or 0) end
 
 if verb == 'add' then
   local id, state, is_done, created, expires, revision, body, holder, held, owner, target = unpack(ARGV, 2, 12)
   local per_owner, total, history_most, at_once = unpack(ARGV, 13)
   if redis.call('HGET', task(id), 'owner') then return 'known' end
   if history_most ~= '' then
-    local held = tonumber(redis.call('HGET', key .. ':histories', target) or 0)
-    for _ = 1, math.min(held - tonumber(history_most), tonumber(at_once)) do give_way(target) end
+    for _ = 1, math.min(done_of(target) - tonumber(history_most), tonumber(at_once)) do give_way(target) end
   end
   if redis.call('ZCARD', of(owner)) >= tonumber(per_owner) then
     local gone
@@ -102,6 +107,9 @@ if verb == 'add' then
     end
     if not gone then return 'full' end
     forget(gone)
+  else
+    local beyond = redis.call('ZCARD', open) + redis.call('ZCARD', over) - tonumber(total) + 1
+    for _ = 1, math.min(beyond, done_of(''), tonumber(at_once)) do give_way('') end
   end
   if redis.call('ZCARD', open) + redis.call('ZCARD', over) >= tonumber(total) then return 'full' end
   redis.call('HSET', task(id), 'owner', owner, 'target', target, 'state', state, 'over', is_done, 'revision', revision,

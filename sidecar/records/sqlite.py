@@ -35,31 +35,36 @@ CREATE INDEX RECORDS_of_owner ON RECORDS (owner, created_at);
 CREATE INDEX RECORDS_open ON RECORDS (over, held_until);
 CREATE INDEX RECORDS_by_state ON RECORDS (state);
 """
-# RECORDS_held says how many each owner has that are done, of each target, and (under '') in all. What keeps it true
-# stands in the file, so that whoever writes there keeps it.
+# RECORDS_held says how many each owner has that are done, of each target and (under '') of every one, and how many all
+# of them have of a target (under ''). What keeps it true stands in the file, so that whoever writes there keeps it.
 _MORE: Final = """
     INSERT INTO RECORDS_held VALUES (NEW.target, '', 1, 0) ON CONFLICT DO UPDATE SET count = count + 1;
-    INSERT INTO RECORDS_held VALUES (NEW.target, NEW.owner, 1, NEW.created_at)
+    INSERT INTO RECORDS_held VALUES (NEW.target, NEW.owner, 1, NEW.created_at), ('', NEW.owner, 1, NEW.created_at)
         ON CONFLICT DO UPDATE SET count = count + 1, oldest = min(oldest, NEW.created_at);
 """
 _LESS: Final = """
-    UPDATE RECORDS_held SET count = count - 1 WHERE target = OLD.target AND owner IN ('', OLD.owner);
-    DELETE FROM RECORDS_held WHERE target = OLD.target AND owner IN ('', OLD.owner) AND count = 0;
+    UPDATE RECORDS_held SET count = count - 1 WHERE target IN ('', OLD.target) AND owner IN ('', OLD.owner);
+    DELETE FROM RECORDS_held WHERE target IN ('', OLD.target) AND owner IN ('', OLD.owner) AND count = 0;
     UPDATE RECORDS_held SET oldest = (
         SELECT min(created_at) FROM RECORDS WHERE target = OLD.target AND owner = OLD.owner AND over = 1
     ) WHERE target = OLD.target AND owner = OLD.owner;
+    UPDATE RECORDS_held SET oldest = (SELECT min(created_at) FROM RECORDS WHERE owner = OLD.owner AND over = 1)
+        WHERE target = '' AND owner = OLD.owner;
 """
 _DERIVED: Final = """
 CREATE INDEX IF NOT EXISTS RECORDS_newest ON RECORDS (created_at, target, state);
 CREATE INDEX IF NOT EXISTS RECORDS_ends ON RECORDS (expires_at) WHERE over = 1;
 DROP INDEX IF EXISTS RECORDS_done;
 CREATE INDEX IF NOT EXISTS RECORDS_done_of ON RECORDS (target, owner, created_at) WHERE over = 1;
+CREATE INDEX IF NOT EXISTS RECORDS_done_of_all ON RECORDS (owner, created_at) WHERE over = 1;
 CREATE TABLE IF NOT EXISTS RECORDS_held (
     target TEXT, owner TEXT, count INTEGER NOT NULL, oldest REAL NOT NULL, PRIMARY KEY (target, owner)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS RECORDS_most ON RECORDS_held (target, count DESC, oldest) WHERE owner <> '';
 INSERT OR IGNORE INTO RECORDS_held
     SELECT target, owner, count(*), min(created_at) FROM RECORDS WHERE over = 1 GROUP BY target, owner;
+INSERT OR IGNORE INTO RECORDS_held
+    SELECT '', owner, count(*), min(created_at) FROM RECORDS WHERE over = 1 GROUP BY owner;
 INSERT OR IGNORE INTO RECORDS_held SELECT target, '', count(*), 0 FROM RECORDS WHERE over = 1 GROUP BY target;
 CREATE TRIGGER IF NOT EXISTS RECORDS_came_done AFTER INSERT ON RECORDS WHEN NEW.over = 1 BEGIN MORE END;
 CREATE TRIGGER IF NOT EXISTS RECORDS_ended AFTER UPDATE OF over ON RECORDS WHEN NEW.over > OLD.over BEGIN MORE END;
@@ -79,6 +84,13 @@ _GIVE_WAY: Final = """
 DELETE FROM RECORDS WHERE rowid = (
     SELECT rowid FROM RECORDS WHERE target = ?1 AND over = 1 AND owner = (
         SELECT owner FROM RECORDS_held WHERE target = ?1 AND owner <> '' ORDER BY count DESC, oldest LIMIT 1
+    ) ORDER BY created_at, rowid LIMIT 1
+)
+"""
+_GIVE_WAY_OF_ALL: Final = """
+DELETE FROM RECORDS WHERE rowid = (
+    SELECT rowid FROM RECORDS WHERE over = 1 AND owner = (
+        SELECT owner FROM RECORDS_held WHERE target = '' AND owner <> '' ORDER BY count DESC, oldest LIMIT 1
     ) ORDER BY created_at, rowid LIMIT 1
 )
 """
@@ -212,10 +224,15 @@ class SqliteStore(Generic[R]):
             for _ in range(min(done - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
                 self._do(connection, _GIVE_WAY, (target,))
         (mine,) = self._do(connection, _OF_OWNER, (owner,)).fetchone()
-        if mine >= bounds.per_owner and not self._do(connection, _MAKE_ROOM, (owner,)).rowcount:
-            return Added.FULL
         (total,) = self._do(connection, _COUNT).fetchone()
-        if total >= bounds.total:
+        if mine >= bounds.per_owner:
+            freed = self._do(connection, _MAKE_ROOM, (owner,)).rowcount
+            if not freed:
+                return Added.FULL
+        else:
+            beyond = min(total - bounds.total + 1, FORGOTTEN_AT_ONCE)
+            freed = sum(self._do(connection, _GIVE_WAY_OF_ALL).rowcount for _ in range(beyond))
+        if total - freed >= bounds.total:
             return Added.FULL
         self._do(connection, _ADD, row)
         return Added.KEPT

@@ -60,8 +60,8 @@ class Added(Enum):
 
 
 class Bounds(NamedTuple):
-    """How many records there may be: of one owner, whose oldest that is done gives way, and in all. Beyond
-    `done_per_target` of a target that are done, whoever has most of them loses their oldest, until they are as many."""
+    """How many records there may be: of one owner, whose oldest that is done gives way, and in all. Beyond that, and
+    beyond `done_per_target` of a target that are done, whoever has most that are done loses their oldest."""
 
     per_owner: int = 1_000
     total: int = 100_000

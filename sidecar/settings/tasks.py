@@ -20,7 +20,8 @@ class TaskSettings(Section):
     max_per_principal: Count = 1_000
     """Tasks of one chain; the oldest is forgotten, one that ended first."""
     max: Count = 100_000
-    """Tasks of all together; beyond, no new one is created."""
+    """Tasks of all together. Beyond, what ended gives way, of whoever has most of it; where nothing ended, no new one
+    is created."""
     follow_s: Seconds = 86_400.0
     """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
     away_s: Seconds = 300.0

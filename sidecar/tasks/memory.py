@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class MemoryTaskStore:
     up: bool = True
     _records: dict[Key, TaskRecord] = field(default_factory=dict)
     _of_owner: dict[str, _Own] = field(default_factory=dict)
+    _most: list[tuple[int, str]] = field(default_factory=list)  # who has some that ended; who has most comes first
 
     async def claim(self, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
         """As `TaskStore.claim`."""
@@ -39,14 +41,15 @@ class MemoryTaskStore:
             return standing
         if standing is not None:
             self._forget(key)
-        if not await self.has_room(bounds):
+        own = self._of_owner.get(record.owner, _Own())
+        if len(own.ended) + len(own.live) >= bounds.per_owner:
+            self._forget(next(iter(own.ended or own.live)))
+        elif not await self.has_room(bounds):
             return None
-        mine = self._of_owner.setdefault(record.owner, _Own())
-        if len(mine.ended) + len(mine.live) >= bounds.per_owner:
-            self._forget(next(iter(mine.ended or mine.live)))
-            mine = self._of_owner.setdefault(record.owner, mine)
+        elif len(self._records) >= bounds.total:
+            self._forget(next(iter(self._of_owner[self._most[0][1]].ended)))
         self._records[key] = record
-        mine.of(record)[key] = None
+        self._put(record)
         return record
 
     async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[TaskRecord]:
@@ -61,13 +64,12 @@ class MemoryTaskStore:
             amended = standing._replace(state=standing.state or record.state, expires_at=record.expires_at)
             self._records[_key(record)] = amended
             if amended.state != standing.state:
-                mine = self._of_owner[record.owner]
-                del mine.live[_key(record)]
-                mine.ended[_key(record)] = None
+                self._lift(standing)
+                self._put(amended)
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""
-        return len(self._records) < bounds.total
+        return len(self._records) < bounds.total or bool(self._most)
 
     async def sweep(self, now_s: float) -> int:
         """As `TaskStore.sweep`."""
@@ -80,11 +82,27 @@ class MemoryTaskStore:
         """As `TaskStore.close`."""
 
     def _forget(self, key: Key) -> None:
-        record = self._records.pop(key)
+        self._lift(self._records.pop(key))
+
+    def _put(self, record: TaskRecord) -> None:
+        mine = self._of_owner.setdefault(record.owner, _Own())
+        had = len(mine.ended)
+        mine.of(record)[_key(record)] = None
+        self._rank(record.owner, had, len(mine.ended))
+
+    def _lift(self, record: TaskRecord) -> None:
         mine = self._of_owner[record.owner]
-        del mine.of(record)[key]
+        had = len(mine.ended)
+        del mine.of(record)[_key(record)]
+        self._rank(record.owner, had, len(mine.ended))
         if not mine.ended and not mine.live:
             del self._of_owner[record.owner]
+
+    def _rank(self, owner: str, had: int, has: int) -> None:
+        if had and had != has:
+            del self._most[bisect_left(self._most, (-had, owner))]
+        if has and had != has:
+            insort(self._most, (-has, owner))
 
 
 def _key(record: TaskRecord) -> Key:

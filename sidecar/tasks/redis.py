@@ -43,7 +43,7 @@ class RedisTaskStore:
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""
-        return int(await self._shared.ask("count")) < bounds.total
+        return bool(await self._shared.ask("has_room", bounds.total))
 
     async def sweep(self, now_s: float) -> int:
         """As `TaskStore.sweep`."""

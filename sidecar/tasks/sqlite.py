@@ -28,8 +28,9 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_of_owner ON tasks (owner, created_at);
 CREATE INDEX tasks_by_end ON tasks (expires_at);
 """
-# How many records there are, of each owner and (under '') in all: to count them with each one would take ever longer.
-# What keeps it true stands in the file, so that whoever writes there keeps it.
+# How many records there are, of each owner and (under '') in all, and how many of each owner's have ended: to count
+# them with each one would take ever longer. What keeps it true stands in the file, so that whoever writes there keeps
+# it.
 _DERIVED: Final = """
 CREATE INDEX IF NOT EXISTS tasks_to_give_way ON tasks (owner, state = '', created_at);
 CREATE TABLE IF NOT EXISTS held (owner TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
@@ -42,6 +43,19 @@ END;
 CREATE TRIGGER IF NOT EXISTS held_less AFTER DELETE ON tasks BEGIN
     UPDATE held SET count = count - 1 WHERE owner IN ('', OLD.owner);
     DELETE FROM held WHERE owner = OLD.owner AND count = 0;
+END;
+CREATE TABLE IF NOT EXISTS ended (owner TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ended_most ON ended (count DESC);
+INSERT OR IGNORE INTO ended SELECT owner, count(*) FROM tasks WHERE state <> '' GROUP BY owner;
+CREATE TRIGGER IF NOT EXISTS ended_at_once AFTER INSERT ON tasks WHEN NEW.state <> '' BEGIN
+    INSERT INTO ended VALUES (NEW.owner, 1) ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+CREATE TRIGGER IF NOT EXISTS ended_now AFTER UPDATE OF state ON tasks WHEN OLD.state = '' AND NEW.state <> '' BEGIN
+    INSERT INTO ended VALUES (NEW.owner, 1) ON CONFLICT DO UPDATE SET count = count + 1;
+END;
+CREATE TRIGGER IF NOT EXISTS ended_less AFTER DELETE ON tasks WHEN OLD.state <> '' BEGIN
+    UPDATE ended SET count = count - 1 WHERE owner = OLD.owner;
+    DELETE FROM ended WHERE owner = OLD.owner AND count = 0;
 END;
 """
 # Columns stand in the order of TaskRecord's fields.
@@ -61,6 +75,14 @@ DELETE FROM tasks WHERE (namespace, server, task_id) IN (
     ORDER BY state = '', created_at LIMIT ?
 )
 """
+_GIVE_WAY: Final = """
+DELETE FROM tasks WHERE (namespace, server, task_id) IN (
+    SELECT namespace, server, task_id FROM tasks
+    WHERE owner = (SELECT owner FROM ended ORDER BY count DESC LIMIT 1) AND (state = '') = 0
+    ORDER BY created_at LIMIT 1
+)
+"""
+_GIVES_WAY: Final = "SELECT 1 FROM ended LIMIT 1"
 _AMEND: Final = """
 UPDATE tasks SET expires_at = ?, state = CASE state WHEN '' THEN ? ELSE state END
 WHERE namespace = ? AND server = ? AND task_id = ? AND owner = ?
@@ -102,9 +124,11 @@ class SqliteTaskStore:
 
     async def has_room(self, bounds: Bounds) -> bool:
         """As `TaskStore.has_room`."""
-        if not self.up or self._held is None or self._held >= bounds.total:
-            self._held = await self._file.run(lambda connection: _held(connection, ""))
-        return self._held < bounds.total  # a claim asks the file itself
+        if self.up and self._held is not None and self._held < bounds.total:
+            return True  # a claim asks the file itself
+        held, gives_way = await self._file.run(_room)
+        self._held = held
+        return gives_way or held < bounds.total
 
     async def sweep(self, now_s: float) -> int:
         """As `TaskStore.sweep`; a thousand in one step, so that nobody waits behind it for long."""
@@ -127,14 +151,14 @@ class SqliteTaskStore:
         row = connection.execute(_STANDING, key).fetchone()
         if row is not None:
             return TaskRecord(*row)
-        self._held = _held(connection, "")
-        if self._held >= bounds.total:
+        loses_own = _held(connection, record.owner) >= bounds.per_owner
+        if _held(connection, "") >= bounds.total and not loses_own and not connection.execute(_GIVE_WAY).rowcount:
             return None
         connection.execute(_KEEP, record)
-        self._held += 1
         mine = _held(connection, record.owner)
         if mine > bounds.per_owner:
             connection.execute(_MAKE_ROOM, (record.owner, *key, mine - bounds.per_owner))
+        self._held = _held(connection, "")
         return record
 
 
@@ -143,6 +167,11 @@ def check_task_file(path: Path) -> None:
     without = "nobody owns the tasks then that were created before"
     hint = "restore it from a backup; without the file nobody owns the tasks that were created before"
     check_sqlite_file(path, _FORMAT, broken="T101", newer="T102", hint=hint, without=without)
+
+
+def _room(connection: sqlite3.Connection) -> tuple[int, bool]:
+    """How many there are in all, and whether any would give way."""
+    return _held(connection, ""), connection.execute(_GIVES_WAY).fetchone() is not None
 
 
 def _held(connection: sqlite3.Connection, owner: str) -> int:

@@ -16,7 +16,8 @@ class TaskStoreOut(Exception):
 
 
 class Bounds(NamedTuple):
-    """How many records there may be: of one owner, whose oldest give way, those that ended first; and in all."""
+    """How many records there may be: of one owner, whose oldest give way, those that ended first; and in all. Beyond
+    that gives way what ended, of whoever has most of it: nobody's many keep another out."""
 
     per_owner: int = 1_000
     total: int = 100_000
@@ -29,7 +30,7 @@ class TaskStore(Protocol):
     def up(self) -> bool: ...
 
     async def claim(self, record: TaskRecord, bounds: Bounds) -> TaskRecord | None:
-        """Keep the record, unless one that is not over has its id: the one that stands. None where there is no room.
+        """Keep the record, unless one that is not over has its id: the one that stands. None where nothing gives way.
         When this returns, no crash loses it."""
 
     async def find(self, namespace: str, server: str, task_ids: Sequence[str], now_s: float) -> list[TaskRecord]:
@@ -39,7 +40,7 @@ class TaskStore(Protocol):
         """Its `expires_at` as given; its `state` too, unless it has one: an end is final."""
 
     async def has_room(self, bounds: Bounds) -> bool:
-        """Whether one more record fits."""
+        """Whether one more record fits, or something would give way to it."""
 
     async def sweep(self, now_s: float) -> int:
         """Forget what is over; how many that were."""

@@ -3,19 +3,41 @@
 --   <key>:task:<name>   the fields of one record; a name is namespace, server and id, with a zero byte between them
 --   <key>:of:<owner>    names of what has not ended, by when they were created
 --   <key>:ended:<owner> names of what has, likewise
+--   <key>:most          who has some that ended, by how many, most first
 --   <key>:all           names, by when they are over
 local key, verb = KEYS[1], ARGV[1]
-local all = key .. ':all'
+local all, most_ended = key .. ':all', key .. ':most'
 local FIELDS = {'namespace', 'server', 'task_id', 'owner', 'object', 'action', 'method', 'created_at', 'expires_at', 'state'}
 local function task(name) return key .. ':task:' .. name end
 local function of(owner, state) return key .. (state == '' and ':of:' or ':ended:') .. owner end
 local function read(name) return redis.call('HMGET', task(name), unpack(FIELDS)) end
 
+local function rank(owner)
+  local held = redis.call('ZCARD', of(owner, 'ended'))
+  if held > 0 then redis.call('ZADD', most_ended, -held, owner) else redis.call('ZREM', most_ended, owner) end
+end
+
 local function forget(name)
   local known = redis.call('HMGET', task(name), 'owner', 'state')
   redis.call('ZREM', all, name)
   redis.call('DEL', task(name))
-  if known[1] then redis.call('ZREM', of(known[1], known[2]), name) end
+  if known[1] then
+    redis.call('ZREM', of(known[1], known[2]), name)
+    rank(known[1])
+  end
+end
+
+-- Of whoever has most that ended, the oldest; whether there was any. Who has none, since a version that knows no ranks
+-- forgot them, is none of them now.
+local function give_way()
+  for _ = 1, 100 do
+    local owner = redis.call('ZRANGE', most_ended, 0, 0)[1]
+    if not owner then return false end
+    local oldest = redis.call('ZRANGE', of(owner, 'ended'), 0, 0)[1]
+    if oldest then forget(oldest) return true end
+    rank(owner)
+  end
+  return false
 end
 
 -- The oldest gives way; of what ended before what has not.
@@ -34,11 +56,14 @@ if verb == 'claim' then
   local standing = read(name)
   if standing[9] and tonumber(standing[9]) > tonumber(record[8]) then return standing end
   if standing[9] then forget(name) end
-  if redis.call('ZCARD', all) >= tonumber(ARGV[13]) then return false end
-  make_room(record[4], tonumber(ARGV[12]))
+  local per_owner, total = tonumber(ARGV[12]), tonumber(ARGV[13])
+  local mine = redis.call('ZCARD', of(record[4], '')) + redis.call('ZCARD', of(record[4], 'ended'))
+  if redis.call('ZCARD', all) >= total and mine < per_owner and not give_way() then return false end
+  make_room(record[4], per_owner)
   for place, field in ipairs(FIELDS) do redis.call('HSET', task(name), field, record[place]) end
   redis.call('ZADD', all, record[9], name)
   redis.call('ZADD', of(record[4], record[10]), record[8], name)
+  rank(record[4])
   return record
 end
 
@@ -61,11 +86,14 @@ if verb == 'amend' then
     redis.call('HSET', task(name), 'state', ARGV[7])
     redis.call('ZREM', of(known[1], ''), name)
     redis.call('ZADD', of(known[1], 'ended'), redis.call('HGET', task(name), 'created_at'), name)
+    rank(known[1])
   end
   return 1
 end
 
-if verb == 'count' then return redis.call('ZCARD', all) end
+if verb == 'has_room' then
+  return (redis.call('ZCARD', all) < tonumber(ARGV[2]) or redis.call('ZCARD', most_ended) > 0) and 1 or 0
+end
 
 local gone = redis.call('ZRANGEBYSCORE', all, '-inf', ARGV[2], 'LIMIT', 0, tonumber(ARGV[3]))
 for _, name in ipairs(gone) do forget(name) end

@@ -170,6 +170,22 @@ async def test_of_a_target_with_too_many_the_oldest_of_who_has_most_give_way(wor
     assert await world.page(None, ALL) == (["x1", "w3"], 2), "of those who have as many it is whose oldest is older"
 
 
+async def test_beyond_the_bound_of_all_the_oldest_of_who_has_most_that_are_done_give_way(world: World) -> None:
+    """Nobody's many keep another out."""
+    room = Bounds(4, 6)
+    for at, (name, owner) in enumerate([("v1", "victim"), *((f"f{n}", "flooder") for n in range(4)), ("w1", "other")]):
+        await world.add(name, owner, at=at, target="writer" if name == "f1" else "researcher", room=room)
+        if name != "w1":
+            await world.store.replace(world.done(await world.store.get(name)))
+    both = Page(("researcher", "writer"))
+    assert await world.add("n1", "new", at=6.0, room=room) is Added.KEPT
+    assert await world.add("n2", "new", at=7.0, target="writer", room=room) is Added.KEPT
+    assert await world.page(None, both) == (["n2", "n1", "w1", "f3", "f2", "v1"], 6)
+    assert await world.add("n3", "new", at=8.0, room=room._replace(total=4)) is Added.KEPT, "as many as are too many"
+    assert await world.page(None, both) == (["n3", "n2", "n1", "w1"], 4)
+    assert await world.add("x", "victim", at=9.0, room=room._replace(total=4)) is Added.FULL, "nothing is done"
+
+
 async def test_what_is_done_goes_on_only_if_that_is_said(world: World) -> None:
     await world.add("a", by="one")
     done = world.done(world.made("a"))

@@ -141,6 +141,31 @@ async def test_beyond_the_bound_of_all_nothing_new_is_kept(store: TaskStore) -> 
     assert await store.claim(record("0", "owner 0"), ROOM) is not None, "what is there already is no more"
 
 
+async def test_beyond_the_bound_of_all_what_ended_gives_way_of_who_has_most_of_it(store: TaskStore) -> None:
+    """Nobody's many keep another out, nor what is theirs from being found."""
+    room = Bounds(per_owner=4, total=6)
+    for at, (task_id, owner) in enumerate([("a1", "alice"), ("f1", "flooder"), ("f2", "flooder"), ("f3", "flooder")]):
+        await store.claim(record(task_id, owner, at=at), room)
+        await store.amend(record(task_id, owner, state="completed"))
+    for task_id in ("l1", "l2"):
+        await store.claim(record(task_id, "flooder" if task_id == "l1" else "other", at=5.0), room)
+    for at, (task_id, owner, there) in enumerate(
+        [
+            ("n1", "new", ["a1", "f2", "f3", "l1", "l2", "n1"]),
+            ("n2", "new", ["a1", "f3", "l1", "l2", "n1", "n2"]),
+        ]
+    ):
+        assert await store.has_room(room)
+        assert await store.claim(record(task_id, owner, at=6.0 + at), room)
+        found = await store.find("mcp", "github", ["a1", "f1", "f2", "f3", "l1", "l2", "n1", "n2"], 9.0)
+        assert sorted(one.task_id for one in found) == there
+    for number in range(2):
+        assert await store.claim(record(f"x{number}", f"x{number}", at=8.0), room), "one each is left"
+    assert not await store.has_room(room) and await store.claim(record("y", "y", at=9.0), room) is None
+    assert await store.claim(record("n3", "new", at=10.0), room._replace(per_owner=2)), "who has as many as one may"
+    assert [one.task_id for one in await store.find("mcp", "github", ["n1", "n2", "n3"], 11.0)] == ["n2", "n3"]
+
+
 async def test_what_is_over_is_swept(store: TaskStore) -> None:
     assert await store.sweep(0.0) == 0
     for number in range(3):
