@@ -26,6 +26,7 @@ from typing import Any
 
 import aiohttp
 import click
+import psutil
 import uvloop
 
 from bench import errands
@@ -59,12 +60,13 @@ class Replica:
 
 @dataclass
 class Laboratory:
-    """Two replicas on one store, and what their programs wrote down."""
+    """Two replicas on one store, and what their programs wrote down. `stopped` is how many stood beside another."""
 
     place: Path
     node: Node
     replicas: list[Replica]
     told: dict[str, Any] = field(default_factory=dict)
+    stopped: int = 0
 
     async def sends(self, replica: Replica, seconds: float) -> errands.Errand:
         """A run that writes for so long; it is there when this returns."""
@@ -162,6 +164,30 @@ async def sidecar_stands_still_for_less(lab: Laboratory) -> None:
     lab.told["other"] = await lab.over(there, short)
 
 
+async def machine_stands_still(lab: Laboratory) -> None:
+    """Sidecar, keepers and programs, as where a container is frozen: what no lease can help. How long it lasts then."""
+    here, there = lab.replicas
+    long = await lab.sends(here, LONG_S)
+    pid = await lab.began(long)
+    short = await lab.sends(there, 0.1)
+    sidecar = psutil.Process(here.serving.child.pid)
+    everybody = [sidecar, *sidecar.children(recursive=True)]
+    for each in everybody:
+        each.suspend()
+    try:
+        await until(lambda: "began" in lab.noted(short.trace), "the other's turn")
+        lab.told["other"] = await lab.over(there, short)
+    finally:
+        for each in reversed(everybody):  # the program first
+            each.resume()
+    went_on_s = time.monotonic()
+    while alive(pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    lab.stopped = 1  # its lock was held all the time
+    lab.told["program_lived_on_ms"] = round((time.monotonic() - went_on_s) * 1000)
+    await _told_and_kept(lab, here, long)
+
+
 async def store_stands_still(lab: Laboratory) -> None:
     """For longer than a lease, both replicas up."""
     await _store_out(lab, lab.node.freeze, lab.node.thaw, LEASE_S * 1.2)
@@ -237,6 +263,7 @@ FAULTS: dict[str, Callable[[Laboratory], Awaitable[None]]] = {
     for one in (
         sidecar_stands_still,
         sidecar_stands_still_for_less,
+        machine_stands_still,
         store_stands_still,
         store_stands_still_for_less,
         store_dies,
@@ -284,7 +311,7 @@ async def measured(place: Path, name: str) -> dict[str, Any]:
         lab.told["next_taken_s"] = time.monotonic() - again_s
         lab.told["next_began_s"] = await until(lambda: "began" in lab.noted(again.trace), "the next run")
         lab.told["next"] = await lab.over(lab.replicas[0], again)
-        met = (place / "journal").read_text().count("met ")
+        met = (place / "journal").read_text().count("met ") - lab.stopped
         wrong = {what: count for one in lab.replicas for what, count in one.senders.wrong.items() if count}
         if met or wrong:
             raise BenchFailed(f"{name}: {met} met another; {wrong}")
