@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from sidecar.agents.sanitizing import sanitized
 from sidecar.errors import Reason, Refusal
 from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut, Unreadable
 from sidecar.schedules.owing import Owed, owed, was_wrong
@@ -321,7 +322,7 @@ class Scheduler:
             at_s = record.completed_at if record is not None else None
             if await self._changes(one, partial(Standing.ended, run=run, result=result, why=why, at_s=at_s)):
                 level = logging.INFO if result is Result.SUCCESS else logging.WARNING
-                about = {**_about(one), "task": run.task, "result": result.value, "why": why}
+                about = {**_about(one), "task": run.task, "result": result.value}  # why may be its agent's words
                 log.log(level, "a scheduled run ended", extra=about)
                 self._count(one, result, 1)
                 if result is Result.SUCCESS and at_s is not None:
@@ -483,12 +484,11 @@ class Scheduler:
 
 
 def _end_of(record: tasks.Record | None) -> tuple[Result, str]:
-    """What a task that is over came to, and why."""
+    """What a task that is over came to, and why: in its agent's words, without secrets."""
     if record is None:
         return Result.FAILURE, FORGOTTEN
-    if record.error_code == "Timeout":
-        return Result.TIMEOUT, record.error_message
-    return ENDS[record.state], record.error_message
+    result = Result.TIMEOUT if record.error_code == "Timeout" else ENDS[record.state]
+    return result, sanitized(record.error_message)
 
 
 def _as_it_is(standing: Standing) -> Standing:

@@ -16,7 +16,8 @@ class Breaker(Section):
 
 
 class Probe(Section):
-    """How an upstream is asked whether it is well: `ping` in a session of our own, or `server/discover`."""
+    """How an upstream is asked whether it is well: `ping` in a session of our own, or `server/discover`; an A2A agent
+    for its card; and of a program it is looked whether it is there."""
 
     enabled: bool = True
     """Whether it is asked at all; without probes only calls show how it is."""

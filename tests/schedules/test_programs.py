@@ -19,13 +19,15 @@ SETTINGS = """\
 agents:
   echo: {executable: cat, a2a: {skills: [{id: search, name: Search}]}}
   slow: {executable: sleep, args: ["60"], timeout: 200ms}
+  leaks: {executable: sh, args: [-c, "echo no login with password=hunter2 >&2; exit 3"]}
 schedules:
   nightly: {agent: echo, cron: "@yearly", input_parameters: {prompt: what is new?}}
   late: {agent: slow, cron: "@yearly"}
+  leaky: {agent: leaks, cron: "@yearly"}
 """
 RULES = {
     "nhi_to_nhi": "p, nhi:nightly, nhi:echo, message/send|tasks/get|tasks/cancel, -, -, -, allow\n"
-    "p, nhi:late, nhi:slow, use, -, -, -, allow\n"
+    "p, nhi:late, nhi:slow, use, -, -, -, allow\np, nhi:leaky, nhi:leaks, use, -, -, -, allow\n"
 }
 
 
@@ -58,6 +60,20 @@ async def test_one_that_takes_too_long_is_a_timeout_of_its_schedule_and_its_task
         )
         scheduler = world.app.scheduler
         await until(lambda: any(one.standing.last_result is Result.TIMEOUT for one in scheduler.seen()))
+
+
+async def test_the_words_of_one_that_failed_are_kept_without_secrets_and_not_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for word in ("LOOK_EVERY_S", "TAKE_EVERY_S"):
+        monkeypatch.setattr(f"sidecar.schedules.scheduler.{word}", 0.05)
+    async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
+        scheduler = world.app.scheduler
+        await scheduler.run_now("leaky", "test")
+        await until(lambda: any(one.standing.last_result is Result.FAILURE for one in scheduler.seen()))
+        (why,) = [one.standing.last_why for one in scheduler.seen() if one.key == "leaky"]
+    assert why == "exit code 3: no login with password=[redacted]"
+    assert "no login" not in str([vars(record) for record in caplog.records])
 
 
 def test_what_its_program_would_refuse_each_night_is_refused_before(tmp_path: Path) -> None:
