@@ -60,6 +60,7 @@ class Saving:
 
     async def run(self) -> None:
         """Write, as long as it lasts."""
+        is_out = False
         while not self.is_lost:
             await self._changed.wait()
             self._changed.clear()
@@ -68,10 +69,16 @@ class Saving:
                 await self._write()
             except Exception as error:  # also a bug of ours: what is not kept may be tomorrow
                 bug = None if isinstance(error, StoreOut) else error
-                log.warning("a run cannot be kept right now", extra={"error": str(error)}, exc_info=bug)
+                if not is_out:  # each second would say so, of every run
+                    about = {"run": self._newest().id, "error": str(error)}
+                    log.warning("a run cannot be kept right now", extra=about, exc_info=bug)
+                is_out = True
                 self._changed.set()
                 await asyncio.sleep(AGAIN_S)
                 continue
+            if is_out:
+                log.info("a run is kept again", extra={"run": self._newest().id})
+            is_out = False
             if not self._changed.is_set():
                 self._settled.set()
             with suppress(TimeoutError):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
+from sidecar.agents import saving
 from sidecar.agents.record import Execution, Transition
 from sidecar.agents.saving import Saving
 from sidecar.agents.states import State
-from sidecar.records import Added, Bounds
+from sidecar.records import Added, Bounds, StoreOut
 from sidecar.records.memory import MemoryStore
 from tests.unit.agents.runs import run
 
@@ -17,8 +19,8 @@ from tests.unit.agents.runs import run
 class Watched:
     """One run whose writes are watched."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore[Execution]()
+    def __init__(self, store: MemoryStore[Execution] | None = None) -> None:
+        self.store = store or MemoryStore[Execution]()
         self.record = run(id="1", transitions=(Transition(State.IDLE, 0.0),), state=State.IDLE, status=None)
         self.bounds = Bounds()
         self.asked, self.lost = 0, list[Execution | None]()
@@ -42,6 +44,19 @@ class Watched:
         found = await self.store.get("1")
         assert found is not None
         return found
+
+
+class Out(MemoryStore[Execution]):
+    """One that cannot be written."""
+
+    is_out = True
+    asked = 0
+
+    async def replace(self, record: Execution) -> bool:
+        self.asked += 1
+        if self.is_out:
+            raise StoreOut("database or disk is full")
+        return await super().replace(record)
 
 
 async def settled(saving: Saving) -> None:
@@ -73,6 +88,24 @@ async def test_a_reply_that_got_lost_is_no_fault_and_who_asks_to_give_it_up_is_h
         one.saving.moved()
         await settled(one.saving)
         assert (one.asked, one.lost, (await one.kept()).revision) == (1, [], revision + 4)
+
+
+async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is full for a night is not a line a second of every run."""
+    monkeypatch.setattr(saving, "AGAIN_S", 0.001)
+    caplog.set_level(logging.INFO, "sidecar.agents")
+    store = Out()
+    async with Watched(store) as one:
+        one.saving.moved()
+        async with asyncio.timeout(5):
+            while store.asked < 10:
+                await asyncio.sleep(0.001)
+        store.is_out = False
+        await settled(one.saving)
+    said = [(record.getMessage(), getattr(record, "run", "")) for record in caplog.records]
+    assert said == [("a run cannot be kept right now", "1"), ("a run is kept again", "1")]
 
 
 async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again() -> None:
