@@ -25,6 +25,7 @@ from typing import IO, Any, Final, NamedTuple
 from sidecar.processes import warden
 from sidecar.processes.shares import Share
 
+MAX_SHEBANG_BYTES: Final = 256  # as Linux reads
 START_S: Final = 10.0  # how long fork and exec may take, on a machine that does much else
 READ_SIZE: Final = 64 * 1024
 ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the loop
@@ -403,7 +404,26 @@ def _failed(answer: Mapping[str, Any]) -> StartFailed:
         return StartFailed("its keeper went away")
     if number == errno.ENOEXEC:
         return StartFailed(f"{where} is no program: has it a first line that names its interpreter?", number)
+    if number == errno.ENOENT and isinstance(where, str) and (why := _interpreter_of(where)):
+        return StartFailed(f"{where}: {why}", number)
     return StartFailed(f"{where or 'nothing can be started'}: {os.strerror(number)}", number)
+
+
+def _interpreter_of(program: str) -> str:
+    """Of a program that is there, and of which the system says that it is not: what is not there. "" of any other."""
+    try:
+        if not Path(program).is_file():
+            return ""
+        with Path(program).open("rb") as file:
+            first = file.readline(MAX_SHEBANG_BYTES)
+    except OSError:
+        return ""
+    if not first.startswith(b"#!"):
+        return "it is there, and the loader that it names is not: was it built for another system?"
+    if first.endswith(b"\r\n"):
+        return "its first line ends with a carriage return: write it with line ends of Unix"
+    named = first.removeprefix(b"#!").strip().split(b" ")[0].decode("utf-8", "backslashreplace")
+    return f"its first line names {named}, which is not there"
 
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:

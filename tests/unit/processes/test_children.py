@@ -84,10 +84,21 @@ async def test_what_cannot_be_started_says_why(processes: Processes, program: Pr
         await processes.start(program)
 
 
-async def test_what_is_no_program_says_so(processes: Processes, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no first line")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"no first line", "is no program: has it a first line that names its interpreter"),
+        (b"#! /usr/bin/nobody -u\nx\n", "text: its first line names /usr/bin/nobody, which is not there"),
+        (b"#!/bin/sh\r\necho\r\n", "text: its first line ends with a carriage return"),
+    ],
+)
+async def test_what_is_there_and_no_program_says_so(
+    processes: Processes, tmp_path: Path, text: bytes, why: str
+) -> None:
+    """The system says of two of them that there is no such file."""
+    (tmp_path / "text").write_bytes(text)
     (tmp_path / "text").chmod(0o755)
-    with pytest.raises(StartFailed, match="names its interpreter"):
+    with pytest.raises(StartFailed, match=why):
         await processes.start(Program(str(tmp_path / "text"), ["text"], {}))
 
 
