@@ -21,6 +21,7 @@ from sidecar.protocols.hidden import revealed, shown
 from sidecar.protocols.sse import SseParser
 
 NO, USAGE, INVALID = 1, 2, 3
+NO_HINTS: Mapping[str, str] = {}
 DEADLINE_S = 3.0
 SILENT_S = 60.0  # of a stream, which shows a sign of life every few seconds
 TICK_S = 0.5
@@ -49,9 +50,11 @@ def told(
     order: object = None,
     *,
     hint: str = "is it running?",
+    hints: Mapping[str, str] = NO_HINTS,
     deadline_s: float = DEADLINE_S,
 ) -> Any:
-    """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no."""
+    """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no; `hints` are
+    what may help then, by why it was refused."""
     verb = "GET" if order is None else "POST"
     with ended_well(hint):
         status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
@@ -59,7 +62,7 @@ def told(
     if as_json:
         print_json(answer)
     if status >= 300:
-        refused(status, answer, quiet=as_json)
+        refused(status, answer, quiet=as_json, hints=hints)
     return answer
 
 
@@ -68,10 +71,14 @@ def print_json(value: object) -> None:
     click.echo(revealed(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()))
 
 
-def refused(status: int, answer: Mapping[str, Any], *, quiet: bool = False) -> NoReturn:
-    """The answer is no: say so, and end the command."""
+def refused(
+    status: int, answer: Mapping[str, Any], *, quiet: bool = False, hints: Mapping[str, str] = NO_HINTS
+) -> NoReturn:
+    """The answer is no: say so, and end the command. `hints` as in `told`."""
     if not quiet:
         click.echo(shown(answer["error"]), err=True)
+        if hint := hints.get(answer.get("reason", "")):
+            click.echo(f"   hint: {hint}", err=True)
     raise SystemExit(USAGE if status == 400 else NO)
 
 

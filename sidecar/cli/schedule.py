@@ -23,12 +23,13 @@ import click
 import orjson
 
 from sidecar.cli.agent.options import DEADLINE_S, TEXT, as_json, config
-from sidecar.cli.control import USAGE, ended_well, told
+from sidecar.cli.agent.words import row_for
+from sidecar.cli.control import NO_HINTS, USAGE, ended_well, told
 from sidecar.cli.tables import aligned
 from sidecar.protocols.hidden import shown
 from sidecar.settings import load_settings
 from sidecar.settings.moments import rfc3339
-from sidecar.settings.schedules import Schedule
+from sidecar.settings.schedules import Schedule, acts_as
 
 
 @click.group()
@@ -81,7 +82,10 @@ def next_(name: str, count: int, path: Path, as_json: bool) -> None:
 @as_json
 def run(name: str, path: Path, as_json: bool) -> None:
     """Run the schedule NAME now, as it would run when it is due; its next time stays as it is."""
-    answer = _done(path, name, "run", as_json)
+    with ended_well():
+        one = load_settings(path, os.environ, check_files=False).schedules.get(name)
+    hints = NO_HINTS if one is None else row_for(acts_as(name, one), one.agent)
+    answer = _done(path, name, "run", as_json, hints)
     if not as_json:
         click.echo(
             answer["run_id"] or f"task {answer['task_id']}" + (f": {answer['error']}" if answer["error"] else "")
@@ -110,8 +114,9 @@ def resume(name: str, path: Path, as_json: bool) -> None:
         click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")
 
 
-def _done(path: Path, name: str, verb: str, as_json: bool) -> Any:
-    return told(path, f"/api/schedules/{quote(name, safe='')}/{verb}", as_json, {}, deadline_s=DEADLINE_S)
+def _done(path: Path, name: str, verb: str, as_json: bool, hints: Mapping[str, str] = NO_HINTS) -> Any:
+    target = f"/api/schedules/{quote(name, safe='')}/{verb}"
+    return told(path, target, as_json, {}, hints=hints, deadline_s=DEADLINE_S)
 
 
 def _due(schedule: Schedule, count: int, now_s: float) -> Iterator[float]:

@@ -457,6 +457,7 @@ SCHEDULES = """\
 schedules:
   nightly: {agent: echo, cron: "0 2 * * *", timezone: Europe/Berlin, input_parameters: {prompt: password=hunter2}}
   idle: {agent: echo, cron: "@hourly", enabled: false}
+  sundays: {agent: echo, cron: "@weekly", principal: nhi:weekly}
 """
 NIGHTLY = "".join(f"p, nhi:nightly, nhi:{agent}, message/send, -, -, -, allow\n" for agent in ("echo", "asks"))
 OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + NIGHTLY, "asks.sh": ASKS}
@@ -473,14 +474,18 @@ async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> N
         for line in (("logs", "-f", run_id), ("logs", run_id)):
             said = (await did(running, "agent", *line)).stdout
             assert said == "password=[redacted]\nand more\n", "no operator ordered it"
+        row = "hint: in policies/nhi_to_nhi.csv: p, nhi:weekly, nhi:echo, message/send, -, -, -, allow\n"
+        assert row in (await did(running, "schedule", "run", "sundays", code=1)).stderr
         (run,) = (await told(running, "agent", "runs", "--schedule", "nightly"))["runs"]
         assert (run["id"], run["caller"], run["schedule"]) == (run_id, ["nhi:nightly"], "nightly")
         assert (await did(running, "schedule", "pause", "nightly")).stdout == "nightly is paused\n"
         assert " paused " in (await did(running, "schedule", "list")).stdout
         assert (await did(running, "schedule", "resume", "nightly")).stdout.startswith("nightly is due next at 2")
         for verb in ("run", "pause", "resume"):
-            assert "known here: idle, nightly" in (await did(running, "schedule", verb, "weekly", code=1)).stderr
-        acts = [(one["what"], one["schedule"]) for one in controls(running) if one["what"].startswith("schedule-")]
+            assert (
+                "known here: idle, nightly, sundays" in (await did(running, "schedule", verb, "weekly", code=1)).stderr
+            )
+        acts = [(one["what"], one["schedule"]) for one in controls(running) if one.get("schedule") == "nightly"]
         assert acts == [(f"schedule-{verb}", "nightly") for verb in ("run", "pause", "resume")]
         check_described("/api/schedules", "get", *await sent(running, "/api/schedules", secret=VIEW))
         for verb, statuses in (("pause", {200}), ("resume", {200}), ("run", {201, 429})):  # or its last run goes on
@@ -503,4 +508,4 @@ async def test_when_a_schedule_is_due_is_told_without_a_sidecar(tmp_path: Path) 
     every = json.loads((await commands(tmp_path, "schedule", "next", "--json")).stdout)["schedules"]
     assert len(every["nightly"]) == 5 and every["idle"] == []
     unknown: Result = await commands(tmp_path, "schedule", "next", "weekly")
-    assert unknown.exit_code == 2 and "there is nightly, idle" in unknown.stderr
+    assert unknown.exit_code == 2 and "there is nightly, idle, sundays" in unknown.stderr

@@ -20,9 +20,10 @@ import orjson
 
 from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, TEXT, as_json, config
 from sidecar.cli.agent.screen import Screen, written
-from sidecar.cli.agent.words import asks, ending
+from sidecar.cli.agent.words import asks, ending, row_for
 from sidecar.cli.control import (
     NO,
+    NO_HINTS,
     USAGE,
     Unheard,
     ask_control,
@@ -85,7 +86,7 @@ def run(
         "principal": principal,
     }
     order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
-    hints = {"no-matching-rule": _row(principal, name)}
+    hints = row_for(principal, name)
     _told(path, f"/api/agents/{quote(name, safe='')}/runs", order, hints, detach=detach, as_json=as_json)
 
 
@@ -115,7 +116,7 @@ def answer(
     """
     chosen = {"parameters": parameters, "environment": environment, "working_directory": folder}
     order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
-    _told(path, f"/api/runs/{quote(run, safe='')}/answer", order, {}, detach=detach, as_json=as_json)
+    _told(path, f"/api/runs/{quote(run, safe='')}/answer", order, NO_HINTS, detach=detach, as_json=as_json)
 
 
 @click.command()
@@ -165,11 +166,7 @@ def _told(path: Path, target: str, order: object, hints: Mapping[str, str], *, d
     if status >= 300:
         if as_json:
             print_json(answer)
-        elif hint := hints.get(answer.get("reason", "")):
-            click.echo(shown(answer["error"]), err=True)
-            click.echo(f"   hint: {hint}", err=True)
-            raise SystemExit(NO)
-        refused(status, answer, quiet=as_json)
+        refused(status, answer, quiet=as_json, hints=hints)
     if detach or answer["run_id"] is None:
         _print_taken(answer, as_json)
         raise SystemExit(0 if detach and answer["error"] is None else NO)
@@ -254,9 +251,3 @@ def _finish(run: Mapping[str, Any], as_json: bool) -> None:
         click.echo(f"   hint: sidecar agent answer {run['id']} TEXT", err=True)
     if run["status"] != "success":
         raise SystemExit(NO)
-
-
-def _row(principal: str, agent: str) -> str:
-    """The row that would allow it, and its file, where none is there."""
-    kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
-    return f"in policies/{kind}.csv: p, {principal}, nhi:{agent}, message/send, -, -, -, allow"

@@ -22,6 +22,12 @@ def asks(run: Mapping[str, Any]) -> bool:
     return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
 
 
+def row_for(principal: str, agent: str) -> Mapping[str, str]:
+    """The row that would allow it, and its file, where none is there: a hint, by why it was refused."""
+    kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
+    return {"no-matching-rule": f"in policies/{kind}.csv: p, {principal}, nhi:{agent}, message/send, -, -, -, allow"}
+
+
 def figures(usage: Mapping[str, Any]) -> str:
     """What it took."""
     read, written = amount(usage["disk_read_bytes"]), amount(usage["disk_write_bytes"])
