@@ -120,7 +120,7 @@ class App:
             executions = executions_from(settings, runs, common, processes, metrics, evidence.audit.new_id)
             undo.push_async_callback(executions.close, 0.0)
             follower = Follower(processes, time.time, secrets.SystemRandom().random, metrics)
-            prove = partial(first_snapshot, processes=processes, executions=executions)
+            prove = partial(first_snapshot, processes=processes, executions=executions, document=loaded.document)
             if has_source:
                 await follower.begin(settings, partial(prove, base_url="", make_keys=False))
                 settings = load_settings(path, environ)

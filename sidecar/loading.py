@@ -29,7 +29,7 @@ from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault, Reason, SettingsError, Together, fault_in
+from sidecar.errors import Fault, Reason, SettingsError, Together
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
 from sidecar.limits import Store, StoreUnavailable, open_store
@@ -43,8 +43,8 @@ from sidecar.records import Store as RecordStore
 from sidecar.records.store import R
 from sidecar.schedules.standing import SCHEDULES, Standing
 from sidecar.screening import screen_from
-from sidecar.settings import Settings, load_settings
-from sidecar.settings.documents import in_file_order
+from sidecar.settings import Settings
+from sidecar.settings.documents import Document, in_file_order
 from sidecar.settings.kept import Kept, placed
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.nodes import Loc
@@ -101,7 +101,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     with together.noted():
         processes = Processes(environ)
         executions = executions_from(settings, MemoryStore(), None, processes, Metrics(upstreams=()), str)
-        engine = first_snapshot(settings, "", processes, executions, make_keys=False).engine
+        engine = first_snapshot(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()
     return engine, (*doubts(loaded), *(fault for fault in kept if fault.severity == "warning"))
 
@@ -292,10 +292,16 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
 
 
 def first_snapshot(
-    settings: Settings, base_url: str, processes: Processes, executions: Executions, *, make_keys: bool = True
+    settings: Settings,
+    base_url: str,
+    processes: Processes,
+    executions: Executions,
+    document: Document,
+    *,
+    make_keys: bool = True,
 ) -> Snapshot:
-    """What serves from the start. Raises ConfigError."""
-    return _snapshot(settings, None, base_url, processes, executions, make_keys=make_keys)
+    """What serves from the start. Raises ConfigError; the settings stand in `document`."""
+    return _snapshot(settings, None, base_url, processes, executions, document, make_keys=make_keys)
 
 
 async def next_snapshot(
@@ -336,8 +342,9 @@ def _read_snapshot(
     reading: Reading,
     taken: Kept | None,
 ) -> Snapshot:
-    settings, waiting = _reloaded(placed(load_settings(path, environ), taken), old.settings)
-    new = _snapshot(settings, old, old.base_url, processes, executions, reading)
+    loaded = load(path, environ)
+    settings, waiting = _reloaded(placed(loaded.settings, taken), old.settings)
+    new = _snapshot(settings, old, old.base_url, processes, executions, loaded.document, reading)
     return replace(new, waiting=waiting)
 
 
@@ -370,6 +377,7 @@ def _snapshot(
     base_url: str,
     processes: Processes,
     executions: Executions,
+    document: Document,
     reading: Reading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
@@ -379,7 +387,7 @@ def _snapshot(
         services = services_from(settings, known.services if known else {}, processes, signer)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
     with together.noted():
-        _check_schedules(settings)
+        _check_schedules(settings, document)
     tls: Tls | None = None
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
@@ -404,15 +412,15 @@ def _snapshot(
     )
 
 
-def _check_schedules(settings: Settings) -> None:
+def _check_schedules(settings: Settings, document: Document) -> None:
     """What a program would refuse each time, in the night, is refused now. Raises SettingsError."""
     faults = []
     for key, schedule in settings.schedules.items():
         if (program := settings.agents.get(schedule.agent)) is not None:
             part = {"data": schedule.input_parameters, "mediaType": "application/json"}
             if isinstance(refused := prompt_from({"parts": [part]}, program), AgentError):
-                where = f"schedules.{key}.input_parameters"
-                faults.append(fault_in(where, f"{schedule.agent} refuses it: {refused.message}", code="S180"))
+                what = f"{schedule.agent} refuses it: {refused.message}"
+                faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
     if faults:
         raise SettingsError(faults)
 
