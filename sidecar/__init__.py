@@ -35,7 +35,7 @@ A call's way, and where each question is answered:
     plain/     calls of tools for curl and scripts, and the document that describes them
     a2a/       calls of agents; task_api/: the same for people and scripts that speak no A2A; schedules/: by the clock
     agents/    programs on the command line as agents: each run from its order to its end
-    records/   what outlives a request, and often the process
+    records/   what outlives a request, and often the process; outages: how it is told that a store is out
     answers    how a no is told, in the caller's protocol
     whole      how an answer that is all there goes out; outlets: where the events of one that is not are written
     paired     the stream that all answers of an HTTP+SSE session share

@@ -6,13 +6,19 @@ sidecar keeps in a file is `sqlite_file.py`'s.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sidecar.outages import Outage
+
 SWEPT_AT_ONCE: Final = 1000
 Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
 """What a script answers that works on one key of all replicas. Raises ConnectionError where it is not heard in time."""
+
+
+log = logging.getLogger("sidecar.store")
 
 
 class SharedKey:
@@ -24,6 +30,7 @@ class SharedKey:
         self._key = key
         self._script = script.read_text(encoding="utf-8")
         self._out = out
+        self._outage = Outage(log, key)
 
     async def ask(self, *words: object) -> Any:
         """What the script answers: a verb and its arguments."""
@@ -31,8 +38,10 @@ class SharedKey:
             answer = await self._run(self._script, self._key, [str(word) for word in words])
         except ConnectionError as error:
             self.up = False
+            self._outage.fell(error)
             raise self._out(str(error)) from None
         self.up = True
+        self._outage.rose()
         return answer
 
     async def sweep(self, now_s: float) -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.outages import Outage
 
 DEADLINE_S: Final = 2.0
 BUSY_MS: Final = 1000  # another process at the same file; less than the deadline, so that the thread comes back
@@ -66,6 +67,7 @@ class SqliteFile:
         self._format = format_
         self._out = out
         self._deadline_s = deadline_s
+        self._outage = Outage(log, name)
         self._connection: sqlite3.Connection | None = None
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
@@ -89,11 +91,14 @@ class SqliteFile:
                 done: T = await job.done
         except TimeoutError:
             self.up = False
+            self._outage.fell("it does not answer in time")
             raise self._out("it does not answer in time") from None
         except (sqlite3.Error, OSError, RuntimeError) as error:
             self.up = False
+            self._outage.fell(error)
             raise self._out(str(error)) from None
         self.up = True
+        self._outage.rose()
         return done
 
     async def close(self) -> None:

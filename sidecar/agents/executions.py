@@ -494,5 +494,4 @@ def _does_not_wait() -> Refusal:
 def _unavailable(out: StoreOut) -> Refusal:
     if isinstance(out, Unreadable):
         return Refusal(Reason.STORE_UNAVAILABLE, str(out))
-    log.warning("the store of runs is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)

@@ -93,8 +93,7 @@ class Outbox:
         bounds = Bounds(rules.max_waiting_per_principal, rules.max_waiting, rules.max_waiting_size)
         try:
             has_room = await self.store.put(callback, now_s, bounds)
-        except CallbackStoreOut as out:
-            log.warning("the store of callbacks is out", extra={"error": str(out)})
+        except CallbackStoreOut:
             raise Refusal(Reason.STORE_UNAVAILABLE) from None
         if not has_room:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
@@ -148,8 +147,7 @@ class Outbox:
                 self._known(waiting)
                 if number % KNOWN_AT_ONCE == KNOWN_AT_ONCE - 1:
                     await asyncio.sleep(0)  # after a long outage there are many, and others wait for the loop
-        except CallbackStoreOut as out:
-            log.warning("the store of callbacks is out", extra={"error": str(out)})
+        except CallbackStoreOut:
             return False
         return True
 
@@ -232,8 +230,7 @@ class Outbox:
                 await self.store.again(waiting.id, attempts, due_at)
             else:
                 await self.store.ended([waiting.id])
-        except CallbackStoreOut as out:
-            log.warning("the store of callbacks is out", extra={"error": str(out)})
+        except CallbackStoreOut:
             if state is not State.WAITING:
                 self._over[waiting.id] = state
         self._count()

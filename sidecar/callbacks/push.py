@@ -15,7 +15,6 @@ its first push, is about, and to no other from then on.
 from __future__ import annotations
 
 import hmac
-import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ _VALUE = re.compile(r"[!-~](?:[ !-~]*[!-~])?")  # what a header can carry
 _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MEMBERS: Final = ("task", "statusUpdate", "artifactUpdate", "message")
 _CONTENT_TYPES: Final[Mapping[Version, str]] = {"0.3": "application/json", "1.0": "application/a2a+json"}
-
-log = logging.getLogger("sidecar.callbacks")
 
 
 IsAnothers = Callable[[str, str, str], Awaitable[bool]]
@@ -95,8 +92,8 @@ class PushConfigs:
         )  # fmt: skip
         try:
             kept = await self.store.keep_push(record, rules.max_configs_per_principal, rules.max_configs)
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
         if not kept:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many push configurations")
         told = {name: value for name, value in config.items() if name in ("tenant", "id", "taskId")}
@@ -111,8 +108,8 @@ class PushConfigs:
         Refusal(STORE_UNAVAILABLE)."""
         try:
             replaced = await self.store.name_push(handle, task_id, config_id)
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
         for older in replaced:
             await self.outbox.drop("push", older)
 
@@ -136,8 +133,8 @@ class PushConfigs:
         """The agent deleted it: what still waits for its receiver is not sent. Raises Refusal(STORE_UNAVAILABLE)."""
         try:
             mine = await self.store.pushes_of(owner, server, task_id, self.clock())
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
         # A config without a name is called like its task by the official agents.
         names = (config_id, "") if config_id == task_id else (config_id,)
         await self._forget([record.handle for record in mine if record.config_id in names])
@@ -177,20 +174,20 @@ class PushConfigs:
             return ""
         try:
             return await self.store.bind_push(record.handle, task_id)
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
 
     async def _record(self, handle: str) -> PushRecord | None:
         try:
             return await self.store.push(handle, self.clock())
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
 
     async def _forget(self, handles: list[str]) -> None:
         try:
             await self.store.forget_pushes(handles)
-        except CallbackStoreOut as out:
-            raise _unavailable(out) from None
+        except CallbackStoreOut:
+            raise _unavailable() from None
         for handle in handles:
             await self.outbox.drop("push", handle)
 
@@ -249,7 +246,6 @@ def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
         raise Refusal(Reason.MALFORMED_CALL, f"A2A 0.3 cannot say this: {error}") from None
 
 
-def _unavailable(out: CallbackStoreOut) -> Refusal:
+def _unavailable() -> Refusal:
     # Fail closed: without its record nobody knows whom an agent pushes to.
-    log.warning("the store of callbacks is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)

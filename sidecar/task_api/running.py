@@ -154,5 +154,4 @@ def unavailable(out: StoreOut) -> Refusal:
     """A store that is out, as its caller hears it."""
     if isinstance(out, Unreadable):
         return Refusal(Reason.STORE_UNAVAILABLE, str(out))
-    log.warning("the store of tasks is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)

@@ -79,8 +79,8 @@ class Tasks:
             return {}  # everybody could be anonymous: what such a one created would belong to everybody (threats G2)
         try:
             found = await self.store.find(namespace, server, asked, self.clock())
-        except TaskStoreOut as out:
-            raise _unavailable(out) from None
+        except TaskStoreOut:
+            raise _unavailable() from None
         return {record.task_id: record for record in found if record.owner == caller.binding}
 
     async def may_create(self, caller: Caller) -> None:
@@ -89,8 +89,8 @@ class Tasks:
             raise Refusal(Reason.UNAUTHENTICATED, "a task belongs to somebody, and nobody said who")
         try:
             has_room = await self.store.has_room(self.bounds)
-        except TaskStoreOut as out:
-            raise _unavailable(out) from None
+        except TaskStoreOut:
+            raise _unavailable() from None
         if not has_room:
             raise _full()
 
@@ -128,8 +128,8 @@ class Tasks:
         )
         try:
             standing = await self.store.claim(record, self.bounds)
-        except TaskStoreOut as out:
-            raise _unavailable(out) from None
+        except TaskStoreOut:
+            raise _unavailable() from None
         if standing is None:
             raise _full()
         if not standing.is_same_as(record):
@@ -149,8 +149,8 @@ class Tasks:
         """Whether a task is on record that is not this owner's. Raises Refusal(STORE_UNAVAILABLE)."""
         try:
             found = await self.store.find(namespace, server, (task_id,), self.clock())
-        except TaskStoreOut as out:
-            raise _unavailable(out) from None
+        except TaskStoreOut:
+            raise _unavailable() from None
         return any(record.owner != owner for record in found)
 
     async def saw(self, record: TaskRecord, state: str, ttl_s: float | None) -> None:
@@ -165,8 +165,8 @@ class Tasks:
     async def _amend(self, record: TaskRecord) -> None:
         try:
             await self.store.amend(record)
-        except TaskStoreOut as out:
-            raise _unavailable(out) from None
+        except TaskStoreOut:
+            raise _unavailable() from None
 
     def _expiry(self, created_at: float, ttl_s: float | None) -> float:
         lasts_s = self.keep_s if ttl_s is None else min(self.keep_s, max(0.0, ttl_s) + GRACE_S)
@@ -182,9 +182,8 @@ class Tasks:
                 log.warning("the task store is out", extra={"error": str(out)})
 
 
-def _unavailable(out: TaskStoreOut) -> Refusal:
+def _unavailable() -> Refusal:
     # Fail closed: without its record, anybody's task would be everybody's.
-    log.warning("the task store is out", extra={"error": str(out)})
     return Refusal(Reason.STORE_UNAVAILABLE)
 
 
