@@ -11,6 +11,7 @@ from sidecar.agents.record import Execution
 from sidecar.agents.states import Status
 from sidecar.errors import ConfigError
 from sidecar.loading import check_files
+from sidecar.schedules.standing import Standing
 from sidecar.schedules.states import Result
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
@@ -45,34 +46,25 @@ async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_wa
         assert task.result is not None and task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
 
 
-async def test_one_that_takes_too_long_is_a_timeout_of_its_schedule_and_its_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for word in ("LOOK_EVERY_S", "TAKE_EVERY_S"):
-        monkeypatch.setattr(f"sidecar.schedules.scheduler.{word}", 0.05)
-    async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
-        record = await world.app.scheduler.run_now("late", "test")
-        await until(lambda: not world.app.pipeline.task_front.runner._courses)
-        task = await world.app.shared.task_store.get(record.id)
-        assert task is not None and (task.error_code, task.error_message) == (
-            "Timeout",
-            "it did not answer within 0.2 s",
-        )
-        scheduler = world.app.scheduler
-        await until(lambda: any(one.standing.last_result is Result.TIMEOUT for one in scheduler.seen()))
-
-
-async def test_the_words_of_one_that_failed_are_kept_without_secrets_and_not_logged(
+async def test_what_came_of_a_run_is_what_came_of_its_schedule_and_its_words_are_kept_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for word in ("LOOK_EVERY_S", "TAKE_EVERY_S"):
         monkeypatch.setattr(f"sidecar.schedules.scheduler.{word}", 0.05)
     async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
         scheduler = world.app.scheduler
+
+        def stands(key: str) -> Standing:
+            return next(one.standing for one in scheduler.seen() if one.key == key)
+
+        slow = await scheduler.run_now("late", "test")
         await scheduler.run_now("leaky", "test")
-        await until(lambda: any(one.standing.last_result is Result.FAILURE for one in scheduler.seen()))
-        (why,) = [one.standing.last_why for one in scheduler.seen() if one.key == "leaky"]
-    assert why == "exit code 3: no login with password=[redacted]"
+        await until(lambda: stands("late").last_result is Result.TIMEOUT)
+        await until(lambda: stands("leaky").last_result is Result.FAILURE)
+        task = await world.app.shared.task_store.get(slow.id)
+        assert task is not None
+        assert (task.error_code, task.error_message) == ("Timeout", "it did not answer within 0.2 s")
+        assert stands("leaky").last_why == "exit code 3: no login with password=[redacted]"
     assert "no login" not in str([vars(record) for record in caplog.records])
 
 
