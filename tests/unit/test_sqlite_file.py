@@ -115,6 +115,9 @@ async def test_what_is_held_is_what_there_is_whatever_happened(tmp_path: Path, s
         plan = " ".join(map(str, connection.execute(f"EXPLAIN QUERY PLAN {GIVES_WAY}").fetchall()))
         assert "tasks_to_give_way" in plan and "TEMP B-TREE" not in plan
         connection.executescript("DROP TRIGGER held_more; DROP TRIGGER held_less; DROP TABLE held")
+        over = dict(connection.execute("SELECT owner, count(*) FROM tasks WHERE state <> '' GROUP BY owner"))
+        assert dict(connection.execute("SELECT owner, count FROM ended")) == over
+        connection.executescript("UPDATE tasks SET state = ''; DROP TABLE ended")  # and so none gives way
     await store.close()
     again = SqliteTaskStore(tmp_path / "tasks.sqlite")
     assert await again.has_room(Bounds(total=sum(counted.values()) + 1))
