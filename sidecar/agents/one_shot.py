@@ -106,8 +106,9 @@ class OneShot:
                     printed.add(said)
                 continue
             size += len(said)
-            if shown := cleaner.feed(said[: max(0, len(said) - max(0, size - most))]):
-                yield Said(shown)
+            async with attended.answer():
+                if shown := cleaner.feed(said[: max(0, len(said) - max(0, size - most))]):
+                    yield Said(shown)
             if size > most:
                 how = await attended.end(grace_s=self._grace_s)
                 yield fell(Failure(Category.AGENT, f"it said more than {most} bytes"), how, attended.usage)

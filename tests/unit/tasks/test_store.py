@@ -234,8 +234,9 @@ async def test_two_processes_may_have_the_same_file(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_held_is_a_store_that_is_out_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "tasks.sqlite"
-    store = SqliteTaskStore(path, deadline_s=0.1)
-    await store.claim(record("1"), ROOM)
+    patient, store = SqliteTaskStore(path), SqliteTaskStore(path, deadline_s=0.1)
+    await patient.claim(record("1"), ROOM)
+    await patient.close()
     with closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(TaskStoreOut):
