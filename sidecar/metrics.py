@@ -12,7 +12,7 @@ The numbers themselves are kept in `tables.py`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -38,7 +38,10 @@ STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 
 PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that were no request
 STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
-WIRE_METHODS = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS | frozenset(BY_ACTION)
+METHODS_OF_MCP = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
+METHODS_OF_A2A = frozenset(BY_ACTION)
+WIRE_METHODS = METHODS_OF_MCP | METHODS_OF_A2A
+METHODS_OF: Mapping[str, Collection[str]] = {"mcp": METHODS_OF_MCP, "a2a": METHODS_OF_A2A, "http": WIRE_METHODS}
 # There before the first call, so that `rate()` sees it.
 COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)
@@ -363,7 +366,7 @@ class Metrics:
     ) -> None:
         """A request was answered. `status` is the audit's; `stages_s` the seconds spent by stage."""
         self._inflight.add((protocol,), -1)
-        self._requests.add((protocol, upstream, method, status))
+        self._requests.add((protocol, upstream, method if method in METHODS_OF.get(protocol, ()) else OTHER, status))
         self._request_s.observe((protocol, upstream), duration_s)
         for stage, spent_s in stages_s.items():
             self._stage_s.observe((stage,), spent_s)

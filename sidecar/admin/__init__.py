@@ -13,7 +13,9 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
@@ -90,7 +92,7 @@ class Admin:
     secrets: Mapping[bytes, Role]
     trusted: bool = False
     health_only: bool = False
-    _scraping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -130,10 +132,10 @@ class Admin:
         if path == "/readyz":
             ready, why = self.app.readiness()
             return answered(why, 200 if ready else 503)
-        async with (
-            self._scraping
-        ):  # of hundreds of upstreams it is megabytes: calls do not wait for that, one thread does
-            content_type, body = await asyncio.to_thread(self.metrics.render, request.headers.get("Accept", ""))
+        # Of hundreds of upstreams it is megabytes: calls do not wait for that. A thread of its own does, as those of
+        # everybody may all wait for a disk when somebody wants to know what is wrong.
+        render = partial(self.metrics.render, request.headers.get("Accept", ""))
+        content_type, body = await asyncio.get_running_loop().run_in_executor(self._scraper, render)
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
     def _role(self, request: web.BaseRequest) -> Role | None:
