@@ -130,12 +130,18 @@ async def until(holds: Callable[[], bool], what: str, within_s: float = WITHIN_S
 # --- the faults -------------------------------------------------------------------------------------------------------
 
 
-async def sidecar_stands_still(lab: Laboratory) -> None:
-    """For longer than its lease: another begins, and nothing of the first is there then."""
+async def _at_work_and_waiting(lab: Laboratory) -> tuple[errands.Errand, int, errands.Errand]:
+    """A long run at work here, its program's id, and a short one that waits there."""
     here, there = lab.replicas
     long = await lab.sends(here, LONG_S)
     pid = await lab.began(long)
-    short = await lab.sends(there, 0.1)
+    return long, pid, await lab.sends(there, 0.1)
+
+
+async def sidecar_stands_still(lab: Laboratory) -> None:
+    """For longer than its lease: another begins, and nothing of the first is there then."""
+    here, there = lab.replicas
+    long, pid, short = await _at_work_and_waiting(lab)
     here.stop()
     try:
         lab.told["program_lived_s"] = await until(lambda: not alive(pid), "the end of a program whose sidecar stands")
@@ -151,9 +157,7 @@ async def sidecar_stands_still(lab: Laboratory) -> None:
 async def sidecar_stands_still_for_less(lab: Laboratory) -> None:
     """For long enough that its program was ended, and not so long that anybody took its run."""
     here, there = lab.replicas
-    long = await lab.sends(here, LONG_S)
-    pid = await lab.began(long)
-    short = await lab.sends(there, 0.1)
+    long, pid, short = await _at_work_and_waiting(lab)
     here.stop()
     try:
         lab.told["program_lived_s"] = await until(lambda: not alive(pid), "the end of a program whose sidecar stands")
@@ -167,9 +171,7 @@ async def sidecar_stands_still_for_less(lab: Laboratory) -> None:
 async def machine_stands_still(lab: Laboratory) -> None:
     """Sidecar, keepers and programs, as where a container is frozen: what no lease can help. How long it lasts then."""
     here, there = lab.replicas
-    long = await lab.sends(here, LONG_S)
-    pid = await lab.began(long)
-    short = await lab.sends(there, 0.1)
+    long, pid, short = await _at_work_and_waiting(lab)
     sidecar = psutil.Process(here.serving.child.pid)
     everybody = [sidecar, *sidecar.children(recursive=True)]
     for each in everybody:
@@ -229,9 +231,7 @@ async def _store_out(
     lab: Laboratory, goes: Callable[[], None], comes: Callable[[], None], for_s: float, *, remembers: bool = True
 ) -> None:
     here, there = lab.replicas
-    long = await lab.sends(here, LONG_S)
-    pid = await lab.began(long)
-    short = await lab.sends(there, 0.1)
+    long, pid, short = await _at_work_and_waiting(lab)
     goes()
     try:
         lab.told["program_lived_s"] = await until(lambda: not alive(pid), "the end of a program whose store is out")

@@ -10,7 +10,7 @@ sidecar agent cancel 0199a2b4-…
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -47,13 +47,27 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return {name: value for name, _, value in pairs}
 
 
+def _choices(command: Callable[..., None]) -> Callable[..., None]:
+    """What a call may choose beside its prompt, as far as the agent's `per_call` lets it."""
+    for option in (
+        click.option("--folder", type=TEXT, default="", help="A working folder."),
+        click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value."),
+        click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value."),
+    ):
+        command = option(command)
+    return command
+
+
+def _order(prompt: str, **chosen: object) -> dict[str, object]:
+    """A body of ours: the prompt, and what was chosen."""
+    return {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
+
+
 @click.command()
 @click.argument("name", type=TEXT)
 @click.argument("prompt", type=TEXT, default="")
 @click.option("--as", "principal", type=TEXT, default=OPERATOR, show_default=True, help="Who calls.")
-@click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value.")
-@click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value.")
-@click.option("--folder", type=TEXT, default="", help="A working folder.")
+@_choices
 @click.option("--skill", type=TEXT, default="", help="The skill that is asked for; rules read it as call.tool.")
 @click.option("--context", type=TEXT, default="", help="Go on with this conversation.")
 @click.option("--detach", is_flag=True, help="Do not wait: print its id.")
@@ -77,15 +91,15 @@ def run(
     Policy, limits and evidence are those of every caller. Options, variables and folders are those that the agent's
     `per_call` lets a call choose. Exit code 0 when it did what it was told, 1 when not.
     """
-    chosen = {
-        "parameters": parameters,
-        "environment": environment,
-        "working_directory": folder,
-        "task_type": skill,
-        "context": context,
-        "principal": principal,
-    }
-    order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
+    order = _order(
+        prompt,
+        parameters=parameters,
+        environment=environment,
+        working_directory=folder,
+        task_type=skill,
+        context=context,
+        principal=principal,
+    )
     hints = row_for(principal, name)
     _told(path, f"/api/agents/{quote(name, safe='')}/runs", order, hints, detach=detach, as_json=as_json)
 
@@ -93,9 +107,7 @@ def run(
 @click.command()
 @click.argument("run", type=TEXT)
 @click.argument("prompt", type=TEXT, default="")
-@click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value.")
-@click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value.")
-@click.option("--folder", type=TEXT, default="", help="A working folder.")
+@_choices
 @click.option("--detach", is_flag=True, help="Do not wait: print its id.")
 @config
 @as_json
@@ -114,8 +126,7 @@ def answer(
     What an operator ordered is answered here, and what a schedule did; all else its caller answers over A2A. Policy,
     limits and evidence are those of the run's caller. Exit code 0 when it did what it was told, or asks for more.
     """
-    chosen = {"parameters": parameters, "environment": environment, "working_directory": folder}
-    order = {"prompt": _prompt(prompt), **{member: value for member, value in chosen.items() if value}}
+    order = _order(prompt, parameters=parameters, environment=environment, working_directory=folder)
     _told(path, f"/api/runs/{quote(run, safe='')}/answer", order, NO_HINTS, detach=detach, as_json=as_json)
 
 
