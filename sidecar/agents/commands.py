@@ -82,9 +82,12 @@ class Command:
 
     def _options(self, chosen: Mapping[str, str]) -> Iterator[str]:
         for name, value in {**self.definition.cli_args, **chosen}.items():
-            yield name
             if value:
-                yield value
+                yield from (name, value)
+            elif name in chosen and not self.definition.per_call.cli_args[name].is_flag:
+                yield f"{name}="  # alone, the option would take the next argument as its value
+            else:
+                yield name
 
 
 def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) -> Command:

@@ -114,6 +114,8 @@ class _Reading:
         if text.startswith("-") and text not in options[name].values:
             # Fail closed: a pattern that happens to take it does not say that it may be an option of its own.
             raise _Unsaid(at, "has a value that looks like an option")
+        if not (text or options[name].is_flag or name.startswith("--")):
+            raise _Unsaid(at, "has an empty value, which only an option of two dashes can have")
         _once(self.options, name, text, at)
 
     def _variable(self, name: str, value: Any, at: str) -> None:

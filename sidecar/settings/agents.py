@@ -63,6 +63,7 @@ _PLACES: Final[tuple[tuple[str, str, str], ...]] = (
     (PROMPT, "args", "input"),
     (OUTPUT_FILE, "file", "output"),
 )
+_OPTION: Final = re.compile(r"-{1,2}[^-=\s][^=\s]*")
 _MAX_PATTERN_BYTES: Final = 2**20  # once compiled
 MAX_READ_ONLY: Final = 4  # by default: a program is not a request
 
@@ -108,7 +109,7 @@ class Allowed(Section):
     """Which values a call may choose: one of a list, or what a regular expression matches as a whole."""
 
     values: Many[Argument] = ()
-    """Each of them as it stands."""
+    """Each of them as it stands. An option whose only value is "" is passed without a value."""
     matches: Pattern | None = None
     """A regular expression as in JSON Schema, without look-around and back-references, for the whole of a value, which
     has at most 256 characters."""
@@ -118,6 +119,11 @@ class Allowed(Section):
         if bool(self.values) == (self.matches is not None):
             reject(Finding("write values or matches, one of them", "S170", on_key=True))
         return self
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether an option of it takes no value."""
+        return self.values == ("",)
 
     def admits(self, value: str) -> bool:
         """Whether a call may choose this."""
@@ -373,7 +379,7 @@ class CliAgent(Section):
             if name in ids[:index]:  # rules ask by it
                 yield Finding(f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
         for name in self.per_call.cli_args:
-            if not name.startswith("-"):
+            if not _OPTION.fullmatch(name):
                 hint = "such as --language; a call chooses values of options, never more arguments"
                 yield Finding(f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
 

@@ -143,7 +143,8 @@ async def test_without_files_its_folder_is_its_own_and_empty(processes: Processe
 
 
 async def test_what_a_caller_chose_stands_where_the_operator_gave_it_room(processes: Processes, tmp_path: Path) -> None:
-    definition = told("args", "stdout", "--as", "json", envs={"LEVEL": "1"})
+    allowed = {"cli_args": {"-B": {"values": [""]}, "-X": {"values": ["utf8"]}}}
+    definition = told("args", "stdout", "--as", "json", envs={"LEVEL": "1"}, per_call=allowed)
     chosen = order("say", cli_args={"-B": "", "-X": "utf8"}, envs={"LEVEL": "2"}, folder=str(tmp_path))
     got = json.loads((await ran(processes, definition, chosen))[0])
     assert (got["env"]["LEVEL"], got["cwd"]) == ("2", str(tmp_path))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sidecar.agents.commands import command_from
 from sidecar.agents.prompts import prompt_from
 from sidecar.agents.running import Prompt
 from sidecar.protocols.a2a.errors import AgentError
@@ -22,8 +23,10 @@ def agent(**settings: Any) -> CliAgent:
         "cli_args": {
             "--language": {"values": ["de", "en", ""]},
             "-n": {"matches": "[0-9]+"},
+            "-s": {"values": ["", "x"]},
             "--style": {"matches": ".*"},
             "--dash": {"values": ["-", "--all"]},
+            "-q": {"values": [""]},
         },
         "envs": {"LEVEL": {"matches": "[a-z]{1,8}"}, "QUIET": {"values": ["true"]}},
         "working_directories": [Path(FOLDER)],
@@ -77,11 +80,37 @@ def test_a_call_chooses_what_the_operator_lets_it_choose() -> None:
     assert prompt.working_directory == FOLDER
 
 
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ({"language": ""}, ["-v", "--language=", "--", "-rm"]),
+        ({"style": ""}, ["-v", "--style=", "--", "-rm"]),
+        ({"language": "de", "-q": ""}, ["-v", "--language", "de", "-q", "--", "-rm"]),
+        ({}, ["-v", "--", "-rm"]),
+    ],
+)
+def test_an_empty_value_does_not_make_its_option_take_the_next_argument(
+    parameters: dict[str, str], arguments: list[str]
+) -> None:
+    definition = agent(executable="/bin/true", args=["--", "{prompt}"], input_pattern="args", cli_args={"-v": ""})
+    prompt = prompt_from({"parts": [{"text": "-rm"}, {"data": {"parameters": parameters}}]}, definition)
+    assert isinstance(prompt, Prompt), prompt
+    assert list(command_from("a", definition, {}).program(prompt).argv[1:]) == arguments
+
+
+@pytest.mark.parametrize("name", ["language", "-", "--", "---x", "--a=b", "--a b"])
+def test_only_the_name_of_an_option_can_be_chosen(name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        agent(per_call={"cli_args": {name: {"values": ["x"]}}})
+    assert "is no option" in str(caught.value.errors())
+
+
 NOT_CHOSEN: list[tuple[dict[str, Any], str]] = [
     ({"parameters": {"output": "x"}}, "/message/parts/0/data/parameters/output cannot be chosen"),
     ({"parameters": {"language": "fr-secret"}}, "/parameters/language has a value that cannot be chosen"),
     ({"parameters": {"-n": "3\n"}}, "/parameters/-n has a value that cannot be chosen"),
     ({"parameters": {"style": "--evil"}}, "/parameters/style has a value that looks like an option"),
+    ({"parameters": {"-s": ""}}, "/parameters/-s has an empty value, which only an option of two dashes can have"),
     ({"parameters": {"language": ["de"]}}, "/parameters/language must be a text, a number, true or false"),
     ({"parameters": {"language": "de", "--language": "en"}}, "/parameters/--language is chosen twice"),
     ({"parameters": {"a/b~\x1b" + "c" * 100: "x"}}, "/parameters/a~1b~0?" + "c" * 59 + " cannot be chosen"),
