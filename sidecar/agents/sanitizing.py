@@ -26,10 +26,10 @@ _PAIR: Final = re.compile(
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[ _-]?key|access[ _-]?key|private[ _-]?key|credentials?)"
     r"[\"']?\s{0,8}[:=]\s{0,8}"
     r"(?!\"?\[redacted\])"
-    r"(\"(?:[^\"\\\n]|\\.){1,4096}+\"?|'(?:[^'\\\n]|\\.){1,4096}+'?|[^\s\"',;&<>(){}\[\]]{1,4096}+)",
+    r"(\"(?:[^\"\\\n]|\\.){1,4096}\"?|'(?:[^'\\\n]|\\.){1,4096}'?|[^\s\"',;&<>(){}\[\]]{1,4096})",
     re.IGNORECASE,
 )
-_USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}+:((?!\[redacted\]@)[^\s/@\"']{1,1024}+)@")
+_USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}:((?!\[redacted\]@)[^\s/@\"']{1,1024})@")
 
 
 def find_pairs(text: str, start: int, stop: int, spans: list[Span]) -> int:

@@ -38,8 +38,8 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _TARGET = re.compile(r"/[!-~]*")
 _HEAD = re.compile(
-    r"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t -~\x80-\xff]*+)?"
-    r"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~\x80-\xff]*+)*+)\r\n\r\n"
+    r"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t -~\x80-\xff]*)?"
+    r"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*)*)\r\n\r\n"
 )
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _NO_BODY = frozenset({204, 304})

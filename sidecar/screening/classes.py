@@ -39,7 +39,7 @@ _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
 
 # What ends a local part to the left. RFC 5321 allows more, which nobody writes in a text without quotes.
 _BEFORE_LOCAL = re.compile(r".*[\s<>()\[\]{}\"',;:=|\\/@\x00-\x1f]", re.DOTALL)
-_DOMAIN = re.compile(r"(?:[\w-]++\.)+(?:xn--[A-Za-z0-9-]++|[^\W\d_]{2,}+)")
+_DOMAIN = re.compile(r"(?:[\w-]+\.)+(?:xn--[A-Za-z0-9-]+|[^\W\d_]{2,})")
 LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond what may be written: 64 and 253
 
 
@@ -70,7 +70,9 @@ def _local_begin(text: str, left: int, at: int) -> int:
 
 
 _WORDS_BEFORE = ("earer", "EARER", "asic", "ASIC")
-_CREDENTIAL = re.compile(r"(?=[\s:=\"'\\])\\?[\"']?\s{0,16}+[:=]?\s{0,16}+\\?[\"']?([A-Za-z0-9._~+/-]{16,}+=*+)")
+_CREDENTIAL = re.compile(
+    r"(?=[\s:=\"'\\])\\?[\"']?(?:\s{0,16}[:=]\s{0,16}|\s{0,32})\\?[\"']?([A-Za-z0-9._~+/-]{16,}=*)"
+)
 
 
 def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
@@ -88,8 +90,8 @@ def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
     return looked
 
 
-_RUN = re.compile(r"[A-Za-z0-9_-]++")
-_JWT_REST = re.compile(r"\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+){0,3}+")
+_RUN = re.compile(r"[A-Za-z0-9_-]+")
+_JWT_REST = re.compile(r"\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){0,3}")
 
 
 def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:

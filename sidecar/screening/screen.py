@@ -42,8 +42,8 @@ _OF_THE_PROTOCOL = frozenset(
     {"resultType", "requestState", "nextCursor", "cacheScope", "progressToken", "requestId", "elicitationId", "taskId"}
     | {"uri", "url"}
 )
-_JSON = re.compile(r"\s*+[\[{]")
-_BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*+={0,2}[\r\n]*")
+_JSON = re.compile(r"\s*[\[{]")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*(?:={1,2}[\r\n]*)?")
 
 Steps = Generator[None, None, int]
 

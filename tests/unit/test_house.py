@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from re._parser import SubPattern  # type: ignore[import-not-found]
+from re._parser import parse as parse_pattern
 from typing import Any
 
 import pytest
@@ -118,5 +122,46 @@ def test_what_the_dockerfile_copies_reaches_the_build() -> None:
 
 def test_every_target_of_the_makefile_is_one_line() -> None:
     text = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("demo", "test", "check", "fix", "bench", "lock"):
+    for target in ("demo", "test", "smoke", "check", "fix", "bench", "lock"):
         assert re.search(rf"^{target}: .*;.*[^\\]$", text, re.MULTILINE), target
+
+
+# Debian's Python 3.11.2 compiles patterns with these and then finds nothing.
+_NOT_IN_3_11_2 = {"POSSESSIVE_REPEAT", "ATOMIC_GROUP"}
+
+
+def strings(source: str) -> Iterator[str]:
+    """All string literals that are no docstrings."""
+    tree = ast.parse(source)
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in documentation:
+            yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+
+
+def operators(node: Any) -> set[str]:
+    if isinstance(node, tuple | list | SubPattern):
+        return {name for part in node for name in operators(part)}
+    return {str(node)}
+
+
+def is_possessive(text: str) -> bool:
+    """Whether the text, read as a regular expression, has a possessive quantifier or an atomic group."""
+    if not re.search(r"[*+?}]\+|\(\?>", text):
+        return False
+    try:
+        return bool(operators(parse_pattern(text)) & _NOT_IN_3_11_2)
+    except re.error:
+        return False
+
+
+@pytest.mark.parametrize(("text", "expected"), [("(a*+b)", True), ("(?>a)", True), ("[*+]+", False), ("{}+ (", False)])
+def test_possessive_patterns_are_recognised(text: str, expected: bool) -> None:
+    assert is_possessive(text) is expected
+
+
+def test_no_pattern_is_possessive() -> None:
+    files = sorted((ROOT / "sidecar").rglob("*.py"))
+    assert len(files) > 100
+    found = [(path.name, text) for path in files for text in strings(path.read_text("utf-8")) if is_possessive(text)]
+    assert found == []
