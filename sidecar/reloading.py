@@ -10,7 +10,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ class Build(Protocol):
 @dataclass(slots=True)
 class Reloader:
     """Reloads, one at a time. `serves` is called with each new snapshot in force. `trouble` says why the files are not
-    in force as they are."""
+    in force as they are; `faults` counts by code what is wrong in them."""
 
     live: Live
     build: Build
@@ -56,6 +57,7 @@ class Reloader:
     serves: Callable[[], Awaitable[None]]
     loaded_at: float = field(default_factory=time.time)
     trouble: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
     retiring: set[asyncio.Task[None]] = field(default_factory=set)
     _failed: tuple[str, ...] = ()
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -139,7 +141,7 @@ class Reloader:
     async def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
         self.live.current = new
         self.loaded_at = time.time()
-        self._failed, self.trouble = (), _waiting(new)
+        self._well(new)
         await self.serves()
         self.metrics.policy_reloaded("ok")
         log.info("reloaded", extra={"by": by, "old": old.engine.revision, "new": new.engine.revision})
@@ -150,6 +152,7 @@ class Reloader:
     async def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
         told = _told(error)
         self.trouble = ("the newest files are not in force, the old policy serves", *told)
+        self.faults = Counter(fault.code for fault in error.faults)
         if told == self._failed and not anew:
             return
         self._failed = told
@@ -165,8 +168,12 @@ class Reloader:
         """The files say what serves already, also if they were wrong for a while."""
         if self._failed:
             log.info("the files are good again, and say what serves")
-            self._failed, self.trouble = (), _waiting(self.live.current)
+            self._well(self.live.current)
         log.debug("files were touched, and say the same")
+
+    def _well(self, now: Snapshot) -> None:
+        """What the files say is in force, but for what needs a restart."""
+        self._failed, self.faults, self.trouble = (), {}, _waiting(now)
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
         """Close what the new snapshot does not go on with, once the calls that began under the old one have ended."""

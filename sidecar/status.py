@@ -1,14 +1,16 @@
 """How does the sidecar stand, as its operators read it?
 
-Only what is known already: whoever asks often costs nothing but the asking.
+Only what is known already: whoever asks often costs nothing but the asking. A stranger, whom `/readyz` answers too,
+reads codes and counts; the sentences, which quote rules, tests and addresses, are for operators.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar import __version__
 from sidecar.agents.executions import Executions
@@ -32,6 +34,22 @@ from sidecar.task_api.records import moment
 from sidecar.upstreams.agents import Agent
 
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
+OUT = {
+    "task-store-out": "the task store is out: nobody's tasks can be asked for",
+    "run-store-out": "the store of runs is out: no program can be called",
+    "session-store-out": "the store of sessions is out: they are answered 503",
+    "callback-store-out": "the store of callbacks is out: none is taken",
+    "task-api-store-out": "the store of the task API is out: no task can be created or shown",
+    "schedule-store-out": "the store of schedules is out: nothing runs by the clock",
+}
+
+
+class Trouble(NamedTuple):
+    """Why it is degraded: a code for everybody, sentences for operators."""
+
+    code: str
+    told: tuple[str, ...]
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -53,51 +71,76 @@ class Status:
     started_at: float = field(default_factory=time.time)
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out."""
+        """Serving, unless draining; `degraded` while the newest files could not be taken, or the store is out. In codes
+        and counts: it is answered to everybody."""
         if self.pipeline.draining:
             return False, {"status": "draining"}
-        trouble = list(self._troubles())
-        return True, {"status": "degraded", "reasons": trouble} if trouble else {"status": "ready"}
+        reasons = Counter[str]()
+        for trouble in self._troubles():
+            reasons[trouble.code] += trouble.count
+        if not reasons:
+            return True, {"status": "ready"}
+        faults = Counter(self.reloader.faults) + Counter(self.follower.faults)
+        return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
 
-    def _troubles(self) -> Iterator[str]:
-        yield from self.reloader.trouble
-        yield from self.follower.trouble
-        if told := self.counting.trouble(self.pipeline.limiter.store):
-            yield told
-        yield from self.jobs.trouble
-        if not self.pipeline.tasks.store.up:
-            yield "the task store is out: nobody's tasks can be asked for"
-        if not self.executions.store.up:
-            yield "the store of runs is out: no program can be called"
-        if not self.pipeline.exchanges.roaming.up:
-            yield "the store of sessions is out: they are answered 503"
-        if not self.callbacks.outbox.store.up:
-            yield "the store of callbacks is out: none is taken"
-        if not self.pipeline.task_front.runner.means.store.up:
-            yield "the store of the task API is out: no task can be created or shown"
-        if not self.scheduler.up:
-            yield "the store of schedules is out: nothing runs by the clock"
-        if unreadable := self.scheduler.unreadable:
-            yield f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
+    def _troubles(self) -> Iterator[Trouble]:
+        yield from self._files()
+        store = self.pipeline.limiter.store
+        if told := self.counting.trouble(store):
+            code = "store-degraded" if store.degraded else "store-refuses" if store.up else "store-out"
+            yield Trouble(code, (told,))
+        for told in self.jobs.trouble:
+            yield Trouble("task-ended", (told,))
+        yield from self._stores()
         if self.pipeline.pressure.refused_share:
-            yield "the loop cannot keep up: a share of new calls is refused"
+            yield Trouble("overloaded", ("the loop cannot keep up: a share of new calls is refused",))
         if not self.pipeline.audit.writer.up:
-            yield "the evidence cannot be written: what needs it is refused"
+            yield Trouble("audit-out", ("the evidence cannot be written: what needs it is refused",))
         if not self.pipeline.switch.saved:
-            yield "disabled principals cannot be saved: a restart would not know all of them"
+            told = "disabled principals cannot be saved: a restart would not know all of them"
+            yield Trouble("disabled-unsaved", (told,))
         for state in self.pipeline.live.current.identity.key_states:
             if not state.usable:
-                yield f"no usable keys of {state.issuer}"
+                yield Trouble("issuer-without-keys", (f"no usable keys of {state.issuer}",))
+
+    def _files(self) -> Iterator[Trouble]:
+        reloader, follower = self.reloader, self.follower
+        if reloader.faults:
+            yield Trouble("files-refused", reloader.trouble, sum(reloader.faults.values()))
+        elif reloader.trouble:
+            yield Trouble("restart-needed", reloader.trouble, len(reloader.trouble))
+        if follower.trouble:
+            yield Trouble("source-refused", follower.trouble)
+
+    def _stores(self) -> Iterator[Trouble]:
+        """Those that are out, as far as anything here needs them."""
+        pipeline, now = self.pipeline, self.pipeline.live.current
+        api = pipeline.task_front.runner.means.store
+        for code, needed, up in (
+            ("task-store-out", now.upstreams, pipeline.tasks.store.up),
+            ("run-store-out", now.settings.agents, self.executions.store.up),
+            ("session-store-out", now.services, pipeline.exchanges.roaming.up),
+            ("callback-store-out", now.agents, self.callbacks.outbox.store.up),
+            ("task-api-store-out", now.agents, api.up),
+            ("schedule-store-out", now.settings.schedules, self.scheduler.up),
+        ):
+            if needed and not up:
+                yield Trouble(code, (OUT[code],))
+        if unreadable := self.scheduler.unreadable:
+            told = f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
+            yield Trouble("schedule-unreadable", (told,), len(unreadable))
 
     def whole(self) -> Mapping[str, Any]:
         """Version, policy, upstreams, store, sessions."""
         now = self.pipeline.live.current
         store = self.pipeline.limiter.store
         ready, why = self.readiness()
+        reasons = [line for trouble in self._troubles() for line in trouble.told]
         return {
             "version": __version__,
             "ready": ready,
             **why,
+            **({"reasons": reasons} if "reasons" in why else {}),
             "banners": list(self.banners()),
             "started_at": rfc3339(self.started_at),
             "policy": self._policy(),

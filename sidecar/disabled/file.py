@@ -28,7 +28,7 @@ def load_disabled(path: Path) -> Disabled:
     """Read disabled.yaml; without the file nobody is disabled by it. Raises PolicyError with every fault."""
     if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "nobody"
         return NOBODY
-    document = read_document(path, error=PolicyError)
+    document = read_document(path, error=PolicyError, inside=path.parent)
     file = document.validate(DisabledFile)
     lines = [document.position_of(("disabled", index))[0] for index in range(len(file.disabled))]
     return Disabled(

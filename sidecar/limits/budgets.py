@@ -34,7 +34,7 @@ def load_budgets(path: Path) -> Budgets:
     """Read budgets.yaml; without the file nothing is limited. Raises PolicyError with every fault and its position."""
     if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no limits"
         return Budgets()
-    file = read_document(path, error=PolicyError).validate(BudgetsFile)
+    file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)
     tools = tuple(entry.compiled(pattern) for pattern, entry in file.tools.items())
     seeds = tuple(entry.compiled(entry.pattern) for entry in file.budgets if isinstance(entry, SeedEntry))
     return Budgets(

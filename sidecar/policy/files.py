@@ -1,8 +1,8 @@
 """Which files make up the policy?
 
 Every file under the policy folder is either known by its name or a fault: a mistyped file name must not be a policy
-that silently does not apply. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed, and
-nothing but regular files is ever opened.
+that silently does not apply. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long
+as they stay inside the folder, and nothing but regular files is ever opened.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sidecar.policy.faults import Faults, Line, meant
 from sidecar.policy.rows import MAX_FILE_BYTES, decoded
+from sidecar.settings.documents import leading_out
 from sidecar.vocabulary import PermissionKind
 
 ROLES, GUARDRAILS = "roles", "guardrails"
@@ -62,6 +63,8 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         if left_by_an_editor(path.name):
             faults.warn("P007", "not read: an editor left it", Line(str(path), 0, ""), hint="remove it")
             continue
+        if leads_out(path, folder, faults):
+            continue
         if len(found) == MAX_FILES:
             faults.whole("P001", f"more than {MAX_FILES} files", str(folder))
             break
@@ -69,6 +72,14 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         if stem:
             found.append(PolicyFile(path, relative, stem))
     return found
+
+
+def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
+    """Whether this is a link that leads out of the folder, which is a fault then."""
+    fault = leading_out(path, folder) if path.is_symlink() else None
+    if fault is not None:
+        faults.whole(fault.code, fault.message, fault.file, fault.hint)
+    return fault is not None
 
 
 def left_by_an_editor(name: str) -> bool:
@@ -115,10 +126,10 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
             if _is_folder(path) and path.suffix in (".csv", *YAML):
                 hint = "a mount of a file that is not there makes such a folder"
                 faults.whole("P001", "a folder with the name of a file", str(path), hint)
-            elif _is_folder(path):
-                folders.append(path)
-            else:
+            elif not _is_folder(path):
                 yield path
+            elif not leads_out(path, folder, faults):
+                folders.append(path)
         todo.extend(reversed(folders))
 
 

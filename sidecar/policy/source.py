@@ -20,7 +20,7 @@ from sidecar.policy.conditions import Condition
 from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, read_link
 from sidecar.policy.expression import written
 from sidecar.policy.faults import Line, meant, shown
-from sidecar.policy.files import KINDS, PolicyFile, policy_files, read_text
+from sidecar.policy.files import KINDS, PolicyFile, leads_out, policy_files, read_text
 from sidecar.policy.matching import Index, index_of
 from sidecar.policy.model import MAX_MODEL_CHARS, PRIORITY, Model, guardrail_model, parse_model
 from sidecar.policy.roles import MAX_DEPTH, Links
@@ -179,7 +179,7 @@ def _read_models(folder: Path, draft: Draft) -> None:
                 draft.faults.whole("P002", "no model has this name", str(path), meant(path.name, known))
     for name, kind in known.items():
         path = folder / name
-        text = read_text(path, draft.faults)
+        text = None if leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
         if text is not None and len(text) > MAX_MODEL_CHARS:
             draft.faults.whole("P201", f"longer than {MAX_MODEL_CHARS} characters", str(path))
         elif text is not None:

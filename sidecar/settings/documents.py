@@ -9,6 +9,7 @@ for two things, reports every fault at once, and remembers each value's place fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,8 @@ from sidecar.settings.findings import Finding, findings_of
 from sidecar.settings.nodes import MAX_BYTES, Loc, Node, Span, compose, lines_of, shown_line
 
 Model = TypeVar("Model", bound=BaseModel)
+
+LEADS_OUT = "P009"
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,12 @@ def read_document(
     text: str | bytes | None = None,
     error: type[ConfigError] = SettingsError,
     max_bytes: int = MAX_BYTES,
+    inside: Path | None = None,
 ) -> Document:
-    """Read a YAML file strictly; `text`, if given, stands for its content. Raises `error` with every fault of it."""
+    """Read a YAML file strictly; `text`, if given, stands for its content. A link that leads out of the folder
+    `inside` is not followed. Raises `error` with every fault of it."""
     try:
-        content = _decoded(path, _bounded(path, max_bytes) if text is None else text, max_bytes)
+        content = _decoded(path, _bounded(path, max_bytes, inside) if text is None else text, max_bytes)
     except _UnreadableError as unreadable:
         raise error([unreadable.fault]) from None
     root, faults = compose(content, str(path))
@@ -107,13 +112,29 @@ def read_document(
     return Document(path, root, tuple(lines_of(content)), error)
 
 
-def read_bytes(path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(
+    path: Path,
+    *,
+    error: type[ConfigError] = SettingsError,
+    max_bytes: int = MAX_BYTES,
+    inside: Path | None = None,
+) -> bytes:
     """The content of a file, and one byte more than `max_bytes` at most: who reads it as a document says that it is
-    too large. Raises `error`."""
+    too large. `inside` is as for `read_document`. Raises `error`."""
     try:
-        return _bounded(path, max_bytes)
+        return _bounded(path, max_bytes, inside)
     except _UnreadableError as unreadable:
         raise error([unreadable.fault]) from None
+
+
+def leading_out(path: Path, folder: Path) -> Fault | None:
+    """The fault of a link that leads out of the policy's folder: a fault quotes the line it is about, so whoever may
+    write a link into the folder could read the first line of any file. Links inside of it (Kubernetes' `..data`) are
+    none."""
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        return None
+    hint = "put the file itself there; links may lead only to what is inside the folder"
+    return fault_in(path, f"a link that leads out of {folder}", code=LEADS_OUT, hint=hint)
 
 
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:
@@ -127,7 +148,9 @@ class _UnreadableError(Exception):
         self.fault = fault
 
 
-def _bounded(path: Path, max_bytes: int) -> bytes:
+def _bounded(path: Path, max_bytes: int, inside: Path | None) -> bytes:
+    if inside is not None and (fault := leading_out(path, inside)) is not None:
+        raise _UnreadableError(fault)
     try:
         with path.open("rb") as file:
             return file.read(max_bytes + 1)

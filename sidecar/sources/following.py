@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from sidecar.errors import ConfigError, SettingsError, fault_in
+from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.metrics import Metrics
 from sidecar.processes import Processes
 from sidecar.settings import Settings
@@ -64,14 +65,16 @@ def origin_of(settings: Settings, processes: Processes, clock: Callable[[], floa
 
 @dataclass(slots=True)
 class Follower:
-    """Follows the source. `random` gives numbers from 0 to 1; `trouble` says why what is
-    there now does not serve, `good_at` when it was last heard of and well (seconds since the epoch)."""
+    """Follows the source. `random` gives numbers from 0 to 1; `trouble` says why what is there now does not serve,
+    `faults` counts by code what is wrong in it, `good_at` is when it was last heard of and well (seconds since the
+    epoch)."""
 
     processes: Processes
     clock: Callable[[], float]
     random: Callable[[], float]
     metrics: Metrics
     trouble: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
     good_at: float | None = None
     _served: Kept | None = None
     _origin: Origin | None = None
@@ -145,14 +148,14 @@ class Follower:
         async with self._one_at_a_time:
             origin = self._origin_for(settings)
             if origin is None:
-                self.trouble, self.good_at = (), None
+                self.trouble, self.faults, self.good_at = (), {}, None
                 return None
             try:
                 new = await origin.look(settings)
                 if new is not None:
                     await self._adopted(origin, settings, new, adopt, by)
             except (SourceError, ConfigError) as error:
-                self._fail(settings, str(error))
+                self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else ())
                 return error
             except Exception as error:  # a bug of ours, or an odd machine, must not end the looking
                 log.exception("the policy's source could not be looked at")
@@ -194,12 +197,13 @@ class Follower:
     def _good(self, settings: Settings) -> None:
         if self.trouble:
             log.info("the policy's source is well again")
-        self.trouble, self._failures, self.good_at = (), 0, self.clock()
+        self.trouble, self.faults, self._failures, self.good_at = (), {}, 0, self.clock()
         kept = kept_for(settings)
         self.metrics.policy_source(True, self.good_at, kept.version if kept is not None else 0)
 
-    def _fail(self, settings: Settings, why: str) -> None:
+    def _fail(self, settings: Settings, why: str, faults: Sequence[Fault] = ()) -> None:
         self._failures += 1
+        self.faults = Counter(fault.code for fault in faults)
         told = ("what the policy's source has now does not serve, what was taken last does", why)
         if told != self.trouble:
             log.error("the policy's source: %s", why)

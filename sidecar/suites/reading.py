@@ -1,7 +1,7 @@
 """Which tests are there?
 
 Every file under the folder is a test file or a fault: a mistyped name must not be a test that silently never runs.
-Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed.
+Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed as long as they stay inside the folder.
 
     T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sidecar.errors import Fault, PolicyError, fault_in
 from sidecar.policy import grammar
-from sidecar.settings.documents import Document, in_file_order, read_document
+from sidecar.settings.documents import Document, in_file_order, leading_out, read_document
 from sidecar.settings.nodes import Loc, Span
 from sidecar.suites.suite_file import Expect, Member, Repeat, SuiteFile, WrittenTest
 from sidecar.vocabulary import Chain, Principal, Question
@@ -77,11 +77,12 @@ class Suite:
     named: frozenset[str]
 
 
-def read_suites(paths: Sequence[Path]) -> list[Suite]:
-    """The suites of some files and folders, each file once. Raises PolicyError with every fault of all of them."""
+def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[Suite]:
+    """The suites of some files and folders, each file once. Links lead out neither of a folder that is named nor of
+    `inside`. Raises PolicyError with every fault of all of them."""
     suites: list[Suite] = []
-    faults: list[Fault] = []
-    for file in _files(paths, faults):
+    faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
+    for file in _files([] if faults else paths, faults):
         try:
             suites.append(read_suite(file))
         except PolicyError as error:
@@ -126,6 +127,9 @@ def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
             continue
         if (info.st_dev, info.st_ino) not in entered:
             entered.add((info.st_dev, info.st_ino))
+            out = [fault for path in paths if path.is_symlink() and (fault := leading_out(path, folder)) is not None]
+            faults += out
+            paths = [path for path in paths if str(path) not in {fault.file for fault in out}]
             yield from (path for path in paths if not path.is_dir())
             todo += reversed([path for path in paths if path.is_dir()])
 

@@ -103,7 +103,7 @@ def self_test(
     if not folder.exists():
         return []
     try:
-        suites = read_suites([folder])
+        suites = read_suites([folder], inside=policies)
     except PolicyError as error:
         return list(error.faults)
     report = run_suites(engine, source, suites, budgets, now_s=time.time() if now_s is None else now_s)

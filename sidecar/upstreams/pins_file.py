@@ -54,7 +54,7 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
     `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position."""
     if not path.exists() and not path.is_symlink():  # a link that leads nowhere does not say "no pins"
         return NO_PINS
-    content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES)
+    content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES, inside=path.parent)
     source = sha256(content).hexdigest()
     if source == known.source:
         return known

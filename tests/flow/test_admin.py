@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from collections import Counter
@@ -81,12 +82,34 @@ async def test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones(tmp_pa
         assert events == ["start", "reload", "reload-failed"]
 
 
+async def test_a_stranger_reads_codes_and_counts_and_no_line_of_a_file(tmp_path: Path) -> None:
+    """S6: a faulty row, and through a link the first line of any file, were shown to whoever asked `/readyz`."""
+    policies, key = tmp_path / "policies", tmp_path / "audit.key"
+    key.write_text("a-secret-of-someone-else\n")
+    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        (policies / "agent_to_tool.csv").write_text(
+            RULES + "p, nhi:planner, tool:github/secret, tool/call, -, -, -, allow\n"
+        )
+        for name in ("user_to_nhi.csv", "budgets.yaml", "disabled.yaml", "pins.yaml", "tests"):
+            (policies / name).symlink_to(key)
+        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 409
+        status, body = await get(running, "/readyz")
+        told = {"P104": 1, "P009": 5}
+        assert (status, json.loads(body)) == (
+            200,
+            {"status": "degraded", "reasons": {"files-refused": 6}, "faults": told},
+        )
+        _, full = await get(running, "/status", VIEW)
+        assert "tool/call" in full and "a link that leads out" in full and "a-secret-of-someone-else" not in full
+
+
 async def test_a_change_that_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path) -> None:
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
         settings = tmp_path / "sidecar.yaml"
         settings.write_text(settings.read_text() + "sessions: {idle_s: 5}\n")
         assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
-        assert "sessions changed" in (await get(running, "/readyz"))[1]
+        assert "sessions changed" in (await get(running, "/status", VIEW))[1]
+        assert json.loads((await get(running, "/readyz"))[1])["reasons"] == {"restart-needed": 1}
 
 
 async def test_metrics_add_up_with_the_audit(planner: World) -> None:
@@ -131,7 +154,7 @@ async def test_a_reload_leaves_the_sizes_of_the_server_to_a_restart(tmp_path: Pa
         settings = tmp_path / "sidecar.yaml"
         settings.write_text(settings.read_text().replace("server: {", "server: {max_body_bytes: 1024, "))
         assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
-        assert "server changed" in (await get(running, "/readyz"))[1]
+        assert "server changed" in (await get(running, "/status", VIEW))[1]
         assert (await running.call("get_file", {"path": "x" * 2000}))[0] == 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -213,7 +214,8 @@ async def test_a_wrong_file_is_told_once_and_forgotten_when_it_is_right_again(tm
             os.utime(rules)
             await asyncio.sleep(QUIET_S)
         status, body = await get(running, "/readyz")
-        assert status == 200 and f"{FILE}:5:" in body and "P104" in body and "degraded" in body
+        assert status == 200 and "P104" in body and "degraded" in body
+        assert f"{FILE}:5:" in str(running.app.status()["reasons"]) and FILE not in body
         assert len(controls(running, "reload-failed")) == 1
         assert 'sidecar_policy_reloads_total{result="failed"} 1.0' in await running.metrics()
         assert await deletes(running) == 403
@@ -353,7 +355,8 @@ async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) 
     async with world(tmp_path, files=files) as running:
         plain(tmp_path / "policies", WIDER)
         await until(lambda: bool(running.app.reloader.trouble))
-        assert "planner deletes nothing" in (await get(running, "/readyz"))[1]
+        assert "planner deletes nothing" in str(running.app.status()["reasons"])
+        assert json.loads((await get(running, "/readyz"))[1])["faults"] == {"T201": 1}
         assert await deletes(running) == 403
         suite = tmp_path / "policies" / "tests" / "planner.yaml"
         suite.write_text(SUITE.replace("deletes nothing", "deletes").replace("expect: deny", "expect: allow"))

@@ -318,7 +318,8 @@ async def test_what_no_disk_took_is_saved_when_there_is_room_again(
     ledger.mkdir()
     with pytest.raises(Exception, match="cannot be written"):
         await disable(planner, "nhi:planner")
-    assert "a restart would not know all of them" in str(planner.app.readiness())
+    assert planner.app.readiness()[1]["reasons"] == {"disabled-unsaved": 1}
+    assert "a restart would not know all of them" in str(planner.app.status()["reasons"])
     ledger.rmdir()
     await until(lambda: planner.app.switch.saved)
     assert [entry.principal for entry in Ledger.open(ledger).disabled.entries] == ["nhi:planner"]

@@ -186,8 +186,9 @@ async def test_hundreds_of_faults_make_no_long_answer_to_a_probe(tmp_path: Path)
     async with world(tmp_path) as running:
         (tmp_path / "policies" / FILE).write_text(RULES + "p, nhi:x, tool:github/x, tool/call, -, -, -, allow\n" * 300)
         await until(lambda: len(controls(running, "reload-failed")) == 1)  # it is trouble before it is on record
-        _, body = await get(running, "/readyz")
-        assert body.count("P104") == 50 and "and 150 more" in body  # of the 200 that a load tells
+        told = str(running.app.status()["reasons"])
+        assert told.count("P104") == 50 and "and 150 more" in told  # of the 200 that a load tells
+        assert running.app.readiness()[1]["faults"] == {"P104": 200}
 
 
 # --- what is taken, and what waits for a restart ----------------------------------------------------------------------
@@ -207,7 +208,10 @@ async def test_what_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path)
         settings = running.app.live.current.settings
         assert (settings.tasks, settings.sessions, settings.streams.max) == (before.tasks, before.sessions, 9)
         said = (await get(running, "/readyz"))[1]
-        assert "degraded" in said and "sessions changed" in said and "tasks changed" in said
+        assert "degraded" in said and "restart-needed" in said
+        assert running.app.reloader.trouble == tuple(
+            f"{name} changed in the configuration and needs a restart" for name in ("sessions", "tasks")
+        )
         file.write_text(written)
         await running.app.reload("test")
         assert "degraded" not in (await get(running, "/readyz"))[1]

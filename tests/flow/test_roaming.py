@@ -174,12 +174,24 @@ async def test_a_store_that_is_out_answers_for_no_session(valkey: Valkey, tmp_pa
         with valkey.frozen():
             assert await client.call() == 503 and await client.leave() == 503
             assert await Client(b).begin() == 503
-            assert any("store of sessions" in one for one in a.app.readiness()[1]["reasons"])
+            assert a.app.readiness()[1]["reasons"] == {"store-out": 1, "session-store-out": 1}
             assert not len(b.app.sessions)
         async with asyncio.timeout(PATIENCE_S):
             while await client.call() != 200:
                 await asyncio.sleep(0.05)
         await until(lambda: [verb for verb, _ in a.upstream.verbs].count("DELETE") == 1)  # what nobody was told of
+
+
+async def test_only_what_is_there_is_told_to_be_out(valkey: Valkey, tmp_path: Path) -> None:
+    """19: where no program, agent or schedule is configured, none of their stores was worth a word."""
+    with valkey.client() as client:
+        client.flushall()
+    settings = f'store: {{url: "{valkey.url}"}}\ntasks: {{store: redis}}\n'
+    async with world(tmp_path, settings=settings) as running:
+        with valkey.frozen():
+            await until(lambda: not running.app.limiter.store.up)
+            assert running.app.readiness()[1]["reasons"] == {"store-out": 1, "task-store-out": 1}
+            assert "program" not in str(running.app.status()["reasons"])
 
 
 async def test_a_stream_ends_soon_after_its_session_was_ended_elsewhere(

@@ -94,7 +94,7 @@ class Run:
     def _told(self, place: Place) -> int:
         source = place.load()
         budgets = place.budgets()
-        suites = read_suites(self._places_of_tests(place))
+        suites = read_suites(self._places_of_tests(place), inside=None if self.paths else place.policies)
         engine = Engine(source)
         started = time.monotonic()
         with Progress(sys.stderr.isatty()) as progress:

@@ -41,6 +41,11 @@ FILES: Mapping[str, Meaning] = {
         "The process that reads a large policy died, or took longer than two minutes",
         "Give the machine more memory, or split the policy. The old policy serves on.",
     ),
+    "P009": Meaning(
+        "A link that leads out of the folder",
+        "Put the file itself there. A fault quotes the line it is about, and a link would let whoever writes into the "
+        "folder read any file's first faulty line. Links inside the folder (Kubernetes' ..data) are followed.",
+    ),
 }
 
 ROWS: Mapping[str, Meaning] = {

@@ -6,6 +6,7 @@
     --- policies/agent_to_tool.csv                a file of it; models are the shipped ones unless they are given
     --- with                                      what else is known, in YAML: upstreams, scopes, tokens, strict,
                                                   encoding of the files, files to be taken away (`without`),
+                                                  `links` by the path of each, with what it points to,
                                                   `missing: true` for no folder of rows at all; `rows`:
                                                   how many more there are; `also`: other codes that
                                                   cannot but be told with it
@@ -63,6 +64,8 @@ class Example:
             (folder / "policies" / "agent_to_tool.many.csv").write_text(many, "utf-8")
         for name in self.given.get("without", ()):
             (folder / name).unlink()
+        for name, target in self.given.get("links", {}).items():
+            (folder / name).symlink_to(target)
         upstreams, tokens = self.given.get("upstreams"), self.given.get("tokens")
         scopes = [Scope(**{key: _tuple(value) for key, value in one.items()}) for one in self.given.get("scopes", ())]
         place = Place(Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams))
