@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidecar import __version__
 from sidecar.agents.executions import Executions
@@ -44,7 +44,8 @@ OUT = {
 }
 
 
-class Trouble(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trouble:
     """Why it is degraded: a code for everybody, sentences for operators."""
 
     code: str
