@@ -56,6 +56,14 @@ class Farewell(NamedTuple):
     version: str
 
 
+class SessionLost(Refusal):
+    """A server lost the session that was opened there for a session on the address of all servers: it did not execute
+    the call, which may be sent once more in a new one."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.UPSTREAM_FAILED, "it lost the session; the next call opens another")
+
+
 @dataclass(slots=True)
 class Exchanges:
     """Carries decided calls to their upstreams."""
@@ -343,7 +351,7 @@ class Exchanges:
             self.sessions.end(session)
             self.roaming.forget_soon(session)
             if session.whole is not None:  # the others of its session go on
-                raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session; the next call begins another")
+                raise SessionLost
             raise Refusal(Reason.SESSION_UNKNOWN)
 
 

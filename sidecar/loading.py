@@ -55,7 +55,17 @@ from sidecar.task_api.records import TASKS, Record
 from sidecar.task_api.running import FILE
 from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
 from sidecar.tls import Tls, tls_from
-from sidecar.upstreams import Account, Bridge, Catalogue, Patience, Signer, Watched, signer_from, upstream_from
+from sidecar.upstreams import (
+    Account,
+    Bridge,
+    Catalogue,
+    LostSessions,
+    Patience,
+    Signer,
+    Watched,
+    signer_from,
+    upstream_from,
+)
 from sidecar.upstreams.agents import Agent, agent_from
 from sidecar.upstreams.pins import NO_PINS
 from sidecar.vocabulary import Caller
@@ -271,7 +281,7 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
     account = Account(name, definition.breaker)
     patience = Patience(settings.sessions.question_timeout_s, settings.sessions.idle_s)
     watched = Watched(bare, account, definition.mcp.share)  # the server, not what we make of it
-    upstream = Bridge(watched, patience)
+    upstream = Bridge(LostSessions(watched, account), patience)
     responses = definition.responses
     catalogue = Catalogue(
         upstream,

@@ -173,6 +173,12 @@ class Metrics:
             "Changes of the upstream's breaker, by the state it came into.",
             {"upstream": self._upstreams, "to": BREAKER_STATES},
         )
+        self._sessions_lost = Table(
+            "counter",
+            "upstream_sessions_lost_total",
+            "Sessions that the upstream had opened and did not know any more.",
+            {"upstream": self._upstreams},
+        )
         self._pin_mismatches = Table(
             "gauge",
             "pin_mismatches",
@@ -348,6 +354,7 @@ class Metrics:
         self._budget_used.declare(sorted(self._budgets))
         self._schema_violations.declare(of_servers)
         self._upstream_up.declare(sorted(self._upstreams))
+        self._sessions_lost.declare(of_servers)
         self._pin_mismatches.declare(of_servers)
         self._hidden_text.declare(of_servers)
         self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
@@ -430,6 +437,10 @@ class Metrics:
     def breaker_moved(self, upstream: str, to: str) -> None:
         """Its breaker came into a state: `closed`, `open` or `half_open`."""
         self._breaker_moves.add((upstream, to))
+
+    def session_lost(self, upstream: str) -> None:
+        """It lost a session that it had opened."""
+        self._sessions_lost.add((upstream,))
 
     def pins_mismatched(self, upstream: str, count: int) -> None:
         """So many of its tools are not what was approved."""

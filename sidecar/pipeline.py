@@ -39,7 +39,7 @@ from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
 from sidecar.egress import ConnectFailed, Crowded
 from sidecar.errors import Reason, Refusal, Unsent
-from sidecar.exchanges import Exchanges
+from sidecar.exchanges import Exchanges, SessionLost
 from sidecar.federation import Spread
 from sidecar.fronts import Fronts
 from sidecar.identity import Audience, Presented
@@ -205,10 +205,33 @@ class Pipeline:
         await self._check_arguments(turn, service, intent)
         async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
             if turn.front == arrival.EVERY:
-                intent = await self.fronts.federation.attach(turn, service, caller, intent)
+                return await self._carry_federated(turn, service, caller, decision, intent, lease, timeout_s)
             lease.forwarded = True
             carry_out = self.fronts.plain.carry_out if turn.plain else self.exchanges.carry_out
             return await carry_out(turn, service, caller, decision, intent, timeout_s)
+
+    async def _carry_federated(
+        self,
+        turn: Turn,
+        service: Service,
+        caller: Caller,
+        decision: Decision,
+        intent: Intent,
+        lease: Lease,
+        timeout_s: float | None,
+    ) -> web.StreamResponse:
+        """A call of one server at the address of all servers. Where the server lost the session that we opened there,
+        it did not execute the call, which is sent once more in a new one."""
+        attach = self.fronts.federation.attach
+        attached = await attach(turn, service, caller, intent)
+        lease.forwarded = True
+        try:
+            return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
+        except SessionLost:
+            if attached is intent:  # nothing was opened for it: it is a word on what was lost with the session
+                raise
+        attached = await attach(turn, service, caller, intent)
+        return await self.exchanges.carry_out(turn, service, caller, decision, attached, timeout_s)
 
     async def _operate(self, turn: Turn, route: Route, entrance: Entrance) -> web.StreamResponse:
         """An agent's call: the same questions, asked of the canonical operation."""

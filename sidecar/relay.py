@@ -26,10 +26,10 @@ from sidecar.passage import Passage, Passed, read_answer, refused
 from sidecar.protocols import jsonrpc, sse
 from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer, Waiting
+from sidecar.upstreams.transport import MAX_ERROR_BYTES
 from sidecar.whole import NO_HEADERS, Whole
 
 LONG_BYTES = 2**20  # of one message
-MAX_ERROR_BYTES = 64 * 1024  # an upstream's error is a sentence, not a document
 # How much of a stream is read before others have their turn: 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
 # What an upstream may say no with in the protocol's own words; any other status is trouble between it and us.

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.exchanges import Exchanges
+from sidecar.exchanges import Exchanges, SessionLost
 from sidecar.federation.cursors import MAX_CURSOR_CHARS
 from sidecar.federation.names import Names
 from sidecar.federation.parts import Parts, opened_exchange
@@ -23,10 +23,10 @@ from sidecar.metrics import Metrics
 from sidecar.passage import Passed, read_answer
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import Request, Response
-from sidecar.relay import MAX_ERROR_BYTES, PROTOCOL_STATUSES
+from sidecar.relay import PROTOCOL_STATUSES
 from sidecar.snapshot import Service
 from sidecar.turn import Turn
-from sidecar.upstreams.transport import JSON, Answer
+from sidecar.upstreams.transport import JSON, MAX_ERROR_BYTES, Answer
 from sidecar.vocabulary import Caller
 
 PATIENCE_S: Final = 10.0  # of whoever lists: a server that needs longer is named, not waited for
@@ -126,7 +126,7 @@ class Gathering:
             await service.catalogue.learn(patience_of(service))  # what is listed must be callable
         try:
             return await self._ask(turn, service, caller, spread, request)
-        except _Forgotten:  # a list may be asked for again, in a new session
+        except SessionLost:  # a list may be asked for again, in a new session
             return await self._ask(turn, service, caller, spread, request)
 
     async def _ask(self, turn: Turn, service: Service, caller: Caller, spread: Spread, request: Request) -> Page:
@@ -142,18 +142,11 @@ class Gathering:
             part.remember(request.id, exchange.asked)
         with await exchange.post(request) as answer:
             if part is not None:
-                try:
-                    self.exchanges.check_alive(part, answer)
-                except Refusal as refusal:
-                    raise _Forgotten(refusal.reason, refusal.detail) from None
+                self.exchanges.check_alive(part, answer)
             if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
                 return Page(service.name, _nothing(await _protocol_error(answer)))
             passed = await self.exchanges.relay(exchange, (request.id,)).whole(answer)
         return Page(service.name, _checked(passed), names.left_out)
-
-
-class _Forgotten(Refusal):
-    """The server no longer knows the session."""
 
 
 def patience_of(service: Service) -> float:

@@ -13,6 +13,7 @@ breaker.py      may it be asked right now, or is it given a rest
 registry.py     how each one stands: status, counts, latency, the last error
 health.py       probes: how is the one that nobody calls
 report.py       how is one, asked here and now
+lost_sessions.py  does a server that lost a session say so as MCP says it
 bridging/       a caller of one era before a server of the other
 sessions.py     whose session is this, and which upstream session stands behind it
 roaming.py      how does another replica go on with it
@@ -25,6 +26,7 @@ from sidecar.upstreams.assembling import upstream_from
 from sidecar.upstreams.bridging import Bridge, Patience
 from sidecar.upstreams.catalogue import Catalogue
 from sidecar.upstreams.credentials import Signer, signer_from
+from sidecar.upstreams.lost_sessions import LostSessions
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.tools import Tool
 from sidecar.upstreams.transport import Answer, Outbound, Upstream, Waiting
@@ -35,6 +37,7 @@ __all__ = [
     "Answer",
     "Bridge",
     "Catalogue",
+    "LostSessions",
     "Outbound",
     "Patience",
     "Signer",

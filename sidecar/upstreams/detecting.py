@@ -21,10 +21,9 @@ from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.http import HttpUpstream
 from sidecar.upstreams.legacy_sse import SseUpstream
-from sidecar.upstreams.transport import JSON, Answer, Made, Outbound, Upstream
+from sidecar.upstreams.transport import JSON, MAX_ERROR_BYTES, Answer, Made, Outbound, Upstream
 from sidecar.vocabulary import Caller
 
-MAX_ERROR_BYTES: Final = 64 * 1024
 PROBE_S: Final = 5.0  # a server tells its endpoint at once
 # How often a server that has no such stream is asked for one: it may be replaced, and a route may appear late.
 PROBE_EVERY_S: Final = 30.0

@@ -78,6 +78,9 @@ class Observer(Protocol):
     def breaker_moved(self, upstream: str, to: str) -> None:
         """Its breaker came into this state."""
 
+    def session_lost(self, upstream: str) -> None:
+        """It lost a session."""
+
 
 class Account:
     """What is known of one upstream for as long as its definition stays the same.
@@ -100,7 +103,7 @@ class Account:
         )
         self.standing = Standing.UNKNOWN
         self.clock_mono = clock_mono
-        self.calls = self.successes = self.errors = 0
+        self.calls = self.successes = self.errors = self.sessions_lost = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
         self.heard_mono_s = float("-inf")
@@ -159,6 +162,12 @@ class Account:
         self.errors += 1
         self._note(why)
 
+    def session_lost(self) -> None:
+        """It does not know a session any more that it had opened."""
+        self.sessions_lost += 1
+        if self._observer is not None:
+            self._observer.session_lost(self.name)
+
     def closed(self) -> None:
         """We have let go of it."""
         self._heard(News.CLOSED)
@@ -179,6 +188,7 @@ class Account:
             "calls": self.calls,
             "successes": self.successes,
             "errors": self.errors,
+            "sessions_lost": self.sessions_lost,
             "average_latency_ms": None if latency_s is None else round(latency_s * 1000, 3),
             "last_error": self.last_error or None,
             "last_error_at": _moment(self.last_error_at),

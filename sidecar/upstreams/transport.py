@@ -26,6 +26,7 @@ JSON: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 SESSION_ID: Final = "mcp-session-id"
 MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer at its largest, and what comes around it
+MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is a sentence, not a document
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -35,7 +36,8 @@ class Outbound(NamedTuple):
     `version` is the revision that this message is in, "" before one was agreed on. `session_id` is the upstream's own.
     `caller` is on whose behalf it goes, None is the sidecar itself. `deadline_s` from now bounds the wait for the
     answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or what is `endless`, asks for a
-    stream that stays open.
+    stream that stays open. `own` marks what the sidecar says by itself with a caller's credential: no caller sent it,
+    and it is not counted as a call.
     """
 
     verb: Literal["POST", "GET", "DELETE"]
@@ -47,6 +49,7 @@ class Outbound(NamedTuple):
     last_event_id: str | None = None
     extra: Sequence[tuple[str, str]] = ()
     endless: bool = False
+    own: bool = False
 
     @property
     def owner(self) -> str:

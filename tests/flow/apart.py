@@ -101,7 +101,7 @@ class Server:
 @dataclass
 class SessionsOnly(Server):
     """`probed` counts what it refused for its era. It asks on the call's stream, or `on_session_stream`, and then
-    `talks_on` until it is answered."""
+    `talks_on` until it is answered. `lost` is the status for a session that it does not know."""
 
     sessions: set[str] = field(default_factory=set)
     answers: dict[str, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
@@ -111,6 +111,7 @@ class SessionsOnly(Server):
     talks_on: bool = False
     talked: int = 0
     on_session_stream: bool = False
+    lost: int = 404
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         session = request.headers.get("Mcp-Session-Id", "")
@@ -121,7 +122,7 @@ class SessionsOnly(Server):
         if request.method != "POST":
             self.verbs.append((request.method, dict(request.headers)))
             if session not in self.sessions:
-                return web.Response(status=404)
+                return web.Response(status=self.lost)
             if request.method == "DELETE":
                 self.sessions.discard(session)
                 return web.Response(status=200)
@@ -133,7 +134,7 @@ class SessionsOnly(Server):
         if message.get("method") == "initialize":
             return self._initialize(message)
         if session not in self.sessions:
-            return web.Response(status=404 if session else 400)
+            return web.Response(status=self.lost if session else 400)
         if "method" not in message:
             if asked := self.answers.get(str(message["id"])):
                 asked.set_result(message)
@@ -163,6 +164,9 @@ class SessionsOnly(Server):
 
     async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         wanted = message["params"].get("arguments", {})
+        if "refuse" in wanted:
+            no = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32602, "message": "no"}}
+            return web.json_response(no, status=wanted["refuse"])
         stream = await self._open(request)
         for said in wanted.get("say", []):
             await stream.write(event({"jsonrpc": "2.0", **said}))

@@ -467,14 +467,68 @@ async def test_a_session_that_nobody_uses_ends_at_the_server(tmp_path: Path) -> 
         await until(lambda: any(verb == "DELETE" for verb, _ in server_of(running).verbs))
 
 
-async def test_a_session_that_the_server_forgot_is_opened_anew_and_the_call_arrives_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [404, 400])
+async def test_a_session_that_the_server_lost_is_opened_anew_and_the_call_is_executed_once(
+    tmp_path: Path, status: int
+) -> None:
+    """NR-201: also for the plain call, which is one of the stateless era."""
+    async with down(tmp_path, SessionsOnly(lost=status)) as running:
+        server = server_of(running)
+        assert isinstance(server, SessionsOnly)
+        for _ in range(2):
+            said = await act(running, {})
+            assert said[-1]["result"]["resultType"] == "complete"
+            lived = [headers["Mcp-Session-Id"] for headers, _ in server.seen if "Mcp-Session-Id" in headers][-1]
+            assert lived in server.sessions
+            async with running.http.post(f"{running.url}/mcp/github/tools/act", json={"arguments": {}}) as plain:
+                assert plain.status == 200
+            server.sessions.clear()
+        assert [record["status"] for record in running.ends()] == ["success"] * 4
+        assert 'sidecar_upstream_sessions_lost_total{upstream="github"} 2.0' in await running.metrics()
+        assert running.app.live.current.services["github"].account.plain()["sessions_lost"] == 2
+
+
+async def test_a_400_in_a_session_that_lives_is_the_calls_own_and_costs_one_ping(tmp_path: Path) -> None:
+    async with down(tmp_path, SessionsOnly(lost=400)) as running:
+        server = server_of(running)
+        assert isinstance(server, SessionsOnly)
+        await act(running, {})
+        born = server.born
+        said = await act(running, {"refuse": 400})
+        assert said[-1]["error"]["message"] == "no"
+        assert server.methods()[-2:] == ["tools/call", "ping"] and server.born == born
+        assert 'sidecar_upstream_sessions_lost_total{upstream="github"} 0.0' in await running.metrics()
+
+
+async def test_calls_in_flight_go_on_when_the_session_is_lost_for_another(tmp_path: Path) -> None:
+    """Stateless callers of one owner share a session. A 404 to one call ends no other, and what the server refused is
+    repeated in a new session."""
     async with down(tmp_path) as running:
         server = server_of(running)
         assert isinstance(server, SessionsOnly)
         await act(running, {})
+        slow = [asyncio.create_task(act(running, {"wait": True}, id=number)) for number in range(1, 11)]
+        await until(lambda: len(server.of_method("tools/call")) == 11)
         server.sessions.clear()
-        said = await act(running, {})
-        assert said[-1]["result"]["resultType"] == "complete"
+        refused = await asyncio.gather(*(act(running, {}, id=number) for number in range(11, 14)))
+        server.gate.set()
+        said = await asyncio.gather(*slow)
+        assert all(one[-1]["result"]["content"] for one in [*said, *refused])
+        assert {record["status"] for record in running.ends()} == {"success"}
+        assert len(server.sessions) == 1
+
+
+async def test_a_call_whose_session_we_end_is_told_and_recorded_as_an_error(tmp_path: Path) -> None:
+    async with down(tmp_path) as running:
+        server = server_of(running)
+        slow = asyncio.create_task(act(running, {"wait": True}))
+        await until(lambda: len(server.of_method("tools/call")) == 1)
+        bridge: Any = running.app.live.current.services["github"].upstream
+        bridge._lender._sessions.close()
+        error = (await slow)[-1]["error"]
+        [record] = running.ends()
+        assert error["data"]["reason"] == record["reason"] == "upstream-failed"
+        assert error["data"]["decision_id"] == record["decision_id"] and record["status"] == "error"
 
 
 async def test_the_eras_are_asked_for_once(tmp_path: Path) -> None:

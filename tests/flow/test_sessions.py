@@ -76,7 +76,7 @@ def without_ids(body: Any) -> str:
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("end", ["deleted", "evicted", "idle", "forgotten"])
+@pytest.mark.parametrize("end", ["deleted", "evicted", "idle", "lost", "lost with 400"])
 async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, act: str) -> None:
     upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 2, idle_s: 600") as running:
@@ -88,9 +88,12 @@ async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, ac
         elif end == "idle":
             running.app.sessions.clock_mono = lambda: time.monotonic() + 601
         else:
-            upstream.script["ping"] = lambda _, __: answered(web.Response(status=404))
-            assert (await alice.ask("ping"))[0] == 404
-            del upstream.script["ping"]
+            status = 400 if "400" in end else 404
+            upstream.script |= dict.fromkeys(
+                ("ping", "tools/call"), lambda _, __: answered(web.Response(status=status))
+            )
+            assert (await alice.call("search_code", GOOD))[0] == 404
+            del upstream.script["ping"], upstream.script["tools/call"]
         assert (await ACTS[act](alice))[0] == 404
         assert (await (await opened(running)).call("search_code", GOOD))[0] == 200, "and a new one can begin"
 

@@ -27,10 +27,9 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
-from sidecar.upstreams.transport import EVENT_STREAM, JSON
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 
 A2A_JSON: Final = "application/a2a+json"
-MAX_ERROR_BYTES: Final = 64 * 1024  # an agent's no is a sentence, not a document
 _ENDED = "its stream ended without an answer"
 VersionOf = Callable[[], Version]
 """What the agent speaks, as far as is known now."""

@@ -147,7 +147,8 @@ class Bridge:
                 META_CLIENT: {"name": "sidecar", "version": __version__},
             }
             question = Request("sidecar-era", DISCOVER, {"_meta": meta})
-            asked = Outbound("POST", question, STATELESS_VERSIONS[-1], outbound.deadline_s, caller=outbound.caller)
+            version, caller = STATELESS_VERSIONS[-1], outbound.caller
+            asked = Outbound("POST", question, version, outbound.deadline_s, caller=caller, own=True)
             await self._asked(asked, question)
 
     async def _asked(self, outbound: Outbound, message: Request) -> Answer:

@@ -91,10 +91,10 @@ class Course:
                 continue  # the deadline may have been moved meanwhile: look again
         return self._taken(self._arrived.get_nowait())
 
-    def stop(self) -> None:
+    def stop(self, why: str = "the exchange was given up") -> None:
         """The call is over; the server's stream closes, and who waits for more hears that there is none."""
         self.over = True
-        self._put_now(Refusal(Reason.UPSTREAM_FAILED, "the exchange was given up"))
+        self._put_now(Refusal(Reason.UPSTREAM_FAILED, why))
         if self._task is not None:
             self._task.cancel()
 

@@ -47,7 +47,7 @@ class Lender:
         self._chores = Chores()
         self._held = HeldCalls(question_s, self._dropped)
         self._sessions = LentSessions(
-            inner, idle_s, doubt, self._chores, heard=self._heard, lost=self._held.drop_all_in
+            inner, idle_s, doubt, self._chores, heard=self._heard, ended=self._held.drop_all_in
         )
         self._subscriptions = Subscriptions(self._sessions, self._chores)
 
@@ -84,13 +84,13 @@ class Lender:
     async def _call(self, lent: Lent, outbound: Outbound, request: Request, deadline: Deadline) -> Answer:
         answer = await self._call_once(lent, outbound, request, deadline)
         if answer is None:
-            # The server forgot the session, so it did not look at the call: in a new one it may have it once more.
+            # The server lost the session, so it did not execute the call: the call is sent once more in a new one.
             self._sessions.lose(lent)
             lent = await self._sessions.of(outbound, request)
             answer = await self._call_once(lent, outbound, request, deadline)
         if answer is None:
             self._sessions.lose(lent)
-            raise Refusal(Reason.UPSTREAM_FAILED, "it forgets its sessions")
+            raise Refusal(Reason.UPSTREAM_FAILED, "it loses its sessions")
         return answer
 
     async def _call_once(self, lent: Lent, outbound: Outbound, request: Request, deadline: Deadline) -> Answer | None:
@@ -112,6 +112,7 @@ class Lender:
             caller=outbound.caller,
             extra=extra,
             endless=lent.may_ask,
+            own=False,
         )
         course = Course(
             self._inner,
@@ -288,7 +289,7 @@ class Lender:
         answer = await self._answer(lent, course, deadline)
         if answer is None:
             self._sessions.lose(lent)
-            raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session")
+            raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
         return answer
 
     # --- what comes unasked -----------------------------------------------------------------------------------------

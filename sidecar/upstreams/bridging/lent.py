@@ -2,6 +2,9 @@
 
 One that we keep for its owner (the caller's whole chain) and the set of capabilities that the caller declares: opened
 with the first call, shared by that owner's further ones and by nobody else's, ended when nobody has used it for long.
+
+A session that the server lost takes no further call. Calls that are under way in it go on to their answers: the server
+may have lost the session for new requests only, and it may be executing what it took before.
 """
 
 from __future__ import annotations
@@ -90,8 +93,8 @@ class Lent:
 
 
 class LentSessions:
-    """All lent sessions of one server. `heard` gets what comes on their own streams; `lost` is told of each that is
-    over, while its calls can still be told too."""
+    """All lent sessions of one server. `heard` gets what comes on their own streams; `ended` is called with each that
+    we end."""
 
     def __init__(
         self,
@@ -101,14 +104,14 @@ class LentSessions:
         chores: Chores,
         *,
         heard: Callable[[Lent, Message], None],
-        lost: Callable[[Lent], None],
+        ended: Callable[[Lent], None],
     ) -> None:
         self._inner = inner
         self._idle_s = idle_s
         self._doubt = doubt
         self._chores = chores
         self._heard = heard
-        self._lost = lost
+        self._ended = ended
         self._lent: OrderedDict[tuple[str, bytes], Lent] = OrderedDict()
         self._opening: dict[tuple[str, bytes], asyncio.Task[Lent]] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -165,7 +168,7 @@ class LentSessions:
         params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": capabilities, "clientInfo": name}
         hello = Request(0, "initialize", params)
         timeout_s = self._inner.timeout_s
-        asked = Outbound("POST", hello, "", timeout_s, caller=outbound.caller)
+        asked = Outbound("POST", hello, "", timeout_s, caller=outbound.caller, own=True)
         with await self._inner.exchange(asked) as answer:
             _, response = await whole_answer(answer, 0, self._inner.max_response_bytes, timeout_s)
             result = response.result if response is not None and answer.status == 200 else None
@@ -174,7 +177,7 @@ class LentSessions:
                 self._doubt(at_once=True)
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: HTTP {answer.status}")
             session_id = upstream_id_from(answer.headers.get(SESSION_ID))
-        within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True)
+        within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True, own=True)
         lent = Lent(key, within, result, capabilities, asyncio.get_running_loop().time())
         lent.hearing = Hearing(self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self.lose, lent))
         try:
@@ -214,8 +217,12 @@ class LentSessions:
                     self.end(lent)
 
     def end(self, lent: Lent) -> None:
-        """End a session of ours, and tell the server."""
+        """End a session of ours with every call in it, and tell the server."""
         self.lose(lent)
+        self._ended(lent)
+        for course in list(lent.courses.values()):
+            course.stop("its session was ended")
+        lent.courses.clear()
         self._part(lent)
 
     def _part(self, lent: Lent) -> None:
@@ -223,7 +230,7 @@ class LentSessions:
             self._chores.add(self._inner.end_session(lent.session_id, lent.outbound.version, _FAREWELL_S))
 
     def lose(self, lent: Lent) -> None:
-        """The session is over. Twice is no fault."""
+        """The server lost the session: no further call goes in it. Twice is no fault."""
         lent.lost = True
         if self._lent.get(lent.key) is lent:
             del self._lent[lent.key]
@@ -232,11 +239,6 @@ class LentSessions:
         for subscription in list(lent.subscriptions):
             subscription.end()
         lent.subscriptions.clear()
-        self._lost(lent)
-        for course in list(lent.courses.values()):
-            course.offer(Response(course.upstream_id, error={"code": -32603, "message": "The session is over"}))
-            course.stop()
-        lent.courses.clear()
 
     async def tell(self, lent: Lent, message: Notification | Response) -> None:
         """Something that has no answer. Raises Refusal."""

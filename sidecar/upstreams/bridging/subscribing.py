@@ -54,7 +54,7 @@ class Subscriptions:
             raise
         subscription.uris = frozenset(honoured)
         if lent.lost:
-            raise Refusal(Reason.UPSTREAM_FAILED, "it forgot the session")
+            raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
         subscription.acknowledge()
         return Made(
             200,
