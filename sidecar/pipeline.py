@@ -457,11 +457,19 @@ class Pipeline:
         turn.refusal = refusal
         return True
 
+    def _only_counts(self, turn: Turn, refusal: Refusal) -> bool:
+        """Whether it is answered without a record of its own. What was decided has an end in any case."""
+        record = turn.record
+        if record.done or record.is_decided or not self.refusals.only_counts(record.caller, record.peer, refusal):
+            return False
+        record.done, turn.refusal = True, refusal
+        return True
+
     async def _refuse(self, turn: Turn, refusal: Refusal) -> web.StreamResponse:
         if self._closes(turn, refusal):
             return Silence()
         told = self._told(turn, refusal)
-        recorded = await turn.remember(refusal, told.status)
+        recorded = refusal if self._only_counts(turn, refusal) else await turn.remember(refusal, told.status)
         if turn.begun is not None:  # a stream is out already: no second answer may follow it, only its end
             turn.break_off()
             return turn.begun

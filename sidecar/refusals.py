@@ -4,7 +4,11 @@
                    record of its own: how much evidence there is must not be a stranger's choice. How many were closed
                    is in the metrics and, once a minute for each address, in the evidence
     a principal    counted by chain. From one too many on, each call of that chain is `too-many-refusals`, until the
-                   minute is over; with a record, since there is somebody to ask about it
+                   minute is over
+    a record       a refusal of a known caller by a limit, or because something is out, has a record of its own until
+                   its chain has had `recorded_per_principal_per_minute` of them. Those beyond are answered, and
+                   counted once a minute in the evidence, by chain and reason: a caller who ignores `Retry-After` does
+                   not choose how much evidence there is either
 
 What counts is a refusal that is the caller's own doing: not a limit's, which has its own word and its own patience, and
 nothing that is out or broken here or behind us. An admitted call is no refusal: who is let in from the same address
@@ -31,7 +35,8 @@ MINUTE_S: Final = 60.0
 MAX_NAMES: Final = 10_000  # some 2 MB; all of them within one minute is nobody's normal day
 MAX_TOLD: Final = 100  # addresses that have a record of their own, each minute; the others are told together
 OTHERS: Final = "others"
-CLOSED: Final = "refusals-closed"  # what the control record is called
+CLOSED: Final = "refusals-closed"  # what the control records are called
+COUNTED: Final = "refusals-counted"
 LABEL: Final = "refusals_per_minute"  # as a limit is called
 
 
@@ -82,6 +87,37 @@ class Minutes:
             del self._minutes[name]
 
 
+Name = tuple[tuple[str, object], ...]
+"""Of what was counted, as the facts of a control record."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has no record of its own, until it is told. `what` is how its control record is called, `many` how the
+    number of those that are told together."""
+
+    what: str
+    many: str
+    max_names: int
+    counts: Counter[Name] = field(default_factory=Counter)
+
+    def add(self, name: Name, others: Name) -> None:
+        """Once more of this name; of `others`, where there is no room for another."""
+        self.counts[name if name in self.counts or len(self.counts) < self.max_names else others] += 1
+
+    async def tell(self, witness: Witness) -> None:
+        """Put it on record. What the witness raises is raised; nothing is forgotten then."""
+        told = self.counts.most_common(MAX_TOLD)
+        rest = self.counts - Counter(dict(told))
+        for name, count in told:
+            await witness(self.what, "sidecar", **dict(name), count=count)
+            self.counts[name] -= count
+        if rest:
+            await witness(self.what, "sidecar", **{self.many: len(rest)}, count=rest.total())
+            self.counts -= rest
+        self.counts = +self.counts
+
+
 @dataclass(slots=True)
 class Refusals:
     """`settings` are those in force."""
@@ -93,12 +129,17 @@ class Refusals:
     _strangers: Minutes = field(init=False)
     _others: Minutes = field(init=False)
     _principals: Minutes = field(init=False)
-    _closed: Counter[str] = field(default_factory=Counter)
+    _recorded: Minutes = field(init=False)
+    _closed: Tally = field(init=False)
+    _counted: Tally = field(init=False)
 
     def __post_init__(self) -> None:
         self._strangers = Minutes(self.clock_mono, self.max_names)
         self._others = Minutes(self.clock_mono, 1)
         self._principals = Minutes(self.clock_mono, self.max_names)
+        self._recorded = Minutes(self.clock_mono, self.max_names)
+        self._closed = Tally(CLOSED, "peers", self.max_names)
+        self._counted = Tally(COUNTED, "chains", self.max_names)
 
     def closes(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
         """Count a refusal; whether it is a stranger's, and one too many to be answered."""
@@ -115,12 +156,26 @@ class Refusals:
         self._close(name)
         return True
 
+    def only_counts(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
+        """Whether this is one too many of its chain's refusals to have a record of its own. What is the caller's own
+        doing always has one: it is bounded by `per_principal_per_minute`."""
+        if caller is None or _is_own_doing(refusal):
+            return False
+        known = not caller.is_anonymous
+        count = self._recorded.count(caller.binding if known else _name_of(peer))
+        if count is not None and count <= self.settings().recorded_per_principal_per_minute:
+            return False
+        whose: Name = (("chain", tuple(one.name for one in caller.chain)),) if known else (("peer", _name_of(peer)),)
+        reason: Name = (("reason", refusal.reason.value),)
+        self._counted.add((*whose, *reason), (("chain", (OTHERS,)), *reason))
+        return True
+
     def turned_away(self, peer: str) -> None:
         """Somebody came when there was no room to hear it out."""
         self._close(_name_of(peer))
 
     def _close(self, name: str) -> None:
-        self._closed[name if name in self._closed or len(self._closed) < self.max_names else OTHERS] += 1
+        self._closed.add((("peer", name),), (("peer", OTHERS),))
         self.metrics.refusal_unanswered()
 
     def check(self, caller: Caller | None) -> None:
@@ -134,17 +189,10 @@ class Refusals:
             raise Refusal(Reason.TOO_MANY_REFUSALS, limit=state, retry_after_s=left_s)
 
     async def tell(self, witness: Witness) -> None:
-        """Put on record what was closed since the last time. What the witness raises is raised; nothing is forgotten
-        then."""
-        told = self._closed.most_common(MAX_TOLD)
-        rest = self._closed - Counter(dict(told))
-        for peer, count in told:
-            await witness(CLOSED, "sidecar", peer=peer, count=count)
-            self._closed[peer] -= count
-        if rest:
-            await witness(CLOSED, "sidecar", peers=len(rest), count=rest.total())
-            self._closed -= rest
-        self._closed = +self._closed
+        """Put on record what was closed or only counted since the last time. What the witness raises is raised; nothing
+        is forgotten then."""
+        await self._closed.tell(witness)
+        await self._counted.tell(witness)
 
     async def run(self, witness: Witness, every_s: float = MINUTE_S) -> None:
         """Tell once a minute. Runs as long as the process."""

@@ -62,6 +62,25 @@ async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tm
     assert verify([running.app.settings.audit_path]).ok
 
 
+async def test_a_throttled_caller_does_not_choose_how_much_evidence_there_is(tmp_path: Path) -> None:
+    settings = SETTINGS + "refusals: {per_principal_per_minute: 1, recorded_per_principal_per_minute: 3}\n"
+    async with world(tmp_path, **{**OPTIONS, "settings": settings}) as running:
+        talk = Talk(running, "stateless", headers=bearer(PLANNER_KEY))
+        assert reason_of(await talk.call("delete_repo", {"repo": "x"})) == "no-matching-rule"
+        for _ in range(10):
+            assert reason_of(await talk.call("search_code", GOOD)) == "too-many-refusals"
+        assert [one["reason"] for one in running.ends()].count("too-many-refusals") == 3
+        assert 'status="rate_limited",upstream="github"} 10.0' in await running.metrics()
+        await running.app.pipeline.refusals.tell(running.app.audit.control)
+        told = [one["control"] for one in running.records() if one["control"]][-1]
+        assert (told["what"], told["chain"], told["reason"], told["count"]) == (
+            "refusals-counted",
+            ["nhi:planner"],
+            "too-many-refusals",
+            7,
+        )
+
+
 async def test_what_is_no_http_counts_as_well(tmp_path: Path) -> None:
     async with world(tmp_path, **OPTIONS) as running:
         port = running.app.listeners[0].port

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import ANSWERS, Reason, Refusal
-from sidecar.refusals import CLOSED, MAX_TOLD, OTHERS, Minutes, Refusals
+from sidecar.refusals import CLOSED, COUNTED, MAX_TOLD, OTHERS, Minutes, Refusals
 from sidecar.settings.refusals import RefusalSettings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
@@ -22,7 +22,7 @@ class Ground:
 
     def __init__(self, *, max_names: int = 10) -> None:
         self.now, self.unanswered, self.told = 0.0, 0, list[dict[str, Any]]()
-        chosen = RefusalSettings(per_peer_per_minute=3, per_principal_per_minute=3)
+        chosen = RefusalSettings(per_peer_per_minute=3, per_principal_per_minute=3, recorded_per_principal_per_minute=3)
         self.refusals = Refusals(lambda: chosen, self, lambda: self.now, max_names)
 
     def refusal_unanswered(self) -> None:
@@ -41,7 +41,7 @@ class Ground:
         return False
 
     async def witness(self, what: str, by: str, **facts: Any) -> None:
-        assert (what, by) == (CLOSED, "sidecar")
+        assert what == (COUNTED if "reason" in facts or "chains" in facts else CLOSED) and by == "sidecar"
         self.told.append(facts)
 
 
@@ -110,6 +110,36 @@ def test_what_counts_is_the_callers_own_doing(reason: Reason) -> None:
 @pytest.mark.parametrize("reason", [Reason.UPSTREAM_TIMEOUT, Reason.TOO_MANY_REFUSALS, Reason.DRAINING])
 def test_that_something_is_out_is_nobodys_doing(reason: Reason) -> None:
     assert reason not in OWN_DOING
+
+
+async def test_a_limits_refusals_of_one_chain_are_recorded_up_to_a_bound_and_counted_beyond() -> None:
+    """S8: 14.6 MiB of records in 5 s were one throttled caller's choice."""
+    ground = Ground()
+
+    def counted(caller: Caller | None, reason: Reason, times: int, peer: str = "192.0.2.1") -> int:
+        return sum(ground.refusals.only_counts(caller, peer, Refusal(reason)) for _ in range(times))
+
+    assert counted(PLANNER, Reason.RATE_LIMITED, 10) == 7 and counted(PLANNER, Reason.OVERLOADED, 2) == 2
+    assert counted(OTHER, Reason.TOO_MANY_REFUSALS, 3) == 0 and counted(OTHER, Reason.NO_MATCHING_RULE, 9) == 0
+    assert counted(None, Reason.OVERLOADED, 9) == 0 and counted(NOBODY, Reason.RATE_LIMITED, 4) == 1
+    await ground.refusals.tell(ground.witness)
+    assert ground.told == [
+        {"chain": ("nhi:planner",), "reason": "rate-limited", "count": 7},
+        {"chain": ("nhi:planner",), "reason": "overloaded", "count": 2},
+        {"peer": "192.0.2.1", "reason": "rate-limited", "count": 1},
+    ]
+    ground.now = 60
+    assert counted(PLANNER, Reason.RATE_LIMITED, 4) == 1
+
+
+async def test_chains_that_do_not_fit_are_counted_together() -> None:
+    ground = Ground(max_names=2)
+    for number in range(9):
+        caller = Caller((Principal(f"nhi:n{number}", "local"),), (Credential("local"),))
+        for _ in range(4):
+            ground.refusals.only_counts(caller, "", LIMIT)
+    await ground.refusals.tell(ground.witness)
+    assert sum(one["count"] for one in ground.told) == 2 * 1 + 7 * 4 and len(ground.told) == 3
 
 
 def test_more_addresses_than_fit_are_one_together() -> None:
