@@ -135,9 +135,10 @@ def _kind(value: Schema) -> str:
 
 def answers() -> str:
     """The table of `sidecar.errors`: how each reason is told in each era."""
-    head = ("reason", "stateless HTTP", "session HTTP", "JSON-RPC code", "`error_code`", "audit status", "message")
+    statuses = ("stateless HTTP", "session era HTTP", "HTTP in a live session")
+    head = ("reason", *statuses, "JSON-RPC code", "`error_code`", "audit status", "message")
     rows = [
-        (f"`{r}`", str(a.http), str(a.session_http), str(a.code), a.seed, f"`{a.status}`", a.message)
+        (f"`{r}`", *map(str, (a.http, a.session_http, a.in_session, a.code)), a.seed, f"`{a.status}`", a.message)
         for r, a in ANSWERS.items()
     ]
     return table(head, rows)

@@ -37,6 +37,7 @@ class Shape(StrEnum):
 
     STATELESS = "stateless"
     SESSION = "session"
+    LIVE = "live session"  # of the session era, and the session is there
     PLAIN = "plain"
 
 
@@ -181,10 +182,12 @@ def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
 
 def _status(answer: Answer, shape: Shape, manner: Manner) -> int:
     carried = answer.http != answer.session_http
-    if carried and manner.deny_style == "http" and not (shape is Shape.SESSION and answer.http == 404):
+    if carried and manner.deny_style == "http" and not (shape is not Shape.STATELESS and answer.http == 404):
         return answer.http  # in a session 404 has one meaning: it is over
     if carried and manner.deny_style in ("jsonrpc", "tool_result"):
         return answer.session_http
+    if shape is Shape.LIVE:
+        return answer.in_session
     return answer.http if shape is Shape.STATELESS else answer.session_http
 
 

@@ -83,8 +83,9 @@ AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How one reason is told. `http` is for the stateless era and plain HTTP, `session_http` for the session era,
-    where a 403 would cost the client its session. `code` is the JSON-RPC error code: the HTTP status, which lies
-    outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol names its own."""
+    where a 403 would cost the client its session. `live_http` is for a message in a live session, where it differs:
+    session-era clients stop at every 4xx that answers a message. `code` is the JSON-RPC error code: the HTTP status,
+    which lies outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol names its own."""
 
     http: int
     session_http: int
@@ -92,6 +93,12 @@ class Answer:
     seed: ErrorCode
     status: AuditStatus
     message: str
+    live_http: int | None = None
+
+    @property
+    def in_session(self) -> int:
+        """The HTTP status of a refused message in a live session."""
+        return self.session_http if self.live_http is None else self.live_http
 
 
 def _same(http: int, code: int, seed: ErrorCode, status: AuditStatus, message: str) -> Answer:
@@ -119,10 +126,10 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.ORIGIN_REFUSED: _same(403, 403, _UNAUTHORIZED, "permission_denied", "This Host or Origin is not served"),
     Reason.ROUTE_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such address"),
     Reason.VERB_NOT_ALLOWED: _same(405, 405, _INVALID, "error", "This method is not allowed here"),
-    Reason.NOT_ACCEPTABLE: _same(
-        406, -32600, _INVALID, "error", "Accept must name application/json and text/event-stream"
+    Reason.NOT_ACCEPTABLE: Answer(
+        406, 406, -32600, _INVALID, "error", "Accept must name application/json and text/event-stream", live_http=200
     ),
-    Reason.MALFORMED_CALL: _same(400, -32600, _INVALID, "error", "The call is malformed"),
+    Reason.MALFORMED_CALL: Answer(400, 400, -32600, _INVALID, "error", "The call is malformed", live_http=200),
     Reason.TOO_LARGE: _same(413, -32600, _INVALID, "error", "The call is too large"),
     Reason.UNSUPPORTED_MEDIA_TYPE: _same(
         415, -32600, _INVALID, "error", "The body must be plain application/json in UTF-8"
@@ -143,10 +150,11 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.METHOD_UNKNOWN: Answer(  # the stateless era has words of its own for it: 404, and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),
-    Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server"),
-    Reason.TOOL_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such tool"),
-    Reason.SESSION_UNKNOWN: _same(404, 404, _NOT_FOUND, "error", "No such session"),
-    # Session era: an HTTP 404 says there that the session is gone, and who polled an old task would lose it.
+    # At the address of all servers a live session goes on although one name in it leads nowhere.
+    Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server", live_http=200),
+    # Session era: an HTTP 404 says there that the session is gone, and who asked for an old tool or task would lose it.
+    Reason.TOOL_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such tool"),
+    Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "error", "Session terminated"),  # clients look for this text
     Reason.TASK_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such task"),
     Reason.NOT_CANCELABLE: _same(409, 409, _INVALID, "error", "The task cannot be cancelled"),
     Reason.BAD_ARGUMENTS: Answer(200, 200, -32602, _INVALID, "error", "The arguments do not fit the tool's schema"),

@@ -7,13 +7,15 @@ come to the same intents, so that the way from there on is one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sidecar import arrival
 from sidecar.answers import Shape
 from sidecar.arrival import Route
-from sidecar.federation import Federation, Spread
+from sidecar.errors import Refusal
+from sidecar.federation import FederatedUnderstanding, Federation, Spread
 from sidecar.intents import Intent, Understanding
 from sidecar.plain import Plain
 from sidecar.protocols import jsonrpc
@@ -44,8 +46,7 @@ class Fronts:
             return _understood(turn, await self._plainly(turn, route))
         understanding = self._understanding(turn, caller)
         if turn.verb == "POST":
-            message = await read(turn)  # first: what is wrong with its session is told in its own words
-            await self.recall(turn, caller)
+            message = await self._read(turn, caller, understanding)
             return _understood(turn, understanding.of_message(message))
         turn.shape = Shape.PLAIN  # a stream or an ending has no JSON-RPC id to answer
         await self.recall(turn, caller)
@@ -60,14 +61,26 @@ class Fronts:
         return _understood(turn, understanding.of_message(message))
 
     async def _at_all(self, turn: Turn, caller: Caller) -> Intent | Spread:
-        understanding = self.federation.understanding(caller, turn.headers)
+        understanding = self.federation.understanding(turn, caller)
         if turn.verb == "POST":
-            message = await read(turn)
-            await self.recall(turn, caller)
-            return understanding.of_message(message)
+            return understanding.of_message(await self._read(turn, caller, understanding))
         turn.shape = Shape.PLAIN
         await self.recall(turn, caller)
         return understanding.of_verb(turn.verb)
+
+    async def _read(self, turn: Turn, caller: Caller, understanding: Understanding | FederatedUnderstanding) -> Message:
+        """The message of a POST, with its session here. Raises Refusal. The message is read first, so that what is
+        wrong with its session is told to its id; a faulty request is told in its session, if that is there."""
+        try:
+            message = await read(turn)
+        except Refusal:
+            if turn.request_id is not None and turn.shape is Shape.SESSION:
+                with suppress(Refusal):
+                    await self.recall(turn, caller)
+                    understanding.session()
+            raise
+        await self.recall(turn, caller)
+        return message
 
     async def _plainly(self, turn: Turn, route: Route) -> Intent:
         turn.asks("tools/list" if route.kind == arrival.TOOLS else "tools/call")
@@ -77,13 +90,19 @@ class Fronts:
         return self.plain.calling(route.server, route.rest, await turn.body())
 
     def _understanding(self, turn: Turn, caller: Caller) -> Understanding:
-        return Understanding(self.sessions, caller, turn.server, turn.headers, arrival.head_of(turn.headers))
+        head = arrival.head_of(turn.headers)
+        return Understanding(self.sessions, caller, turn.server, turn.headers, head, turn.in_session)
 
 
 async def read(turn: Turn) -> Message:
     """The message that the request's body is. Raises Refusal: malformed, too large, of another media type."""
-    message = jsonrpc.parse_message(await turn.body())
-    turn.address(message, arrival.head_of(turn.headers))
+    envelope, head = jsonrpc.parse_json(await turn.body()), arrival.head_of(turn.headers)
+    try:
+        message = jsonrpc.message_from(envelope)
+    except Refusal:
+        turn.address_faulty(envelope, head)
+        raise
+    turn.address(message, head)
     return message
 
 

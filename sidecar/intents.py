@@ -6,6 +6,7 @@ ended is a call like any other. Sessions are looked up here, because which one i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,14 +74,15 @@ Intent = Ask | Tell | Reply | Pair | Listen | Leave
 
 @dataclass(slots=True)
 class Understanding:
-    """Turns messages into intents for one caller at one server. `paired` is the session that a message of the HTTP+SSE
-    transport came in."""
+    """Turns messages into intents for one caller at one server. `found` is called once the session that a message names
+    is known to be there. `paired` is the session that a message of the HTTP+SSE transport came in."""
 
     sessions: Sessions
     caller: Caller
     server: str
     headers: Headers
     head: Head
+    found: Callable[[], None]
     paired: Session | None = None
 
     def of_message(self, message: jsonrpc.Message) -> Ask | Tell | Reply:
@@ -90,20 +92,20 @@ class Understanding:
         if self.paired is not None:
             return self._of_pair(self.paired, message)
         era, version = eras.version_of(self.head, message)
+        session = None if era is Era.STATELESS or message.method == "initialize" else self.session()
         if isinstance(message, Request):
             check_accept(self.headers, JSON, EVENT_STREAM)
         if era is Era.STATELESS:
             eras.check_routing(self.head, message)
+        if session is None:
             return self._ask(message, era, version, None)
-        if message.method == "initialize":
-            return self._ask(message, era, version, None)
-        session = self._session()
         if isinstance(message, Request):
             return self._ask(message, era, session.version, session)
         return Tell(mcp.call_from(message, era, session.version, self.server), message, session)
 
     def _of_pair(self, session: Session, message: Request | Notification) -> Ask | Tell:
         """HTTP+SSE is of the session era, and its session is there before `initialize` comes."""
+        self.found()
         if eras.names_stateless(self.head, message):
             raise malformed("this transport has the session era only")
         if (message.method == "initialize") is bool(session.version):
@@ -123,7 +125,7 @@ class Understanding:
         """The intent of a GET or a DELETE, which only the session era has."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        session = self._session()
+        session = self.session()
         if verb == "DELETE":
             return Leave(self._stream_call(END, session.version), session)
         check_accept(self.headers, EVENT_STREAM)
@@ -136,7 +138,7 @@ class Understanding:
         return Ask(call, message, era, session)
 
     def _reply(self, message: Response) -> Reply:
-        session = self._session()
+        session = self.session()
         asked = session.awaited.pop(message.id, None) if message.id is not None else None
         if asked is None:
             raise malformed("no open request of the server has this id")
@@ -145,10 +147,13 @@ class Understanding:
         call = Call("mcp", session.version, self.server, asked, (question,), session=asked == "ping", tasks=named)
         return Reply(call, message, session)
 
-    def _session(self) -> Session:
-        if self.paired is not None:
-            return self.paired
-        return session_of(self.sessions, self.caller, self.server, self.head)
+    def session(self) -> Session:
+        """The session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+        session = self.paired
+        if session is None:
+            session = session_of(self.sessions, self.caller, self.server, self.head)
+        self.found()
+        return session
 
     def _stream_call(self, method: str, version: str) -> Call:
         # To listen or to leave takes as little as to ping: any grant on the server.
@@ -159,7 +164,7 @@ class Understanding:
         lines = self.head.last_event_id
         if len(lines) > 1:
             raise malformed("Last-Event-ID is there more than once")
-        return session.opened_event_id(lines[0]) if lines else None
+        return session.opened_event_id(lines[0]) if lines else None  # one that is not of it: a fresh stream
 
 
 def session_of(sessions: Sessions, caller: Caller, server: str, head: Head) -> Session:
@@ -169,6 +174,8 @@ def session_of(sessions: Sessions, caller: Caller, server: str, head: Head) -> S
         raise malformed("Mcp-Session-Id must be there, once")
     session = sessions.find(lines[0], caller, server)
     versions = head.protocol_version
-    if len(versions) > 1 or not eras.SESSION_VERSIONS_SET.issuperset(versions):
-        raise malformed("MCP-Protocol-Version is not one that a session has")
+    if len(versions) > 1:
+        raise malformed("MCP-Protocol-Version is there more than once")
+    if not eras.SESSION_VERSIONS_SET.issuperset(versions):
+        raise eras.unsupported(versions[0])
     return session

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from aiohttp import web
 
 from sidecar.answers import Manner, Shape, Told
-from sidecar.arrival import AGENTS, MCP, TASK_API, Headers, read_body, trace_headers
+from sidecar.arrival import AGENTS, EVERY, MCP, TASK_API, Headers, read_body, trace_headers
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
@@ -165,6 +165,18 @@ class Turn:
         self.asks(message.method)
         if not eras.names_stateless(head, message):
             self.shape = Shape.SESSION
+
+    def address_faulty(self, envelope: object, head: Head) -> None:
+        """There is a JSON value that is no message: its refusal is told to its id, if it is meant as a request."""
+        self.request_id = self.record.request_id = jsonrpc.request_id_in(envelope)
+        if self.request_id is not None and not eras.speaks_stateless(head, envelope):
+            self.shape = Shape.SESSION
+
+    def in_session(self) -> None:
+        """The session that a message of the session era names is there, and so is its server: whatever is wrong with
+        the message, the session goes on."""
+        if self.shape is Shape.SESSION and (self.server == EVERY or self.server in self.now.services):
+            self.shape = Shape.LIVE
 
     def excuse(self, refusal: Refusal) -> bool:
         """Whether shadow mode lets the call pass that a limit refused; then it is on record that it would not have."""

@@ -15,6 +15,6 @@ federation.py     what becomes of a call that names no server
 """
 
 from sidecar.federation.federation import Federation
-from sidecar.federation.understanding import Spread
+from sidecar.federation.understanding import FederatedUnderstanding, Spread
 
-__all__ = ["Federation", "Spread"]
+__all__ = ["FederatedUnderstanding", "Federation", "Spread"]

@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from sidecar import __version__
-from sidecar.arrival import EVERY, Headers, head_of
+from sidecar.arrival import EVERY, head_of
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges, empty
 from sidecar.federation.cursors import Seal
@@ -98,9 +98,9 @@ class Federation:
 
     # --- what every call here goes through ----------------------------------------------------------------------------
 
-    def understanding(self, caller: Caller, headers: Headers) -> FederatedUnderstanding:
+    def understanding(self, turn: Turn, caller: Caller) -> FederatedUnderstanding:
         """What reads the messages of one request."""
-        return FederatedUnderstanding(self.sessions, caller, headers, head_of(headers))
+        return FederatedUnderstanding(self.sessions, caller, turn.headers, head_of(turn.headers), turn.in_session)
 
     def enter(self, turn: Turn, caller: Caller, spread: Spread) -> Sequence[Service]:
         """The servers that the request may reach, on record. Raises Refusal where policy denies it, or leaves none."""

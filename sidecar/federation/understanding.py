@@ -6,6 +6,7 @@ the difference. One that names none is a `Spread`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,26 +54,28 @@ class Spread(NamedTuple):
 
 @dataclass(slots=True)
 class FederatedUnderstanding:
-    """Turns messages into intents for one caller at the address of all servers."""
+    """Turns messages into intents for one caller at the address of all servers. `found` is called once the session that
+    a message names is known to be there."""
 
     sessions: Sessions
     caller: Caller
     headers: Headers
     head: Head
+    found: Callable[[], None]
 
     def of_message(self, message: jsonrpc.Message) -> Intent | Spread:
         """The intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no session of this caller."""
         if isinstance(message, Response):
             return self._reply(message)
         era, version = eras.version_of(self.head, message)
+        session = None
+        if era is Era.SESSION and message.method != "initialize":
+            session = self.session()
+            version = session.version
         if isinstance(message, Request):
             check_accept(self.headers, JSON, EVENT_STREAM)
-        session = None
         if era is Era.STATELESS:
             eras.check_routing(self.head, message)
-        elif message.method != "initialize":
-            session = self._session()
-            version = session.version
         if isinstance(message, Notification):
             return self._tell(message, era, version, session)
         server, own = _inward(message)
@@ -84,7 +87,7 @@ class FederatedUnderstanding:
         """The intent of a GET or a DELETE, which only the session era has."""
         if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        session = self._session()
+        session = self.session()
         if verb == "DELETE":
             return Spread(_call(END, session.version), Era.SESSION, session=session)
         check_accept(self.headers, EVENT_STREAM)
@@ -95,15 +98,16 @@ class FederatedUnderstanding:
         return self._resumed(stream, session, lines[0]) if lines else stream
 
     def _resumed(self, stream: Spread, session: Session, event_id: str) -> Intent | Spread:
-        """An event of the merged stream is sealed by the session around what an event of one call's stream is."""
-        try:
-            server, part, own = _resumption(session, session.opened_event_id(event_id))
-        except Refusal:
-            server, part, own = _resumption(session, event_id)
-            question = mcp.server_question(server, "ping")
-            call = Call("mcp", part.version, server, STREAM, (question,), session=True)
-            return Listen(call, part, own)
-        return stream._replace(resumed=(server, own))
+        """An event of the merged stream is sealed by the session around what an event of one call's stream is. One that
+        is neither has a fresh stream."""
+        if merged := _resumption(session, session.opened_event_id(event_id) or ""):
+            return stream._replace(resumed=(merged[0].server, merged[1]))
+        alone = _resumption(session, event_id)
+        if alone is None:
+            return stream
+        part, own = alone
+        question = mcp.server_question(part.server, "ping")
+        return Listen(Call("mcp", part.version, part.server, STREAM, (question,), session=True), part, own)
 
     def _tell(self, message: Notification, era: Era, version: str, session: Session | None) -> Tell | Spread:
         call = _named_nobody(message, era, version)
@@ -119,7 +123,7 @@ class FederatedUnderstanding:
         return Tell(mcp.call_from(own, era, part.version, part.server), own, part)
 
     def _reply(self, message: Response) -> Reply:
-        session = self._session()
+        session = self.session()
         found = untagged(message.id)
         part = session.parts.get(found[0]) if found else None
         asked = part.awaited.pop(found[1], None) if found and part else None
@@ -130,8 +134,11 @@ class FederatedUnderstanding:
         call = Call("mcp", part.version, part.server, asked, (question,), session=asked == "ping", tasks=named)
         return Reply(call, message._replace(id=found[1]), part)
 
-    def _session(self) -> Session:
-        return session_of(self.sessions, self.caller, EVERY, self.head)
+    def session(self) -> Session:
+        """The session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+        session = session_of(self.sessions, self.caller, EVERY, self.head)
+        self.found()
+        return session
 
 
 def _inward(message: Request) -> tuple[str, Request]:
@@ -206,12 +213,12 @@ def _unwrapped(uri: object, where: str) -> tuple[str, str]:
     return found
 
 
-def _resumption(session: Session, event_id: str) -> tuple[str, Session, str]:
+def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
+    """The part of the session that an event came from, and its own id there; None if it came from none."""
     server, _, sealed = event_id.partition(".")
     part = session.parts.get(server)
-    if part is None:
-        raise Refusal(Reason.SESSION_UNKNOWN, "Last-Event-ID is not of this session")
-    return server, part, part.opened_event_id(sealed)
+    own = part.opened_event_id(sealed) if part is not None else None
+    return None if part is None or own is None else (part, own)
 
 
 def params_without(message: Request, *keys: str) -> dict[str, Any]:

@@ -71,22 +71,34 @@ def version_of(head: Head, message: Request | Notification) -> tuple[Era, str]:
     header = _only(head.protocol_version, "MCP-Protocol-Version")
     meta = message.params.get("_meta", {})
     body = meta.get(META_VERSION)
+    if message.method == "initialize" and META_VERSION not in meta:  # it negotiates by its body
+        return Era.SESSION, header if header in SESSION_VERSIONS_SET else ""
     if META_VERSION not in meta and header not in STATELESS_SET:
         if header is not None and header not in SESSION_VERSIONS:
-            raise _unsupported(header)
+            raise unsupported(header)
         return Era.SESSION, header or ""
     if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 asks for the metadata first
         raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
     if header is None or body != header:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
     if header not in STATELESS_SET:
-        raise _unsupported(header)
+        raise unsupported(header)
     return Era.STATELESS, header
 
 
 def names_stateless(head: Head, message: Request | Notification) -> bool:
     """Whether header or body speak of the stateless era, right or wrong: a refusal is told in its form."""
-    return META_VERSION in message.params.get("_meta", {}) or not STATELESS_SET.isdisjoint(head.protocol_version)
+    if META_VERSION in message.params.get("_meta", {}):
+        return True
+    return message.method != "initialize" and not STATELESS_SET.isdisjoint(head.protocol_version)
+
+
+def speaks_stateless(head: Head, envelope: object) -> bool:
+    """As `names_stateless`, for a JSON value that is no message."""
+    params = envelope.get("params") if isinstance(envelope, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    named = isinstance(meta, dict) and META_VERSION in meta
+    return named or not STATELESS_SET.isdisjoint(head.protocol_version)
 
 
 def check_routing(head: Head, message: Request | Notification) -> None:
@@ -192,5 +204,7 @@ def _mismatch(detail: str) -> Refusal:
     return Refusal(Reason.HEADER_MISMATCH, detail)
 
 
-def _unsupported(requested: str) -> Refusal:
-    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": list(STATELESS_VERSIONS), "requested": requested})
+def unsupported(requested: str) -> Refusal:
+    """The refusal of a revision that no address serves. It names all that each serves, whichever era was meant."""
+    supported = [*STATELESS_VERSIONS, *reversed(SESSION_VERSIONS)]
+    return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": supported, "requested": requested})

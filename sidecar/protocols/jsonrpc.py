@@ -28,7 +28,6 @@ MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a li
 # in one go (threats I11).
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
-MAX_SAFE_INTEGER = 2**53 - 1  # an id travels through JavaScript clients
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
 
 ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
@@ -100,11 +99,6 @@ class Response(NamedTuple):
 Message = Request | Notification | Response
 
 
-def parse_message(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
-    """The caller's bytes as one message. Raises Refusal(MALFORMED_CALL) that says what is wrong, never the value."""
-    return message_from(parse_json(raw, max_depth=max_depth))
-
-
 def message_from(envelope: object) -> Message:
     """A parsed JSON value as one message, its shape checked to the last key."""
     if isinstance(envelope, list):
@@ -130,6 +124,13 @@ def id_in(envelope: object) -> Id | None:
         return _id_from(envelope["id"])
     except Refusal:
         return None
+
+
+def request_id_in(envelope: object) -> Id | None:
+    """The id of what is meant as a request, also where it is no message. An answer's id is its asker's own."""
+    if isinstance(envelope, dict) and ("method" in envelope or envelope.keys().isdisjoint(("result", "error"))):
+        return id_in(envelope)
+    return None
 
 
 def parse_json(
@@ -266,9 +267,9 @@ def _response_from(envelope: dict[str, Any]) -> Response:
 def _id_from(value: object) -> Id:
     if isinstance(value, str) and len(value) <= MAX_ID_CHARS:
         return value
-    if type(value) is int and abs(value) <= MAX_SAFE_INTEGER:  # bool is an int to Python
+    if type(value) is int and INT64_MIN <= value <= UINT64_MAX:  # bool is an int to Python
         return value
-    raise malformed("id must be a string of at most 256 characters or an integer within 2^53")
+    raise malformed("id must be a string of at most 256 characters or an integer of at most 64 bits")
 
 
 def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:

@@ -141,8 +141,8 @@ class Session:
         raw = upstream_event_id.encode()
         return base64url.encode(self._event_mac(raw) + raw)
 
-    def opened_event_id(self, event_id: str) -> str:
-        """The upstream's event id. Raises Refusal(SESSION_UNKNOWN) for one that this session never saw."""
+    def opened_event_id(self, event_id: str) -> str | None:
+        """The upstream's event id; None for one that this session never saw."""
         try:
             raw = base64url.decode(event_id)
             mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
@@ -150,7 +150,7 @@ class Session:
                 return upstream.decode()
         except ValueError:
             pass
-        raise Refusal(Reason.SESSION_UNKNOWN, "Last-Event-ID is not of this session")
+        return None
 
     def _event_mac(self, raw: bytes) -> bytes:
         return hmac.digest(self.event_key, raw, hashlib.sha256)[:_EVENT_MAC_BYTES]

@@ -77,7 +77,8 @@ p, *, tool:github/search_private, tools/call, -, -, -, deny
         assert [reason_of(one) for one in (there, nowhere)] == ["no-matching-rule"] * 2
         assert reason_of(await talk.call("search_private")) == "denied-by-rule"
         missing = await talk.call("search_gone")
-        assert (missing[0], missing[1]["error"]["code"], reason_of(missing)) == (404, -32602, "tool-unknown")
+        status = 404 if era == "stateless" else 200  # a session's client would take a 404 for the end of it
+        assert (missing[0], missing[1]["error"]["code"], reason_of(missing)) == (status, -32602, "tool-unknown")
         reasons = [record["reason"] for record in running.ends() if record["reason"]]
         assert reasons == ["no-matching-rule", "no-matching-rule", "denied-by-rule", "tool-unknown"]
         assert "tools/call" not in running.upstream.methods()

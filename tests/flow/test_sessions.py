@@ -7,6 +7,7 @@ S1-S6, reports BL-060, BL-066, BL-097).
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections import Counter
@@ -36,7 +37,7 @@ from tests.flow.guests import (
 )
 from tests.flow.idp import bearer
 from tests.flow.streams import Ear, Emitter, event, hearing, streamed
-from tests.flow.talk import Talk
+from tests.flow.talk import Talk, reason_of
 from tests.flow.world import Upstream, World, request, until
 
 Act = Callable[[Talk], Awaitable[tuple[int, Any, Any]]]
@@ -49,9 +50,9 @@ ACTS: dict[str, Act] = {
     "resume": lambda talk: get(talk, **{"Last-Event-ID": "17"}),
     "leave": lambda talk: talk.verb("DELETE"),
 }
-# What the owner of a live session hears: an answer to a question that nobody asked, and an event id that nobody gave
-# out, are wrong from anybody.
-OWNER = {"call": 200, "ping": 200, "notify": 202, "answer": 400, "listen": 200, "resume": 404, "leave": 204}
+# What the owner of a live session hears: an answer to a question that nobody asked is an error in it, and an event id
+# that nobody gave out opens a fresh stream.
+OWNER = {"call": 200, "ping": 200, "notify": 202, "answer": 200, "listen": 200, "resume": 200, "leave": 204}
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -225,10 +226,10 @@ async def test_an_answer_is_taken_once_and_only_to_a_question_of_this_session(ho
         await emitter(house).emit(theirs[alice.session], event(ask))
         assert (await ear.message())["id"] == "q-1"
         reply = {"jsonrpc": "2.0", "id": "q-1", "result": {"role": "assistant"}}
-        assert (await post(bob, reply))[0] == 400
-        assert (await post(alice, {**reply, "id": "q-2"}))[0] == 400
+        assert reason_of(await post(bob, reply)) == "malformed-call"
+        assert reason_of(await post(alice, {**reply, "id": "q-2"})) == "malformed-call"
         assert (await post(alice, reply))[0] == 202
-        assert (await post(alice, reply))[0] == 400
+        assert reason_of(await post(alice, reply)) == "malformed-call"
     answers = [(headers["Mcp-Session-Id"], message) for headers, message in house.upstream.seen if "result" in message]
     assert answers == [(theirs[alice.session], reply)]
 
@@ -246,7 +247,12 @@ async def test_a_stream_is_resumed_where_its_own_session_left_it_and_nowhere_els
     await until(lambda: emitter(house).count == 0)
     asked = len(emitter(house).asked)
     for thief, guess in ((bob, sealed), (alice, "stream-7_41"), (alice, "stream-7_42"), (alice, sealed[:-1] + "x")):
-        assert (await get(thief, **{"Last-Event-ID": guess}))[0] == 404
+        async with stream(thief, last=guess) as ear:
+            await until(lambda: emitter(house).count == 1)
+            assert ear.status == 200 and "Last-Event-ID" not in emitter(house).asked[-1], "a fresh stream of its own"
+            assert emitter(house).asked[-1]["Mcp-Session-Id"] == theirs[thief.session]
+        await until(lambda: emitter(house).count == 0)
+    asked += 4
     async with house.http.get(
         f"{house.url}/mcp/github",
         headers=[
@@ -284,3 +290,59 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
     sealed = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
     async with stream(alice, last=sealed) as ear:
         assert [message["result"]["n"] for message in await ear.rest()] == ["1_0"], "what nobody asked ends the stream"
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("tools/call", {"name": "search_gone", "arguments": {}}, -32602),
+        ("tools/call", {"name": "no such tool"}, -32602),
+        ("tools/call", {"name": 7}, -32602),
+        ("tools/call", {"name": "search_code", "arguments": []}, -32602),
+        ("tools/call", [], -32600),
+        ("resources/read", {}, -32602),
+        ("prompts/get", {"name": "x" * 129}, -32602),
+        ("completion/complete", {}, -32602),
+        ("tools/list", {"cursor": 1}, -32602),
+        ("server/discover", {}, 403),
+        ("no/such/method", {}, 403),
+    ],
+)
+async def test_a_wrong_request_in_a_live_session_is_answered_to_its_id(
+    house: World, method: str, params: Any, code: int
+) -> None:
+    """Clients of the session era give up on every 4xx; NR-207: an id of 64 bits comes back as it was."""
+    alice, id = await opened(house), 2**64 - 1
+    answer = await post(alice, {"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+    assert (answer[0], answer[1]["id"], answer[1]["error"]["code"]) == (200, id, code)
+    assert (await alice.ask("ping"))[0] == 200
+    lost = await post(Talk(house, "session", dict(ALICE), session="A" * 43), {**request(method, {}, id=7)})
+    assert (lost[0], lost[1]["id"]) == (404, 7)
+    assert (lost[1]["error"]["code"], lost[1]["error"]["message"]) == (-32600, "Session terminated")
+
+
+async def test_before_there_is_a_session_a_wrong_request_is_http_400(house: World) -> None:
+    for message in (request("initialize", {}, id=7), {**request("ping", {}, id=7), "params": []}):
+        answer = await house.post(message, headers=ALICE)
+        assert (answer[0], answer[1]["id"]) == (400, 7)
+
+
+async def test_a_newer_client_negotiates_by_its_body(house: World) -> None:
+    """NR-212."""
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "newer", "version": "1"}}
+    for header in ("2099-01-01", "nonsense", "2026-07-28"):
+        answer = await house.post(
+            request("initialize", hello),
+            headers={**ALICE, "MCP-Protocol-Version": header},
+            url=f"{house.url}/mcp/github",
+        )
+        assert (answer[0], answer[1]["result"]["protocolVersion"]) == (200, "2025-06-18"), header
+    alice = await opened(house)
+    for answer in (
+        await alice.ask("ping", headers={"MCP-Protocol-Version": "2099-01-01"}),
+        await alice.verb("GET", {"Accept": "text/event-stream", "MCP-Protocol-Version": "2099-01-01"}),
+    ):
+        body = answer[1] if isinstance(answer[1], dict) else json.loads(answer[1])
+        told = body["error"]["data"] if "error" in body else {**body["details"], "reason": body["reason"]}
+        assert (answer[0], told["reason"]) == (400, "version-unsupported")
+        assert told["supported"] == ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]

@@ -153,9 +153,9 @@ def test_what_the_server_may_not_ask_is_on_record(denied: Played) -> None:
 
 
 async def test_a_tool_that_there_is_not_costs_no_session(tmp_path: Path, everything: str) -> None:
-    """A 404 with a session id reads as "session terminated" to this SDK; ours goes on."""
+    """This SDK reads a 404 as the end of its session, and stops at any other 4xx."""
     played = await _play(tmp_path, everything, ALL, "made-up")
-    assert played.seen["nope"]["code"] == 32600
+    assert played.seen["nope"]["code"] == -32602
     assert played.seen["echo"] == "on we go"
 
 

@@ -86,13 +86,15 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (415, 415, -32600, "InvalidParameters", "unsupported-media-type"),
     (406, 406, -32600, "InvalidParameters", "not-acceptable"),
     (405, 405, 405, "InvalidParameters", "verb-not-allowed"),
-    (404, 404, 404, "NotFound", "route-unknown session-unknown"),
+    (404, 404, 404, "NotFound", "route-unknown"),
+    (404, 404, -32600, "NotFound", "session-unknown"),
     (400, 400, -32020, "InvalidParameters", "header-mismatch"),
     (400, 400, -32022, "InvalidParameters", "version-unsupported"),
     (403, 200, 403, "Unauthorized", "denied-by-rule expired condition-false no-matching-rule"),
     (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled pin-mismatch"),
     (404, 200, 403, "Unauthorized", "method-unknown"),
-    (404, 404, -32602, "NotFound", "upstream-unknown tool-unknown"),
+    (404, 404, -32602, "NotFound", "upstream-unknown"),
+    (404, 200, -32602, "NotFound", "tool-unknown"),
     (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent budget-spent too-many-concurrent too-many-refusals"),
     (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
     (503, 200, 503, "ExecutionFailed", "overloaded"),  # a reason of its own: nothing is shutting down
@@ -102,6 +104,14 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (500, 200, 500, "InternalError", "internal"),
 ]
 ROWS = [(Reason(word), row) for row in CONTRACT for word in row[4].split()]
+# In a live session a 4xx that answers a message stops its client; these alone are told with one.
+STAYS_HTTP = {
+    *(Reason.UNAUTHENTICATED, Reason.BAD_CREDENTIAL, Reason.CREDENTIAL_CONFLICT, Reason.CLIENT_UNKNOWN),
+    *(Reason.INSUFFICIENT_SCOPE, Reason.ORIGIN_REFUSED, Reason.SESSION_UNKNOWN),
+    *(Reason.TOO_LARGE, Reason.UNSUPPORTED_MEDIA_TYPE),  # there is no message
+    *(Reason.HEADER_MISMATCH, Reason.VERSION_UNSUPPORTED),  # as MCP says of its headers
+    *(Reason.ROUTE_UNKNOWN, Reason.VERB_NOT_ALLOWED, Reason.NOT_CANCELABLE),  # at other addresses
+}
 
 
 def test_the_rows_of_the_contract_name_every_reason() -> None:
@@ -119,6 +129,21 @@ def test_status_and_code_are_those_of_the_contract(reason: Reason, row: tuple[in
         assert (facts["reason"], facts["error_code"], facts["decision_id"]) == (reason.value, seed, "d1")
         if shape is not PLAIN:
             assert answer["body"]["error"]["code"] == code
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_live_session_goes_on(reason: Reason) -> None:
+    answer = whole(told(refusal_for(reason), Shape.LIVE))
+    assert answer["status"] == (ANSWERS[reason].http if reason in STAYS_HTTP else 200)
+    assert answer["body"]["id"] == 7
+
+
+def test_a_lost_session_is_told_as_clients_know_it() -> None:
+    answer = whole(told(Refusal(Reason.SESSION_UNKNOWN), SESSION))
+    error = answer["body"].pop("error")
+    assert (answer["status"], answer["body"]) == (404, {"jsonrpc": "2.0", "id": 7})
+    assert (error["code"], error["message"]) == (-32600, "Session terminated")
+    assert error["data"] == {"reason": "session-unknown", "error_code": "NotFound", "decision_id": "d1"}
 
 
 @pytest.mark.parametrize("shape", [STATELESS, SESSION])

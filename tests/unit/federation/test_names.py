@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sidecar.errors import Refusal
 from sidecar.federation.cursors import Seal
 from sidecar.federation.names import joined, split, tagged, untagged, unwrapped, wrapped
-from sidecar.protocols.jsonrpc import MAX_SAFE_INTEGER
+from sidecar.protocols.jsonrpc import INT64_MIN, UINT64_MAX
 from sidecar.protocols.uris import fault_in_uri
 
 SERVERS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,2}", fullmatch=True)
@@ -33,7 +33,7 @@ def test_a_uri_that_is_plain_leads_back_and_is_one_path_segment(server: str, uri
     assert there.count("/") == 3 and there.isascii() and "?" not in there and "#" not in there
 
 
-@given(SERVERS, st.one_of(st.integers(-MAX_SAFE_INTEGER, MAX_SAFE_INTEGER), st.text(max_size=40)))
+@given(SERVERS, st.one_of(st.integers(INT64_MIN, UINT64_MAX), st.text(max_size=40)))
 def test_an_id_leads_back_with_its_type(server: str, value: str | int) -> None:
     tag = tagged(server, value)
     found = untagged(tag)

@@ -5,11 +5,16 @@ from typing import Any
 
 from sidecar.protocols import mcp
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, Era
-from sidecar.protocols.jsonrpc import Notification, Request
+from sidecar.protocols.jsonrpc import Message, Notification, Request, message_from, parse_json
 from sidecar.vocabulary import Call
 
 STATELESS, SESSION = Era.STATELESS, Era.SESSION
 ENVELOPE_META = {META_VERSION: "2026-07-28", META_CAPABILITIES: {}}
+
+
+def parse_message(raw: bytes) -> Message:
+    """A caller's bytes as one message. Raises Refusal."""
+    return message_from(parse_json(raw))
 
 
 def call_of(method: str, params: Mapping[str, Any], era: Era = SESSION, *, notification: bool = False) -> Call:

@@ -28,9 +28,10 @@ from sidecar.protocols.jsonrpc import (
     encode_message,
     parse_answer,
     parse_json,
-    parse_message,
+    request_id_in,
 )
 from tests import wire
+from tests.unit.protocols.asking import parse_message
 
 MEBIBYTE = 2**20
 DENIED = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete","arguments":{"path":"/etc"}}}'
@@ -145,7 +146,7 @@ def test_a_batch_is_refused_however_long(count: int, blanks: bytes) -> None:
 # --- P4: shapes -----------------------------------------------------------------------------------------------------
 
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**53 - 1, 2**53, -(2**53), 2**64 - 1),
+    *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**53 - 1, 2**53, -(2**53) - 1, -(2**63), 2**64 - 1),
     *("", "2.0", "2.0 ", "tools/call", "x" * 128, "x" * 129, "x" * 256, "x" * 257, "é", "a b"),
     *([], [1], ["2.0"], [{}], {}, {"a": 1}, {"name": "x"}),
 )
@@ -154,7 +155,7 @@ VALUES: tuple[Any, ...] = (
 def is_id(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= 256
-    return type(value) is int and abs(value) < 2**53
+    return type(value) is int and -(2**63) <= value < 2**64
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -189,6 +190,25 @@ def test_an_id_comes_back_as_it_was(value: Any) -> None:
     if is_id(value):
         message = parse_message(envelope(id=value))
         assert json.loads(encode_message(message))["id"] == value
+
+
+@pytest.mark.parametrize(
+    ("envelope", "expected"),
+    [
+        ({"jsonrpc": "2.0", "id": 2**64 - 1, "method": "m", "params": []}, 2**64 - 1),
+        ({"jsonrpc": "1.0", "id": "a", "method": "m"}, "a"),
+        ({"id": 7}, 7),
+        ({"jsonrpc": "2.0", "id": 7, "method": "m", "result": {}}, 7),
+        ({"jsonrpc": "2.0", "id": 7, "result": {}, "error": {}}, None),  # its asker is the server
+        ({"jsonrpc": "2.0", "id": 1.5, "method": "m"}, None),
+        ({"jsonrpc": "2.0", "method": "m", "params": []}, None),
+        ([{"jsonrpc": "2.0", "id": 7, "method": "m"}], None),
+        (7, None),
+    ],
+)
+def test_the_id_of_a_faulty_request_is_known(envelope: Any, expected: Any) -> None:
+    """NR-207: a refusal with another id leaves its client waiting."""
+    assert request_id_in(envelope) == expected
 
 
 @pytest.mark.parametrize("missing", ["jsonrpc", "method"])

@@ -62,7 +62,16 @@ def test_the_era_follows_from_header_and_body_together(body: object) -> None:
 def test_an_unsupported_version_is_told_with_those_that_are() -> None:
     with pytest.raises(Refusal) as caught:
         eras.version_of(Head(protocol_version=("2027-01-01",)), Request(1, "tools/list", {}))
-    assert caught.value.data == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
+    every = ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]
+    assert caught.value.data == {"supported": every, "requested": "2027-01-01"}
+
+
+@pytest.mark.parametrize("header", ["2099-01-01", "2025-06-18", "2026-07-28", "nonsense", ""])
+def test_initialize_negotiates_by_its_body_whatever_its_header_says(header: str) -> None:
+    """NR-212."""
+    head, message = Head(protocol_version=(header,)), Request(1, "initialize", {"protocolVersion": "2025-06-18"})
+    assert eras.version_of(head, message) == ("session", header if header == "2025-06-18" else "")
+    assert not eras.names_stateless(head, message)
 
 
 @pytest.mark.parametrize("row", wire.table("routing"), ids=lambda row: row["case"])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from sidecar.errors import Refusal
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import ENVELOPE, PARAMS, Notification, Request, encode_message, parse_json, parse_message
+from sidecar.protocols.jsonrpc import ENVELOPE, PARAMS, Notification, Request, encode_message, parse_json
 from tests import wire
+from tests.unit.protocols.asking import parse_message
 
 NODE = """
 require("readline").createInterface({input: process.stdin}).on("line", line => {
