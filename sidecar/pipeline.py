@@ -265,7 +265,12 @@ class Pipeline:
             caller = turn.record.caller = STRANGER
         else:
             caller = await self._identify(turn, name, entrance, arrival.AGENTS, route.alias)
-        self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
+        try:
+            self._refuse_disabled(turn, caller, self.agents.card_call(turn, route))
+        except Refusal:
+            if not caller.is_anonymous:
+                raise
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
         with self._admitted(turn, begins=True):
             return await self.agents.card(turn, route, caller)
 

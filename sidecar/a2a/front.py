@@ -122,9 +122,15 @@ class AgentFront:
         """An agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(turn.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
-        card = await agent.cards.card()
+        now_s = self.exchanges.live.clock()
+        try:
+            card = await agent.cards.card()
+        except Refusal:
+            if chain:
+                raise
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
         at = cards.address_of(turn.now, agent, route.alias, turn.base)
-        view = cards.view_of(turn.now, agent, card, chain, at, self.exchanges.live.clock())
+        view = cards.view_of(turn.now, agent, card, chain, at, now_s)
         signer = cards.signer_of(turn.now)
 
         def write() -> dict[str, Any]:

@@ -151,8 +151,24 @@ async def test_an_agent_has_a_uuid_too_and_an_unknown_one_is_nowhere(tmp_path: P
 )
 async def test_a_card_that_is_none_is_told_to_nobody(given: Any, tmp_path: Path) -> None:
     async with agent_world(tmp_path, ScriptedAgent(card=given), rules=RULES) as world:
-        status, told, _ = await card(world, PLANNER)
-        assert (status, told["reason"]) == (502, "response-refused")
+        for who in (PLANNER, ALICE):
+            status, told, _ = await card(world, who)
+            assert (status, told["reason"]) == (502, "response-refused")
+        told = [
+            await card(world, path=path.format(name))
+            for path in ("/agents/{}/.well-known/agent-card.json", "/.well-known/agents/{}")
+            for name in ("researcher", "unknown")
+        ]
+        assert [one[0] for one in told] == [404] * 4, "a stranger hears of it as of one that is not there (S8)"
+        for one in told:
+            one[1].pop("decision_id")
+        assert told[0][1] == told[1][1] and told[2][1] == told[3][1]
+
+
+async def test_of_an_agent_that_is_disabled_a_stranger_hears_as_of_one_that_is_not_there(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, rules=RULES) as world:
+        await world.app.disable("nhi:researcher", reason="", until=None, by="test")
+        assert [(await card(world, who))[0] for who in (None, PLANNER)] == [404, 403]
 
 
 async def test_the_version_that_was_left_open_is_the_cards(tmp_path: Path) -> None:

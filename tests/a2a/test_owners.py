@@ -212,7 +212,7 @@ async def test_a_card_that_cannot_be_had_holds_nobody_up_twice(
                 return response.status
 
         async with asyncio.timeout(1.5):
-            assert set(await asyncio.gather(*(one() for _ in range(20)))) == {502 if what == "cards" else 200}
+            assert set(await asyncio.gather(*(one() for _ in range(20)))) == {404 if what == "cards" else 200}
 
 
 async def test_a_card_is_written_once_however_often_it_is_asked_for(
