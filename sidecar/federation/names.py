@@ -2,6 +2,7 @@
 
     tool, prompt        server__name                    the first `__` splits: no server's name holds one
     resource            sidecar://server/<uri>          percent-encoded as a whole
+    page of MCP Apps    ui://server/<uri>               the same, of `ui://…`: hosts look for that scheme
     resource template   sidecar://server/<template>     its text percent-encoded, its expressions as they are
     ids and tokens      server__<JSON>                  of what a server asks of its client
 
@@ -21,9 +22,11 @@ import orjson
 
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import MAX_ID_CHARS, Id, Notification, Request
+from sidecar.protocols.uris import fault_in_uri
 
 SEPARATOR: Final = "__"
 SCHEME: Final = "sidecar://"
+UI_SCHEME: Final = "ui://"  # of MCP Apps (SEP-1865): it stays, so that hosts see what is a page to show
 MAX_NAME_CHARS: Final = 128  # CONTRACT 1.2, of the whole
 SERVER_META: Final = "sidecar/server"
 _SERVER = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*\Z")
@@ -48,21 +51,27 @@ def split(name: object) -> tuple[str, str] | None:
 def wrapped(server: str, uri: str) -> str:
     """A resource of a server, or a template of such."""
     encoded = "".join(part if part[:1] == "{" else quote(part, safe="") for part in _EXPRESSION.split(uri))
-    return f"{SCHEME}{server}/{encoded}"
+    return f"{_scheme_of(uri)}{server}/{encoded}"
 
 
 def unwrapped(uri: object) -> tuple[str, str] | None:
     """The server and its own URI; None for what names no server."""
-    if not isinstance(uri, str) or not uri.startswith(SCHEME) or _STRAY_PERCENT.search(uri):
+    if not isinstance(uri, str) or not uri.startswith((SCHEME, UI_SCHEME)) or _STRAY_PERCENT.search(uri):
         return None
-    server, slash, encoded = uri.removeprefix(SCHEME).partition("/")
+    server, slash, encoded = uri.partition("://")[2].partition("/")
     if not slash or not _SERVER.match(server):
         return None
     try:
         own = unquote(encoded, errors="strict")
     except UnicodeDecodeError:
         return None
+    if uri.startswith(UI_SCHEME) and not own.startswith(UI_SCHEME):
+        return None
     return server, _NO_URI.sub(lambda found: quote(found[0], safe=""), own)
+
+
+def _scheme_of(uri: str) -> str:
+    return UI_SCHEME if uri.startswith(UI_SCHEME) else SCHEME
 
 
 def tagged(server: str, value: Id) -> str | None:
@@ -99,7 +108,7 @@ class Names:
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]:
         """A judged result. Names are where MCP says they are, whatever was asked: a server may answer what it likes."""
-        changed = {**result, **self._held(result)}
+        changed = self._described({**result, **self._held(result)})
         for member in mcp.LISTS:
             if member in result:
                 entries = map(self._entry_of(member), result[member])
@@ -150,14 +159,27 @@ class Names:
         if len(name) > MAX_NAME_CHARS:
             self.left_out.append(entry["name"])
             return None
-        return {**entry, "name": name}
+        return self._described({**entry, "name": name})
 
     def _template(self, entry: dict[str, Any]) -> dict[str, Any]:
-        return {**entry, "uriTemplate": wrapped(self.server, entry["uriTemplate"])}
+        return self._described({**entry, "uriTemplate": wrapped(self.server, entry["uriTemplate"])})
 
     def _located(self, holder: dict[str, Any]) -> dict[str, Any]:
         uri = holder.get("uri")
-        return {**holder, "uri": wrapped(self.server, uri)} if isinstance(uri, str) else holder
+        named = {**holder, "uri": wrapped(self.server, uri)} if isinstance(uri, str) else holder
+        return self._described(named)
+
+    def _described(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """With the pages that its `_meta` names, wherever in that: `ui.resourceUri`, and older keys of other makers."""
+        return {**holder, "_meta": self._paged(holder["_meta"])} if "_meta" in holder else holder
+
+    def _paged(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._paged(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._paged(item) for item in value]
+        page = isinstance(value, str) and value.startswith(UI_SCHEME) and not fault_in_uri(value)
+        return wrapped(self.server, value) if page else value
 
     def _held(self, holder: Mapping[str, Any]) -> dict[str, Any]:
         """What a result or a request holds beside lists: contents of resources, blocks of content, messages of such."""
@@ -180,10 +202,10 @@ class Names:
         if kind == "resource_link":
             return self._located(block)
         if kind == "resource" and isinstance(inside, dict):
-            return {**block, "resource": self._located(inside)}
+            return self._described({**block, "resource": self._located(inside)})
         if kind == "tool_result":
             return {**block, "content": _each(block.get("content"), self._block)}
-        return block
+        return self._described(block)
 
 
 def _each(holders: Any, change: Callable[[dict[str, Any]], Any]) -> Any:

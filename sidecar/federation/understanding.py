@@ -209,7 +209,9 @@ def _split(name: object, where: str) -> tuple[str, str]:
 def _unwrapped(uri: object, where: str) -> tuple[str, str]:
     found = unwrapped(uri)
     if found is None:
-        raise malformed(f"params.{where} must be sidecar://<server>/<percent-encoded URI>", INVALID_PARAMS)
+        raise malformed(
+            f"params.{where} must be sidecar://<server>/<percent-encoded URI>, or ui:// likewise", INVALID_PARAMS
+        )
     return found
 
 

@@ -92,6 +92,35 @@ async def test_a_name_that_would_be_too_long_is_left_out_and_reported(tmp_path: 
 
 
 @both_eras
+async def test_a_page_of_mcp_apps_is_read_where_it_was_given(tmp_path: Path, era: Era) -> None:
+    """NR-216. Hosts look for the scheme, in `_meta` of a tool, of its result and of what a result holds."""
+    page, there = "ui://w/a.html", "ui://github/ui%3A%2F%2Fw%2Fa.html"
+    meta = {"ui": {"resourceUri": page, "csp": {"connectDomains": ["https://a.example"]}}, "ui/resourceUri": page}
+    named = {"ui": {**meta["ui"], "resourceUri": there}, "ui/resourceUri": there}  # type: ignore[dict-item]
+    block = {"type": "text", "text": page, "_meta": {"openai/outputTemplate": page, "n": [1, "ui://a b", "see ui://w"]}}
+    upstream = Upstream(tools=[{**tools("look")[0], "_meta": meta}])
+    upstream.script = {
+        "resources/list": giving({"resources": [{"uri": page, "name": "n", "mimeType": "text/html;profile=mcp-app"}]}),
+        "resources/read": giving({"contents": [{"uri": page, "text": "<p>", "_meta": {"ui": {"resourceUri": page}}}]}),
+        "tools/call": giving({"content": [block], "_meta": meta}),
+    }
+    async with federation(tmp_path, {"github": upstream}) as running:
+        at = At(running, era)
+        (tool,) = (await at.ask("tools/list"))[1]["result"]["tools"]
+        assert tool["_meta"] == named
+        assert names_in((await at.ask("resources/list"))[1], "resources", "uri") == [there]
+        read = await at.ask("resources/read", {"uri": tool["_meta"]["ui"]["resourceUri"]})
+        (content,) = read[1]["result"]["contents"]
+        assert (content["uri"], content["_meta"]) == (there, {"ui": {"resourceUri": there}})
+        result = (await at.call("github__look"))[1]["result"]
+        assert result["_meta"] == named
+        assert result["content"] == [
+            {**block, "_meta": {"openai/outputTemplate": there, "n": [1, "ui://a b", "see ui://w"]}}
+        ]
+    assert [message["params"]["uri"] for message in upstream.calls("resources/read")] == [page]
+
+
+@both_eras
 async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: Path, era: Era) -> None:
     note, wrapped = "note://by/a%20b?x=1", "sidecar://github/note%3A%2F%2Fby%2Fa%2520b%3Fx%3D1"
     block = {"type": "resource_link", "uri": note, "name": "n"}

@@ -16,7 +16,8 @@ from sidecar.protocols.uris import fault_in_uri
 
 SERVERS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,2}", fullmatch=True)
 NAMES = st.text(string.ascii_letters + string.digits + "_.-/", min_size=1, max_size=90)
-URIS = st.text(string.ascii_letters + string.digits + "_.-/%:?#[]@!$&'()*+,;=~", max_size=60).map("note://x".__add__)
+TAILS = st.text(string.ascii_letters + string.digits + "_.-/%:?#[]@!$&'()*+,;=~", max_size=60)
+URIS = st.one_of(TAILS.map("note://x".__add__), TAILS.map("ui://x".__add__))
 
 
 @given(SERVERS, NAMES)
@@ -30,6 +31,7 @@ def test_a_uri_that_is_plain_leads_back_and_is_one_path_segment(server: str, uri
         return
     there = wrapped(server, uri)
     assert unwrapped(there) == (server, uri)
+    assert there.partition(":")[0] == ("ui" if uri.startswith("ui:") else "sidecar")
     assert there.count("/") == 3 and there.isascii() and "?" not in there and "#" not in there
 
 
@@ -66,11 +68,17 @@ def test_ids_that_differ_only_in_type_stay_two() -> None:
         ("note://by/{name}", "sidecar://s/note%3A%2F%2Fby%2F{name}"),
         ("note://a{?x,y}", "sidecar://s/note%3A%2F%2Fa{?x,y}"),
         ("note://{+p}/%20{q}", "sidecar://s/note%3A%2F%2F{+p}%2F%2520{q}"),
+        ("ui://w/{page}", "ui://s/ui%3A%2F%2Fw%2F{page}"),
     ],
 )
 def test_a_template_keeps_its_expressions_and_leads_back(template: str, expected: str) -> None:
     assert wrapped("s", template) == expected
     assert unwrapped(expected) == ("s", template)
+
+
+@pytest.mark.parametrize("uri", ["ui://w/a.html", "ui://s/note%3A%2F%2Fa", "ui://s", "file://s/ui%3A%2F%2Fa"])
+def test_a_scheme_names_no_server_alone(uri: str) -> None:
+    assert unwrapped(uri) is None
 
 
 def test_what_no_uri_holds_comes_out_encoded() -> None:
