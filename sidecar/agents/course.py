@@ -1,7 +1,7 @@
 """What becomes of one run, from its order to its end?
 
     idle        its turn here, and among replicas where it writes; or given up, or its turn comes too late
-    starting    a try begins, told on disk without waiting for it
+    starting    a try begins; the store has it before the first one does, and hears of further ones meanwhile
     running     what its program says goes to whoever listens, and once a second to the store
     failed      for good, or it rests until the next try
     cleanup     its end is known, and what is left of it is ended
@@ -148,6 +148,13 @@ class Course:
         if self._body is not None:
             self._body.cancel()
 
+    def leave(self) -> None:
+        """Leave it to another process, as the store has it. Only while it `waits` and no try has begun."""
+        self._last = ({"task": self.record.task},)
+        self.saving.leave()
+        if self._body is not None:
+            self._body.cancel()
+
     def never_begins(self) -> None:
         """It could not be kept: who has heard of it meanwhile hears no more."""
         self._end()
@@ -161,6 +168,11 @@ class Course:
     def is_ending(self) -> bool:
         """Whether its end is known, or it is somebody else's."""
         return self.record.state is State.CLEANUP or self.record.is_done or self.saving.is_lost
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process sees to it, and it has no end yet."""
+        return self.saving.is_lost and not self.record.is_done
 
     def tell_place(self, ahead: int | None) -> None:
         """Its task says how many wait before it, and whoever listens hears it when they are not as many as before.
@@ -210,7 +222,7 @@ class Course:
 
     async def _tries(self) -> None:
         attempt = 1
-        while await self._is_ours() and (rest := await self._try(attempt)) is not None:
+        while (rest := await self._try(attempt)) is not None:
             of = self.offer.definition.tries
             failure = self.record.failure.message if self.record.failure else ""
             self._tell(
@@ -219,17 +231,18 @@ class Course:
             await asyncio.sleep(rest)
             attempt += 1
 
-    async def _is_ours(self) -> bool:
-        """Whether a try may begin: what another replica took for left behind, and ended, must not run any more."""
-        if not self.means.surely_held():
-            try:
-                async with asyncio.timeout(self.offer.definition.queue_timeout):
-                    self.saving.moved()
-                    await self.saving.settle()
-            except TimeoutError:
-                self._fails(State.FAILED, Failure(Category.SYSTEM, UNSURE))
-                return False
-        return True
+    async def _may_begin(self, attempt: int) -> bool:
+        """Whether a try may begin. Of the first one the store knows before it does, so that no other process takes up
+        what had begun; and what another has taken up, or ended, does not begin here."""
+        if attempt > 1 and self.means.surely_held():
+            return True
+        try:
+            async with asyncio.timeout(self.offer.definition.queue_timeout):
+                await self.saving.settle()
+        except TimeoutError:
+            self._fails(State.FAILED, Failure(Category.SYSTEM, UNSURE))
+            return False
+        return not self.saving.is_lost
 
     async def _try(self, attempt: int) -> float | None:
         """One try, until nothing of it is left. How long to rest before the next one, None where there is none."""
@@ -239,6 +252,8 @@ class Course:
             State.STARTING, why, previous_tries=tries, started_at=self._now(), pid=None, exit_code=None, signal=None,
             failure=None, usage=Usage(), output="", output_bytes=0,
         )  # fmt: skip
+        if not await self._may_begin(attempt):
+            return None
         timeout_s = self.offer.definition.timeout
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         told = self.offer.runner.run(self._order(attempt, timeout_s))

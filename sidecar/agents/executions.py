@@ -1,8 +1,8 @@
 """Which runs are there, and who sees to each?
 
 Every run that is not over is on somebody's hands: of the process that it was ordered at, which says so again and again
-(`course.py` is its way). What nobody holds any more was left behind by a process that is gone: it has failed, and is
-not run again, for nobody knows what it had done. What is under way here is newer than what is kept.
+(`course.py` is its way). What nobody holds any more was left by a process that is gone: what had not begun waits for
+its turn here, and what had begun has failed (`left_behind.py`). What is under way here is newer than what is kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import orjson
 from sidecar.agents import folders
 from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
 from sidecar.agents.leases import LEASE_S, Leases
-from sidecar.agents.left_behind import left_behind
-from sidecar.agents.record import Execution, Failure, Transition
+from sidecar.agents.left_behind import has_begun, left_behind, taken_up
+from sidecar.agents.prompts import prompt_from
+from sidecar.agents.record import MAX_TRANSITIONS, Execution, Failure, Transition
 from sidecar.agents.running import Objection, Prompt, Runner, no_objection
 from sidecar.agents.sanitizing import kept_beginning
 from sidecar.agents.states import Category, State, Status
-from sidecar.agents.telling import WAITS, StreamResponse, begun, stood, went_on
+from sidecar.agents.telling import WAITS, StreamResponse, begun, message_of, skill_of, stood, went_on
 from sidecar.agents.turns import Turns
 from sidecar.errors import Reason, Refusal
 from sidecar.metrics import Metrics
@@ -46,7 +47,6 @@ FOLLOW_EVERY_S: Final = 1.0
 OUT_S: Final = 15.0  # how long who follows another replica's run bears a store that is out
 MAX_INPUT_CHARS: Final = 16 * 1024
 MAX_TASK_BYTES: Final = 8 * 2**20  # of one that goes on again and again
-MAX_TRANSITIONS: Final = 100  # that are kept of its turns before
 MAX_UNKEPT: Final = 1_000
 SHARE: Final = Share(100_000, 100_000)  # all that were begun: queues bound them
 STOPPED: Final = "the sidecar stopped"
@@ -206,8 +206,12 @@ class Executions:
         course = self._courses.get(execution_id)
         if course is not None:
             await course.shown()
-        told = course.hearers.hear() if course is not None else self._follow_kept(execution_id)
-        async with aclosing(told):
+            async with aclosing(course.hearers.hear()) as told:
+                async for event in told:
+                    yield event
+            if not course.is_elsewhere or self._means.closing.is_set():
+                return
+        async with aclosing(self._follow_kept(execution_id)) as told:
             async for event in told:
                 yield event
 
@@ -291,9 +295,16 @@ class Executions:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     def drain(self) -> None:
-        """Begin nothing more: what waits for its turn, or for its next try, has failed."""
+        """Begin nothing more: what waits for its turn is left to another process where the store outlives this one, and
+        else has failed, as has what waits for its next try."""
         self._means.closing.set()
-        self._stop([course for course in self._courses.values() if course.waits], "before it could run")
+        waiting = [course for course in self._courses.values() if course.waits]
+        left = [course for course in waiting if self.store.is_durable and not has_begun(course.record)]
+        for course in left:
+            course.leave()
+        if left:
+            log.info("runs that had not begun are left to the next sidecar", extra={"runs": len(left)})
+        self._stop([course for course in waiting if course not in left], "before it could run")
 
     async def close(self, grace_s: float) -> None:
         """Begin nothing more, give what runs a while, then end it; the store says so."""
@@ -444,8 +455,8 @@ class Executions:
             course = self._courses.get(record.id)
             if course is not None:
                 course.saving.look(record)
-            else:
-                await self._left_behind(record)
+            elif not self._means.closing.is_set():
+                await self._nobodys(record)
         self._held_s = held_s
         if held_s - was_held_s > HELD_S:  # others may have taken what is ours for left behind: a write finds it out
             for course in self._courses.values():
@@ -461,9 +472,36 @@ class Executions:
             return None
         return await self.store.add(record, self.holder, self.clock() + HELD_S, self.bounds())
 
-    async def _left_behind(self, record: Execution) -> None:
-        """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there."""
-        why = UNKEPT if record.id in self._unkept else STOPPED
+    async def _nobodys(self, record: Execution) -> None:
+        """Nobody sees to it. If that changed since it was looked for, it is not the revision that is there. Raises
+        StoreOut."""
+        if record.id in self._unkept:
+            await self._left_behind(record, UNKEPT)
+        elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
+            await self._left_behind(record, STOPPED)
+        elif (why := self.withdrawn(record, skill_of(record.task))) is not None:
+            await self._left_behind(record, why)
+        elif isinstance(prompt := prompt_from(message_of(record.task), offer.definition), Prompt):
+            await self._take_up(offer, record, prompt)
+        else:
+            await self._left_behind(record, STOPPED)
+
+    async def _take_up(self, offer: Offer, record: Execution, prompt: Prompt) -> None:
+        """It waits for its turn here from now on; where there is no room, another look is soon."""
+        anew = taken_up(record, self.clock())
+
+        async def keep() -> None:
+            if not await self.store.replace(anew):
+                raise Refusal(Reason.TASK_UNKNOWN)
+
+        try:
+            await self._enter(offer, anew, prompt, keep)
+        except Refusal:
+            self._unkept.pop(record.id, None)
+        else:
+            log.info("a run that had not begun is taken up", extra={"run": record.id, "agent": record.target})
+
+    async def _left_behind(self, record: Execution, why: str) -> None:
         ended = left_behind(record, why, self.clock(), self.keep_s())
         if await self.store.replace(ended) and ended.status is not None and record.status is None:
             self.metrics.agent_ran(record.target, ended.status)

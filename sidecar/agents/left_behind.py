@@ -1,12 +1,13 @@
-"""What becomes of a run that nobody sees to any more?
+"""What becomes of a run whose process is gone?
 
-Whoever had it is gone, and so is its program: their keepers end with the sidecar (`processes/`). What it had done,
-nobody knows; so it has failed, and is not run again. An end that it had come to stands.
+The program is gone with the sidecar: its keeper ends with it (`processes/`). A run of which no try has begun is taken
+up by another sidecar and waits for its turn there: the store has it that a try begins before the try does. What a try
+had done is not known, so a run that had begun has failed, and is not run again. An end that it had come to stands.
 """
 
 from __future__ import annotations
 
-from sidecar.agents.record import Execution, Failure
+from sidecar.agents.record import MAX_TRANSITIONS, Execution, Failure, Transition
 from sidecar.agents.states import Category, State
 from sidecar.agents.telling import stood
 
@@ -16,6 +17,20 @@ _WHEN = {
     State.RUNNING: "while it ran",
     State.FAILED: "before its next try",
 }
+
+
+TAKEN_UP = "another process took it up"
+
+
+def has_begun(record: Execution) -> bool:
+    """Whether a try may have begun since it was ordered, or its caller answered."""
+    return record.state is not State.IDLE
+
+
+def taken_up(record: Execution, now_s: float) -> Execution:
+    """The run as it waits for its turn at another process; its next revision, so that one process alone has it."""
+    logged = (*record.transitions[-MAX_TRANSITIONS:], Transition(State.IDLE, now_s, TAKEN_UP))
+    return record._replace(transitions=logged, revision=record.revision + 1)
 
 
 def left_behind(record: Execution, why: str, now_s: float, keep_s: float) -> Execution:

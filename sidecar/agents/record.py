@@ -17,6 +17,8 @@ from sidecar.kept_callers import caller_from, plain_caller
 from sidecar.records import FINITE, Codec, Kind
 from sidecar.vocabulary import Caller
 
+MAX_TRANSITIONS: Final = 100  # kept of what was before it was taken up, or went on
+
 
 class Usage(NamedTuple):
     """The seed's ResourceUsage: what a run took, all its processes together. Memory and disk are in bytes."""

@@ -86,6 +86,11 @@ class Saving:
                     await self._at_once.wait()
         self._settled.set()
 
+    def leave(self) -> None:
+        """Write nothing more: it is as the store has it, for another process that takes it up."""
+        self.is_lost = True
+        self._settled.set()
+
     def look(self, theirs: Execution) -> None:
         """What somebody saw in the store."""
         if theirs.revision > self.revision and not self._takes(theirs):

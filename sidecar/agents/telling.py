@@ -39,10 +39,15 @@ def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: fl
     }
 
 
+def message_of(task: Task) -> Mapping[str, Any]:
+    """What its caller said last, as it was told to the program."""
+    said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
+    return said[-1] if said else {}
+
+
 def skill_of(task: Task) -> str:
     """Which skill its caller asked for last, as far as they said."""
-    said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
-    return str((said[-1].get("metadata") or {}).get(SKILL, "")) if said else ""
+    return str((message_of(task).get("metadata") or {}).get(SKILL, ""))
 
 
 def went_on(task: Task, message: Mapping[str, Any], now_s: float) -> Told:

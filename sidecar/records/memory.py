@@ -34,6 +34,11 @@ class MemoryStore(Generic[R]):
     _ends: list[tuple[float, str]] = field(default_factory=list)
     _added: int = 0
 
+    @property
+    def is_durable(self) -> bool:
+        """As `Store.is_durable`."""
+        return False
+
     async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
         """As `Store.add`."""
         if record.id in self._records:

@@ -30,6 +30,11 @@ class RedisStore(Generic[R]):
         """As `Store.up`."""
         return self._shared.up
 
+    @property
+    def is_durable(self) -> bool:
+        """As `Store.is_durable`."""
+        return True
+
     async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
         """As `Store.add`."""
         done = "" if bounds.done_per_target is None else bounds.done_per_target

@@ -141,6 +141,11 @@ class SqliteStore(Generic[R]):
         """As `Store.up`."""
         return self._file.up
 
+    @property
+    def is_durable(self) -> bool:
+        """As `Store.is_durable`."""
+        return True
+
     async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
         """As `Store.add`."""
         body = self._kind.codec.encode(record)

@@ -89,10 +89,13 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class Store(Protocol[R]):
-    """Where records live. Everything raises StoreOut. `up` says whether it answered last."""
+    """Where records live. Everything raises StoreOut. `up` says whether it answered last, `is_durable` whether what it
+    keeps outlives this process."""
 
     @property
     def up(self) -> bool: ...
+    @property
+    def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: Bounds) -> Added:
         """Keep a new record, held. An id is taken once, as long as its record is kept. When this returns KEPT, no crash

@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.agents.leases import KEY, STOOD_STILL
 from sidecar.agents.record import RUNS, Execution, Failure, Usage
-from sidecar.agents.running import Ended, Event, Order, Said, Started
+from sidecar.agents.running import Ended, Event, Order, Prompt, Said, Started
 from sidecar.agents.states import Category, State, Status
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import open_store
@@ -73,7 +73,6 @@ async def killed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("state", "when"),
     [
-        (State.IDLE, "before it could run"),
         (State.STARTING, "while it began"),
         (State.RUNNING, "while it ran"),
         (State.FAILED, "before its next try"),
@@ -89,9 +88,7 @@ async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
     kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
     stage = staged(script, store=kept, holder="file", max_concurrent_executions=1, retries=retries)
     left = await stage.begin()
-    if state is State.IDLE:
-        left = await stage.begin()
-    elif state is State.CLEANUP:
+    if state is State.CLEANUP:
         await stage.until(left, State.RUNNING)
         work.may_end.set()
         await asyncio.sleep(0.02)
@@ -114,6 +111,92 @@ async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
         assert not ran.there
         await after.until(await after.begin(), State.RUNNING)
     await kept.close()
+
+
+CHOICE = {"parameters": {"--mood": "calm"}}
+ALLOWED = {"cli_args": {"--mood": {"values": ["calm"]}}}
+
+
+@pytest.mark.parametrize("end", ["kill -9", "SIGTERM"])
+async def test_what_a_sidecar_left_before_it_began_runs_after_the_next_start(end: str, tmp_path: Path) -> None:
+    kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
+    work = Working()
+    stage = staged(work, store=kept, holder="file", max_concurrent_executions=1, per_call=ALLOWED)
+    first = await stage.begin()
+    await stage.until(first, State.RUNNING)
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "tides"}, {"data": CHOICE}]}
+    chosen = Prompt("tides", CHOICE["parameters"], {}, None, message)
+    left = (await stage.executions.begin("writer", chosen, ALICE, "context")).id
+    following = asyncio.create_task(stage.heard(left))
+    await asyncio.sleep(0.01)
+    if end == "kill -9":
+        await killed(stage)
+    else:
+        async with running(stage):  # its job sees the run that is nobody's now, and does not take it up again
+            stage.executions.drain()
+            told = await following
+            await asyncio.sleep(0.05)
+        assert told[-1] is not None and told[-1]["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
+    assert work.most == 1
+
+    orders: list[Order] = []
+
+    async def notes(order: Order) -> AsyncGenerator[Event]:
+        orders.append(order)
+        async for event in says(order):
+            yield event
+
+    again = staged(notes, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), holder="file", per_call=ALLOWED)
+    async with running(again):
+        run = await again.over(left)
+        assert (run.status, run.output, run.caller) == (Status.SUCCESS, "tides", ALICE)
+        assert [(one.execution_id, one.prompt.cli_args) for one in orders] == [(left, CHOICE["parameters"])]
+        assert (await again.over(first)).status is Status.FAILURE, "it had begun"
+    await kept.close()
+
+
+async def test_what_was_left_does_not_begin_for_a_caller_who_may_not_have_it_any_more(tmp_path: Path) -> None:
+    kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
+    stage = staged(Working(), store=kept, holder="file", max_concurrent_executions=1)
+    await stage.begin()
+    left = await stage.begin()
+    await killed(stage)
+    again = staged(says, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), holder="file")
+    again.executions.objection = lambda *_: Reason.PRINCIPAL_DISABLED
+    async with running(again):
+        run = await again.over(left)
+    assert (run.status, run.started_at) == (Status.FAILURE, None)
+    assert run.failure is not None and "principal-disabled" in run.failure.message
+    await kept.close()
+
+
+async def test_of_more_than_the_queue_holds_each_one_left_has_its_turn_in_the_end(tmp_path: Path) -> None:
+    kept = SqliteStore(tmp_path / "runs.sqlite", RUNS)
+    stage = staged(Working(), store=kept, holder="file", max_concurrent_executions=1)
+    runs = [await stage.begin() for _ in range(8)]
+    await stage.until(runs[0], State.RUNNING)
+    await killed(stage)
+    again = staged(
+        says, store=SqliteStore(tmp_path / "runs.sqlite", RUNS), holder="file", max_concurrent_executions=1, max_queue=2
+    )
+    async with running(again):
+        ends = [(await again.over(one)).status for one in runs]
+    assert ends == [Status.FAILURE] + 7 * [Status.SUCCESS]
+    await kept.close()
+
+
+async def test_the_store_has_that_a_run_begins_before_it_does(valkey: Valkey) -> None:
+    """Else another would take up what runs already, and it would run twice."""
+    work = Working()
+    async with replicas(valkey, work, max_concurrent_executions=1) as (stage,), running(stage):
+        first, second = [await stage.begin() for _ in range(2)]
+        await stage.until(first, State.RUNNING)
+        with valkey.frozen():
+            work.may_end.set()
+            await stage.until(second, State.STARTING)
+            await asyncio.sleep(0.05)
+            assert second not in work.there and work.most == 1
+        assert (await stage.over(second)).status is Status.SUCCESS
 
 
 async def test_what_is_asked_for_while_it_is_nobodys_is_what_becomes_of_it(tmp_path: Path) -> None:
@@ -251,7 +334,7 @@ async def test_who_was_not_heard_for_too_long_finds_out_which_runs_are_not_its_o
         assert not silent.executions._courses
 
 
-async def test_a_run_that_waited_and_was_taken_for_left_behind_does_not_begin(
+async def test_a_run_that_waited_and_was_taken_up_by_another_runs_there_alone(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.agents.executions.HELD_S", 0.1)
@@ -267,10 +350,13 @@ async def test_a_run_that_waited_and_was_taken_for_left_behind_does_not_begin(
     async with replicas(valkey, script, says, max_concurrent_executions=1) as (silent, other), running(other):
         first, second = [await silent.begin() for _ in range(2)]
         await silent.until(first, State.RUNNING)
+        following = asyncio.create_task(silent.heard(second))
         ended = [await other.over(one) for one in (first, second)]
+        assert [one.status for one in ended] == [Status.FAILURE, Status.SUCCESS]
         go_on.set()
         assert [await silent.until(one, State.IDLE) for one in (first, second)] == ended
         assert began == [first]
+        assert (await following)[-1] == {"task": ended[1].task}
 
 
 async def test_where_nobody_could_say_what_is_theirs_everybody_does_before_anything_is_taken_for_left_behind(
