@@ -209,7 +209,8 @@ class Laboratory:
             record = RUNS.codec.decode(run.body)
             self.found.at_the_kill[_phase(record)] += 1
             self.found.by_agent[record.target][_phase(record)] += 1
-            mine[name] = self.open_since.get(name, now)
+            if _phase(record) != "waiting":  # that runs in its turn, and is over when all is (`settle`)
+                mine[name] = self.open_since.get(name, now)
         self.open_since = mine
 
     def _same(self, name: str, standing: str) -> None:
