@@ -56,8 +56,8 @@ class Until(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to start. `path` is the executable's own, `env` is all of the environment. Without `cwd` it gets an empty
-    folder of its own, which goes when it does. `limits` are setrlimit's, by the end of their names: {"CPU": 60}.
-    `until` is how long it may live if nobody says more."""
+    folder of its own, which goes when it does. Both are absolute: who starts it works elsewhere. `limits` are
+    setrlimit's, by the end of their names: {"CPU": 60}. `until` is how long it may live if nobody says more."""
 
     path: str
     argv: Sequence[str]
@@ -65,6 +65,11 @@ class Program:
     cwd: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     until: Until | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.path, self.cwd):
+            if path is not None and not path.startswith("/"):
+                raise ValueError(f"a program is started by absolute paths, and {path} is none")
 
 
 class Exit(NamedTuple):

@@ -33,10 +33,10 @@ class SourceError(Exception):
 
 
 class Shelf:
-    """The folder of what was taken."""
+    """The folder of what was taken; absolute, as programs that work elsewhere are told it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.folder = shelf_of(settings)
+        self.folder = shelf_of(settings).absolute()
 
     @contextmanager
     def aside(self) -> Iterator[Path]:

@@ -105,6 +105,16 @@ async def test_what_was_committed_serves_byte_for_byte_whatever_attributes_say(r
     }
 
 
+async def test_from_a_folder_that_is_named_relatively_it_is_taken_too(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sidecar serve` reads `sidecar.yaml` of its working folder, with the `data: data` that `init` writes."""
+    monkeypatch.chdir(tmp_path)
+    kept, files = await taken(Path(), url=f"file://{repo}")
+    assert kept.name == run(repo, "rev-parse", "HEAD")
+    assert files["policies/agent_to_tool.csv"] == ROW.encode()
+
+
 async def test_rules_in_a_submodule_are_not_left_out_in_silence(repo: Path, tmp_path: Path) -> None:
     commit(repo, **{"policies/later/.gitkeep": ""})
     await taken(tmp_path, url=f"file://{repo}")
