@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from sidecar.visible import visible, visible_lines
+
 
 class Reason(StrEnum):
     """Why a call was refused. The words stand in answers, audit records and metrics (CONTRACT 6)."""
@@ -248,17 +250,22 @@ class Fault:
     severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        lines = [f"{where}: {self.severity}[{self.code}]: {self.message}"]
+        file = visible(self.file)
+        where = f"{file}:{self.line}:{self.column}" if self.line else file
+        lines = [f"{where}: {self.severity}[{self.code}]: {visible(self.message)}"]
         if self.source:
-            gutter = f"{self.line:5d} | "
-            lines += [
-                gutter + self.source,
-                " " * (len(gutter) - 2) + "| " + " " * (self.column - 1) + "^" * max(1, self.width),
-            ]
+            lines += self._quoted()
         if self.hint:
-            lines.append(f"   hint: {self.hint}")
+            lines.append(f"   hint: {visible(self.hint)}")
         return "\n".join(lines)
+
+    def _quoted(self) -> tuple[str, str]:
+        """The line, and below it a mark where the fault is."""
+        gutter, start = f"{self.line:5d} | ", self.column - 1
+        before, marked = self.source[:start], self.source[start : start + self.width]
+        width = max(self.width, len(visible_lines(marked)), 1)
+        mark = " " * (len(gutter) - 2) + "| " + " " * max(start, len(visible_lines(before))) + "^" * width
+        return gutter + visible_lines(self.source), mark
 
 
 class ConfigError(Exception):

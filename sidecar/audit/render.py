@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from sidecar.audit.chain import ascii_json
+from sidecar.visible import visible
 
 _INDENT = " " * 14
 _DATA_CHARS = 200  # of a result that was kept
@@ -110,10 +111,7 @@ def plain(value: object) -> str:
     """Text that no terminal obeys (threats O1): control, bidi and other unprintable characters as escapes."""
     if value is None:
         return ""
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return visible(str(value))
 
 
 def plain_data(value: Any) -> Any:

@@ -29,6 +29,7 @@ from sidecar.clients.wrapping import (
 from sidecar.errors import ConfigError
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.nodes import Loc
+from sidecar.visible import visible, visible_lines
 
 NO, INVALID = 1, 3
 LOCAL = "http://127.0.0.1:8070"
@@ -113,8 +114,9 @@ def unwrap(path: Path, as_json: bool) -> None:
     if done.exactly:
         click.echo(f"{path} is again what it was, byte for byte")
     else:
-        click.echo(f"{path} was edited since: put back {', '.join(done.restored) or 'nothing'}, all else stays{kept}")
-    for name in done.left:
+        restored = visible(", ".join(done.restored)) or "nothing"
+        click.echo(f"{path} was edited since: put back {restored}, all else stays{kept}")
+    for name in map(visible, done.left):
         click.echo(f"note: {name} leads to a sidecar, and no backup says where it led before: left as it is", err=True)
 
 
@@ -231,9 +233,9 @@ def _tell_wrapped(
         click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2))
         return
     for loc, address in changed.items():
-        click.echo(f"{loc[-1]} → {address}")
+        click.echo(visible(f"{loc[-1]} → {address}"))
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(visible(f"note: {note}"), err=True)
     if headers:
         click.echo(f"note: set {KEY_VARIABLE} in the client's environment", err=True)
     if backup is None:
@@ -243,5 +245,5 @@ def _tell_wrapped(
 
 
 def _end(message: str, code: int) -> NoReturn:
-    click.echo(message, err=True)
+    click.echo(visible_lines(message), err=True)
     raise SystemExit(code)

@@ -15,6 +15,7 @@ import yaml
 from sidecar.errors import ConfigError
 from sidecar.settings.load import Shown, load, shown_settings
 from sidecar.settings.schema import json_schema
+from sidecar.visible import visible
 
 INVALID = 3
 
@@ -39,7 +40,7 @@ def show(path: Path, origin: bool, as_json: bool) -> None:
         value = [_with_origin(setting) for setting in settings] if origin else _tree(settings)
         click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2))
     elif origin:
-        click.echo("\n".join(_table(settings)))
+        click.echo("\n".join(map(visible, _table(settings))))
     else:
         click.echo(yaml.safe_dump(_tree(settings), sort_keys=False, allow_unicode=True), nl=False)
 

@@ -19,6 +19,7 @@ import orjson
 from sidecar.cli.config import schema_of
 from sidecar.errors import ConfigError
 from sidecar.settings.shipped import shipped
+from sidecar.visible import visible
 
 if TYPE_CHECKING:
     from sidecar.clients.configuration import ClientFile
@@ -124,7 +125,7 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
         click.echo(orjson.dumps({"folder": str(folder), "files": [*files, *secrets], "notes": notes}))
         return
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(visible(f"note: {note}"), err=True)
     click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
 
 

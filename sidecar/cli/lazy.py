@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from sidecar.visible import visible_lines
+
 
 class LazyGroup(click.Group):
     """Imports a command's file when the command is used, so that `--help` and completion stay quick.
@@ -19,6 +21,14 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **more: Any) -> None:
         super().__init__(*args, **more)
         self._commands_in = commands_in
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does; a message of wrong usage quotes names of files, and no terminal obeys it."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error).update(message=visible_lines(error.message))
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._commands_in)

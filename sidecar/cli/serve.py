@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ import orjson
 from sidecar.cli.control import ask_control, control_socket
 from sidecar.descriptors import hold_standard, take_all
 from sidecar.errors import ConfigError, Fault
+from sidecar.visible import visible
 
 if TYPE_CHECKING:
     from sidecar.app import App
@@ -216,7 +218,7 @@ def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]
 
 def _plain(fault: Fault) -> dict[str, object]:
     return {
-        "file": fault.file,
+        "file": visible(fault.file),
         "line": fault.line,
         "column": fault.column,
         "code": fault.code,
@@ -245,7 +247,10 @@ class _Lines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # a name that is no UTF-8
+            return json.dumps(line, default=str)
 
 
 def _log_to_stderr() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sidecar.errors import Fault
+from sidecar.visible import visible
 
 MAX_FAULTS = 200  # a wrong separator makes every row wrong; a screenful says it as well as a million lines
 
@@ -58,4 +59,4 @@ def meant(word: str, known: Iterable[str]) -> str:
 def shown(text: str) -> str:
     """A value inside a message: short, and with nothing that a terminal would obey."""
     cut = text if len(text) <= 80 else text[:77] + "..."
-    return '"' + cut.encode("unicode_escape").decode() + '"' if not cut.isprintable() else f'"{cut}"'
+    return f'"{visible(cut)}"'

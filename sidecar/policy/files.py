@@ -68,7 +68,7 @@ def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
         if len(found) == MAX_FILES:
             faults.whole("P001", f"more than {MAX_FILES} files", str(folder))
             break
-        stem = _stem(path, faults)
+        stem = "" if unprintable(path, faults) else _stem(path, faults)
         if stem:
             found.append(PolicyFile(path, relative, stem))
     return found
@@ -80,6 +80,14 @@ def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
     if fault is not None:
         faults.whole(fault.code, fault.message, fault.file, fault.hint)
     return fault is not None
+
+
+def unprintable(path: Path, faults: Faults) -> bool:
+    """Whether the name of a file or folder holds what no terminal shows, which is a fault: every message quotes it."""
+    if path.name.isprintable():
+        return False
+    faults.whole("P002", "its name holds characters that cannot be shown", str(path), "rename it")
+    return True
 
 
 def left_by_an_editor(name: str) -> bool:
@@ -128,7 +136,7 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
                 faults.whole("P001", "a folder with the name of a file", str(path), hint)
             elif not _is_folder(path):
                 yield path
-            elif not leads_out(path, folder, faults):
+            elif not (leads_out(path, folder, faults) or unprintable(path, faults)):
                 folders.append(path)
         todo.extend(reversed(folders))
 

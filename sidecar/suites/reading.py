@@ -135,7 +135,7 @@ def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
 
 
 def _is_test_file(path: Path, faults: list[Fault]) -> bool:
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in SUFFIXES or not path.name.isprintable():
         faults.append(fault_in(path, "no file of policy tests has this name", code="T002", hint="name it *.yaml"))
         return False
     try:

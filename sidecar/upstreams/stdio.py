@@ -24,6 +24,7 @@ from sidecar.processes import Process, Processes, Program, StartFailed
 from sidecar.settings import upstreams as settings
 from sidecar.settings.programs import environment_of, executable_of
 from sidecar.upstreams.wired import Bounds, WiredUpstream
+from sidecar.visible import visible
 from sidecar.vocabulary import Caller
 
 # A program that does not read: what it is sent is kept up to here, and then refused (threats X5).
@@ -48,7 +49,7 @@ class Tail:
 
     def add(self, line: bytes) -> None:
         text = line[: 4 * MAX_TAIL_CHARS].decode("utf-8", "backslashreplace").rstrip("\r\n")
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        shown = visible(text)
         if shown:
             self._lines.append(shown[:MAX_TAIL_CHARS])
 

@@ -12,6 +12,7 @@ import click
 import orjson
 
 from sidecar.errors import ConfigError
+from sidecar.visible import visible_lines
 from sidecar.workbench.catalogue import read_catalogue
 from sidecar.workbench.diff import Difference, difference, load
 from sidecar.workbench.diff.data import as_data
@@ -73,7 +74,7 @@ def diff(
     if as_json:
         click.echo(orjson.dumps(as_data(found)))
     else:
-        click.echo(as_markdown(found) if markdown else as_text(found))
+        click.echo(visible_lines(as_markdown(found) if markdown else as_text(found)))
     if _fails(found, fail_on):
         sys.exit(DIFFERENT)
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from sidecar.limits.amounts import in_units
+from sidecar.visible import visible
 from sidecar.vocabulary import PermissionKind, Rule
 from sidecar.workbench.explain import Charged, Explanation, Ground, Ran, Traced
 from sidecar.workbench.nearest import Near, moment
@@ -17,14 +18,9 @@ from sidecar.workbench.records import Asked
 _PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
 
 
-def printable(text: str) -> str:
-    """A line that no terminal obeys, whoever wrote the record that it tells of (threats O1)."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
 def lines(found: Explanation, asked: Asked | None = None) -> Iterator[str]:
     """The explanation, line by line."""
-    yield from map(printable, _lines(found, asked))
+    yield from map(visible, _lines(found, asked))
 
 
 def _lines(found: Explanation, asked: Asked | None) -> Iterator[str]:

@@ -13,9 +13,9 @@ import orjson
 from sidecar.audit.digest import load_key
 from sidecar.audit.parts import given
 from sidecar.cli.moments import Moment
-from sidecar.cli.policy.explanation import printable
 from sidecar.cli.progress import percent_of
 from sidecar.errors import ConfigError
+from sidecar.visible import visible
 from sidecar.workbench.places import in_folder
 from sidecar.workbench.records import UnreadableError
 from sidecar.workbench.replay import Candidate, Change, Group, Kind, Replay
@@ -81,7 +81,7 @@ def replay(
     if as_json:
         click.echo(orjson.dumps(as_data(report, candidate.engine.revision, limit)))
     else:
-        click.echo("\n".join(map(printable, lines(report, candidate.engine.revision, limit))))
+        click.echo("\n".join(map(visible, lines(report, candidate.engine.revision, limit))))
     counted = {"any": report.changed, "wider": report.wider, "narrower": report.narrower}
     if counted[fail_on]:
         sys.exit(DIFFERENT)

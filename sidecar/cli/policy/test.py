@@ -17,6 +17,7 @@ from sidecar.errors import ConfigError
 from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
 from sidecar.suites import FOLDER, PolicyTest, Suite, read_suites, run_suites
+from sidecar.visible import visible_lines
 from sidecar.workbench.junit import junit
 from sidecar.workbench.places import Place, configured
 from sidecar.workbench.suite_report import Telling
@@ -124,7 +125,7 @@ class Run:
         if self.as_json:
             click.echo(orjson.dumps(telling.data()))
         else:
-            click.echo("\n".join(telling.text(verbose=self.verbose)))
+            click.echo(visible_lines("\n".join(telling.text(verbose=self.verbose))))
 
     def _none_found(self, place: Place, suites: Sequence[Suite]) -> int:
         """A folder without tests is no failure; tests that were asked for and are not there are one."""

@@ -8,6 +8,7 @@ github    workflow commands, which GitHub shows beside the changed lines
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import orjson
 
 from sidecar import __version__
 from sidecar.errors import Fault
+from sidecar.visible import visible
 from sidecar.workbench.check import Report
 from sidecar.workbench.check.codes import CODES, Meaning
 
@@ -71,7 +73,7 @@ def json(report: Report, where: str, root: Path) -> str:
 def plain(fault: Fault) -> dict[str, object]:
     """A fault for programs. `end_column` is the column after its last character; a whole file has 0 and 0."""
     return {
-        "file": fault.file,
+        "file": visible(fault.file),
         "line": fault.line,
         "column": fault.column,
         "end_column": _end(fault),
@@ -144,8 +146,8 @@ def _artifact(file: str, root: Path) -> dict[str, str]:
     """RFC 3986: what is no plain character of a path is percent-encoded; a file outside the root is a file: URI."""
     path = relative(file, root)
     if path.startswith("/"):
-        return {"uri": "file://" + quote(path)}
-    return {"uri": quote(path), "uriBaseId": "%SRCROOT%"}
+        return {"uri": "file://" + quote(os.fsencode(path))}
+    return {"uri": quote(os.fsencode(path)), "uriBaseId": "%SRCROOT%"}
 
 
 # --- GitHub -----------------------------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def github(report: Report, where: str, root: Path) -> str:
 
 
 def _command(fault: Fault, root: Path) -> str:
-    properties: dict[str, object] = {"file": relative(fault.file, root)}
+    properties: dict[str, object] = {"file": visible(relative(fault.file, root))}
     if fault.line:
         properties |= {"line": fault.line, "endLine": fault.line, "col": fault.column, "endColumn": _end(fault)}
     meaning = CODES.get(fault.code)
