@@ -16,7 +16,7 @@ import pytest
 TESTS = Path(__file__).parent.parent
 REPORTS = """
 BL-001
-  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_malformed_body_is_an_error_one_record_and_nothing_else
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_batch_is_refused_however_long
 BL-003
@@ -65,13 +65,13 @@ BL-024
   flow/test_limit_outage.py test_callers_in_flight_hear_of_an_outage_together
   flow/test_limit_outage.py test_a_network_that_swallows_everything_costs_no_more_than_the_promise
 BL-025
-  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_malformed_body_is_an_error_one_record_and_nothing_else
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
 BL-026
   unit/policy/test_files.py test_the_same_grants_load_the_same_however_they_are_written
   unit/policy/test_files.py test_what_is_not_understood_is_a_fault_at_its_place
 BL-027
-  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_malformed_body_is_an_error_one_record_and_nothing_else
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_malformed_body_is_called_malformed_and_never_denied
 BL-028
@@ -151,7 +151,7 @@ BL-061
   unit/upstreams/test_pins.py test_order_and_white_space_do_not_count
   unit/upstreams/test_pins.py test_each_member_counts_and_is_named
 BL-062
-  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_malformed_body_is_an_error_one_record_and_nothing_else
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_no_other_spelling_of_an_envelope_key_is_taken
   unit/protocols/test_jsonrpc.py test_no_other_spelling_of_a_parameter_is_taken
@@ -185,7 +185,7 @@ BL-075
   unit/audit/test_record.py test_hostile_text_in_every_field_stays_one_bounded_line
   unit/audit/test_record.py test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was
 BL-076
-  flow/test_hostile_callers.py test_a_malformed_body_is_400_one_record_and_nothing_else
+  flow/test_hostile_callers.py test_a_malformed_body_is_an_error_one_record_and_nothing_else
   flow/test_hostile_callers.py test_a_body_one_byte_too_long_is_not_decided_on_in_part
   unit/protocols/test_jsonrpc.py test_a_body_of_the_corpus_meets_its_verdict
   unit/protocols/test_jsonrpc.py test_a_key_twice_is_refused_at_every_depth
