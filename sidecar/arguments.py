@@ -15,10 +15,11 @@ tool is then quarantined, alone. What is accepted is compiled for `jsonschema-rs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 import jsonschema_rs
 import orjson
@@ -44,6 +45,19 @@ DIALECTS: Final[Mapping[str, type[Any]]] = {
     "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
 }
 DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP 2025-11-25, SEP-1613
+
+# Who refers to a schema, and in which dialects the keyword exists. In others it would be passed over in silence.
+_DYNAMIC_REF, _RECURSIVE_REF = "$dynamicRef", "$recursiveRef"
+_DIALECT_OF_REF: Final = {
+    _DYNAMIC_REF: "https://json-schema.org/draft/2020-12/schema",
+    _RECURSIVE_REF: "https://json-schema.org/draft/2019-09/schema",
+}
+_EMBEDS: Final = frozenset(_DIALECT_OF_REF.values())  # the dialects in which a schema may hold others, by `$id`
+# Names that every reader joins and compares alike: without dot segments, escapes, ports and empty steps.
+_STEPS = r"[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)*"
+_PLAIN_NAME = re.compile(rf"(?:https?://[a-z0-9.\-]+(?:/{_STEPS})?|urn:[a-z0-9\-]+:[A-Za-z0-9._~:/\-]+|/?{_STEPS})\Z")
+_NAMELESS: Final = "https://schema.invalid/schema"  # what names are joined to in a document without one
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
         "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
@@ -118,14 +132,14 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
     if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
         raise SchemaRefused("the schema must be an object with type: object" if of_object else "it must be an object")
     _refuse_size(schema)
-    dialect = schema.get("$schema", DEFAULT_DIALECT)
-    validator = DIALECTS.get(dialect.removesuffix("#")) if isinstance(dialect, str) else None
+    dialect = _dialect_of(schema, DEFAULT_DIALECT)
+    validator = DIALECTS.get(dialect)
     if validator is None:
         raise SchemaRefused("/$schema names a dialect that is not known here")
     if not jsonschema_rs.meta.is_valid(schema):
         raise SchemaRefused(_why_invalid(schema))
-    survey = _Survey(schema)
-    weight, patterns = survey.weigh(schema, "", 0)
+    survey = _Survey(schema, dialect)
+    weight, patterns = survey.weigh(schema, "", 0, survey.places.top)
     if weight > MAX_WEIGHT or survey.patterns > MAX_PATTERNS:
         raise SchemaRefused("the schema has too many subschemas or patterns, references counted where they lead")
     try:
@@ -149,18 +163,81 @@ def every_subschema(root: object) -> Iterator[dict[str, Any]]:
             waiting.extend(child for _, _, child in _subschemas(node))
 
 
+@dataclass(slots=True)
+class _Places:
+    """Where references can lead: every schema of a document that has a name, by the name of the resource that it is of.
+    `top` is the document's own. `bases` says of each schema which resource that is; a schema stands there by its
+    identity, and each is one object of the parsed document."""
+
+    dialect: str
+    top: str = ""
+    resources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bases: dict[int, str] = field(default_factory=dict)
+    anchors: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    dynamic: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def note(self, root: dict[str, Any]) -> None:
+        """Walk the document. Raises SchemaRefused for names that two readers may understand otherwise."""
+        named = root.get("$id")
+        self.top = named.removesuffix("#") if isinstance(named, str) else _NAMELESS
+        self.resources[self.top] = root
+        waiting: list[tuple[dict[str, Any], str, str]] = [(root, self.top, "")]
+        while waiting:
+            node, base, at = waiting.pop()
+            if node is not root and isinstance(node.get("$id"), str):
+                base = self._embed(node, base, at)
+            self.bases.setdefault(id(node), base)
+            self._note_anchors(node, base)
+            for _, step, child in _subschemas(node):
+                if isinstance(child, dict):
+                    waiting.append((child, base, f"{at}/{step}"))
+
+    def _embed(self, node: dict[str, Any], base: str, at: str) -> str:
+        """The name of a resource inside the document."""
+        if self.dialect not in _EMBEDS:
+            raise SchemaRefused(f"{_place(at)}/$id stands below the top of the schema")
+        name = self.joined(base, node["$id"].removesuffix("#"))
+        if name is None or name in self.resources:
+            raise SchemaRefused(f"{_place(at)}/$id is not a plain name, or names two schemas")
+        if _dialect_of(node, self.dialect) != self.dialect:
+            raise SchemaRefused(f"{_place(at)}/$schema names another dialect than the top of the schema")
+        self.resources[name] = node
+        return name
+
+    def _note_anchors(self, node: dict[str, Any], base: str) -> None:
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(name := node.get(keyword), str):
+                self.anchors.setdefault((base, name), []).append(node)
+        if isinstance(name := node.get("$dynamicAnchor"), str):
+            self.dynamic.setdefault(name, []).append(node)
+        if node.get("$recursiveAnchor") is True:
+            self.dynamic.setdefault(_RECURSIVE_REF, []).append(node)
+
+    def joined(self, base: str, name: str) -> str | None:
+        """A name as it is meant in a resource; None where readers may differ."""
+        if not name:
+            return base
+        if not _PLAIN_NAME.match(name):
+            return None
+        if _ABSOLUTE.match(name):
+            return name
+        return urljoin(base, name) if base.startswith(("http://", "https://")) and _PLAIN_NAME.match(base) else None
+
+
 class _Survey:
     """Walks every subschema once, follows references, and adds up what checking may cost."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], dialect: str) -> None:
         self.cyclic = False
         self.branches = 1
         self.patterns = 0
+        self.places = _Places(dialect)
+        self.places.note(root)
         self._root = root
         self._known: dict[int, tuple[int, int]] = {}
         self._open: set[int] = set()
 
-    def weigh(self, node: object, at: str, level: int) -> tuple[int, int]:
+    def weigh(self, node: object, at: str, level: int, base: str) -> tuple[int, int]:
         """Subschemas and patterns below `node`, itself included, references unfolded."""
         if not isinstance(node, dict):
             return 1, 0
@@ -171,61 +248,90 @@ class _Survey:
             if level > MAX_LEVELS:
                 raise SchemaRefused(f"{_place(at)} is nested deeper than {MAX_LEVELS} levels, references included")
             self._open.add(id(node))
-            self._known[id(node)] = self._weigh_open(node, at, level + 1)
+            self._known[id(node)] = self._weigh_open(node, at, level + 1, self.places.bases.get(id(node), base))
             self._open.discard(id(node))
         return self._known[id(node)]
 
-    def _weigh_open(self, node: dict[str, Any], at: str, level: int) -> tuple[int, int]:
+    def _weigh_open(self, node: dict[str, Any], at: str, level: int, base: str) -> tuple[int, int]:
         self._refuse_keywords(node, at)
         own_patterns = ("pattern" in node) + len(_mapping(node, "patternProperties"))
         self.patterns += own_patterns
         weight = 1 + len(_list(node, "enum")) // 8 + (16 if node.get("uniqueItems") else 0)
         patterns, branching = own_patterns, 0
         for keyword, step, child in _subschemas(node):
-            below, within = self.weigh(child, f"{at}/{step}", level)
+            below, within = self.weigh(child, f"{at}/{step}", level, base)
             if keyword in _DEFINITIONS:  # costs nothing until something refers to it
                 continue
             weight, patterns = weight + below, patterns + within
             branching += below if keyword in _BRANCHES else 0
-        if "$ref" in node:
-            below, within = self.weigh(self._target(node["$ref"], at), f"{at}/$ref", level)
-            weight, patterns = weight + below, patterns + within
+        for keyword in ("$ref", _DYNAMIC_REF, _RECURSIVE_REF):
+            if keyword in node:
+                below, within = self._weigh_reference(keyword, node[keyword], at, level, base)
+                weight, patterns = weight + below, patterns + within
         self.branches = max(self.branches, branching)
         return weight, patterns
 
+    def _weigh_reference(self, keyword: str, reference: object, at: str, level: int, base: str) -> tuple[int, int]:
+        """The heaviest of the schemas that a reference may lead to: where a dynamic one does, the call says."""
+        place = f"{at}/{keyword}"
+        weighed = [self.weigh(target, place, level, base) for target in self._targets(keyword, reference, place, base)]
+        return max(below for below, _ in weighed), max(within for _, within in weighed)
+
     def _refuse_keywords(self, node: dict[str, Any], at: str) -> None:
-        for keyword in ("$dynamicRef", "$recursiveRef"):
-            if keyword in node:
-                raise SchemaRefused(f"{_place(at)}/{keyword} is not supported")
-        # A second base would give every "#/..." below it another meaning.
-        for keyword in ("$id", "id"):
-            if node is not self._root and isinstance(node.get(keyword), str):
+        for keyword, dialect in _DIALECT_OF_REF.items():
+            if keyword in node and dialect != self.places.dialect:
+                raise SchemaRefused(f"{_place(at)}/{keyword} is not of this dialect, but of {dialect}")
+        # A second base would give every "#/..." below it another meaning; one where no keyword leads has none.
+        unnoted = node is not self._root and id(node) not in self.places.bases
+        for keyword, refused in (("$id", unnoted), ("id", node is not self._root and not self._embeds)):
+            if refused and isinstance(node.get(keyword), str):
                 raise SchemaRefused(f"{_place(at)}/{keyword} stands below the top of the schema")
 
-    def _target(self, reference: object, at: str) -> object:
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            raise SchemaRefused(f"{_place(at)}/$ref leads out of the schema: {str(reference)[:100]!r}")
-        fragment = unquote(reference[1:])
-        if fragment and not fragment.startswith("/"):
-            return self._anchored(fragment, at)
-        node: object = self._root
-        for token in fragment.split("/")[1:]:
+    @property
+    def _embeds(self) -> bool:
+        return self.places.dialect in _EMBEDS
+
+    def _targets(self, keyword: str, reference: object, at: str, base: str) -> Sequence[object]:
+        name, _, fragment = reference.partition("#") if isinstance(reference, str) else ("", "", "")
+        where = self.places.joined(base, name)
+        if not isinstance(reference, str) or where not in self.places.resources or (name and not self._embeds):
+            raise SchemaRefused(f"{_place(at)} leads out of the schema: {str(reference)[:100]!r}")
+        fragment = unquote(fragment)
+        if keyword == _RECURSIVE_REF:
+            top = self.places.resources[where]
+            return [top, *self.places.dynamic.get(_RECURSIVE_REF, ())] if top.get("$recursiveAnchor") is True else [top]
+        if not fragment or fragment.startswith("/"):
+            return [self._pointed(fragment, reference, at, where)]
+        target = self._anchored(fragment, at, where)
+        if keyword == _DYNAMIC_REF and target.get("$dynamicAnchor") == fragment:
+            return self.places.dynamic[fragment]
+        return [target]
+
+    def _pointed(self, pointer: str, reference: str, at: str, where: str) -> object:
+        node: object = self.places.resources[where]
+        for token in pointer.split("/")[1:]:
             step = token.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and step in node:
                 node = node[step]
             elif isinstance(node, list) and step.isascii() and step.isdigit() and int(step) < len(node):
                 node = node[int(step)]
             else:
-                raise SchemaRefused(f"{_place(at)}/$ref leads nowhere: {reference[:100]!r}")
+                raise SchemaRefused(f"{_place(at)} leads nowhere: {reference[:100]!r}")
         if not isinstance(node, dict | bool):
-            raise SchemaRefused(f"{_place(at)}/$ref leads to what is no schema: {reference[:100]!r}")
+            raise SchemaRefused(f"{_place(at)} leads to what is no schema: {reference[:100]!r}")
         return node
 
-    def _anchored(self, name: str, at: str) -> object:
-        found = [node for node in every_subschema(self._root) if node.get("$anchor") == name]
+    def _anchored(self, name: str, at: str, where: str) -> dict[str, Any]:
+        found = self.places.anchors.get((where, name), ())
         if len(found) != 1:
-            raise SchemaRefused(f"{_place(at)}/$ref names an anchor that does not exist once: {name[:100]!r}")
+            raise SchemaRefused(f"{_place(at)} names an anchor that does not exist once: {name[:100]!r}")
         return found[0]
+
+
+def _dialect_of(schema: dict[str, Any], default: str) -> str:
+    """The dialect that a schema names, with or without the empty fragment; "" for what is no name."""
+    dialect = schema.get("$schema", default)
+    return dialect.removesuffix("#") if isinstance(dialect, str) else ""
 
 
 def _subschemas(node: dict[str, Any]) -> Iterator[tuple[str, str, object]]:

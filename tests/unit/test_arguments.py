@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from referencing import Registry
 
 from sidecar.arguments import (
+    DIALECTS,
     MAX_LEVELS,
     MAX_PATTERNS,
     MAX_SCHEMA_BYTES,
@@ -91,9 +92,49 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"type": "object", "$ref": "#a", "$defs": {"x": {"$anchor": "a"}, "y": {"$anchor": "a"}}},
         "names an anchor",
     ),
-    "a dynamic reference": (of({"a": {"$dynamicRef": "#x"}}), "/properties/a/$dynamicRef is not supported"),
-    "a recursive reference": (of({"a": {"$recursiveRef": "#"}}), "/properties/a/$recursiveRef is not supported"),
-    "a second base": (of({"a": {"$id": "urn:a"}}), "/properties/a/$id stands below the top"),
+    "a dynamic reference to nowhere": (of({"a": {"$dynamicRef": "#x"}}), "/properties/a/$dynamicRef names an anchor"),
+    "a dynamic reference out": (of({"a": {"$dynamicRef": "http://h/x#a"}}), "/properties/a/$dynamicRef leads out"),
+    "a dynamic reference before there were any": (
+        of({"a": {"$dynamicRef": "#"}}, **{"$schema": "http://json-schema.org/draft-07/schema#"}),
+        "/properties/a/$dynamicRef is not of this dialect",
+    ),
+    "a recursive reference": (of({"a": {"$recursiveRef": "#"}}), "/properties/a/$recursiveRef is not of this dialect"),
+    "a second base before there were any": (
+        of({"a": {"$id": "b"}}, **{"$schema": "http://json-schema.org/draft-07/schema#"}),
+        "/properties/a/$id stands below the top",
+    ),
+    "a second base where no keyword leads": (
+        of({"a": {"$ref": "#/x"}}, x={"$id": "b"}),
+        "/properties/a/$ref/$id stands below the top",
+    ),
+    "a second base that readers may join otherwise": (of({"a": {"$id": "x/../b"}}), "/properties/a/$id is not a plain"),
+    "one name of two schemas": (of({"a": {"$id": "b"}, "c": {"$id": "/b"}}), "$id is not a plain name, or names two"),
+    "a second dialect": (
+        of({"a": {"$id": "b", "$schema": "http://json-schema.org/draft-07/schema#"}}),
+        "/properties/a/$schema names another dialect",
+    ),
+    "dynamic references that double": (
+        {
+            "type": "object",
+            "$dynamicRef": "#d0",
+            "$defs": {
+                f"d{n}": {"$dynamicAnchor": f"d{n}", "allOf": [{"$dynamicRef": f"#d{n + 1}"}] * 2} for n in range(14)
+            }
+            | {"last": {"$dynamicAnchor": "d14"}},
+        },
+        "too many subschemas",
+    ),
+    "the heaviest of what a dynamic reference may lead to": (
+        {
+            "type": "object",
+            "allOf": [{"$dynamicRef": "#x"}] * 100,
+            "$defs": {
+                "light": {"$dynamicAnchor": "x"},
+                "heavy": {"$id": "heavy", "$dynamicAnchor": "x", "allOf": [{"minProperties": n} for n in range(101)]},
+            },
+        },
+        "too many subschemas",
+    ),
     "look-ahead": (of({"a": {"pattern": "^(?=x)"}}), "/properties/a/pattern is no pattern of the linear-time kind"),
     "a back-reference": (
         of({"a": {"pattern": r"(a)\1"}}),
@@ -150,6 +191,105 @@ def test_what_real_servers_write_is_used(schema: Json) -> None:
 def test_a_property_named_like_an_absolute_reference_is_only_a_property() -> None:
     schema = compile_schema(of({"$ref": {"type": "string"}}))
     assert schema.violation({"$ref": 1}) == Violation("/$ref", "type")
+
+
+DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+LIST_OF_T = {
+    "$id": "list",
+    "type": "array",
+    "items": {"$dynamicRef": "#T"},
+    "$defs": {"none": {"$dynamicAnchor": "T", "not": {}}},
+}
+TREE = {
+    "$id": "https://acme.example/tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "properties": {"data": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+}
+STRICT_TREE = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema#",
+    "$id": "https://acme.example/strict-tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "$ref": "tree",
+    "unevaluatedProperties": False,
+    "$defs": {"tree": TREE},
+}
+TREE_OF_2019 = {
+    "$id": "https://acme.example/tree",
+    "$recursiveAnchor": True,
+    "type": "object",
+    "properties": {"data": True, "kids": {"type": "array", "items": {"$recursiveRef": "#"}}},
+}
+# A schema, arguments that fit, and arguments that do not: what refers dynamically, and what is embedded by `$id`.
+REFERRING: dict[str, tuple[Json, Json, Json]] = {
+    "a tree": (TREE, {"kids": [{"kids": []}]}, {"kids": [{"kids": [1]}]}),
+    "a tree that is told to be strict": (STRICT_TREE, {"kids": [{"data": 1}]}, {"kids": [{"daat": 1}]}),
+    "a list whose items its user says": (
+        {
+            **of({"a": {"$ref": "strings"}}),
+            "$defs": {
+                "strings": {
+                    "$id": "strings",
+                    "$ref": "list",
+                    "$defs": {"s": {"$dynamicAnchor": "T", "type": "string"}, "list": LIST_OF_T},
+                }
+            },
+        },
+        {"a": ["x"]},
+        {"a": [1]},
+    ),
+    "a list whose items nobody says": (
+        {**of({"a": {"$ref": "list"}}), "$defs": {"list": LIST_OF_T}},
+        {"a": []},
+        {"a": ["x"]},
+    ),
+    "an anchor that is only an anchor": (
+        of({"a": {"$dynamicRef": "#s"}}, **{"$defs": {"s": {"$anchor": "s", "type": "string"}}}),
+        {"a": ""},
+        {"a": 1},
+    ),
+    "an embedded schema's own top": (
+        of({"a": {"$id": "urn:acme:b", "properties": {"b": {"$ref": "#"}}, "maxProperties": 1}}),
+        {"a": {"b": {"b": {}}}},
+        {"a": {"b": {"b": 1, "c": 2}}},
+    ),
+    "an embedded schema by its name": (
+        of({"a": {"$ref": "urn:acme:b"}, "b": {"$id": "urn:acme:b", "type": "string"}}),
+        {"a": ""},
+        {"a": 1},
+    ),
+    "recursion of 2019-09": ({"$schema": DRAFT_2019, **TREE_OF_2019}, {"kids": [{}]}, {"kids": [{"kids": [1]}]}),
+    "recursion of 2019-09 that is told to be strict": (
+        {
+            "$schema": f"{DRAFT_2019}#",
+            "$id": "https://acme.example/strict-tree",
+            "$recursiveAnchor": True,
+            "type": "object",
+            "$ref": "tree",
+            "unevaluatedProperties": False,
+            "$defs": {"tree": TREE_OF_2019},
+        },
+        {"kids": [{"data": 1}]},
+        {"kids": [{"daat": 1}]},
+    ),
+    "an id that is no keyword any more": (of({"a": {"id": "x", "type": "string"}}), {"a": ""}, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize(("schema", "fits", "does_not"), REFERRING.values(), ids=REFERRING.keys())
+def test_references_mean_what_their_dialect_says(schema: Json, fits: Json, does_not: Json) -> None:
+    compiled = compile_schema(schema)
+    assert (compiled.violation(fits), compiled.violation(does_not) is None) == (None, False)
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    assert (judge(schema).is_valid(fits), judge(schema).is_valid(does_not)) == (True, False)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("mark", ["", "#"])
+def test_a_dialect_is_named_with_and_without_an_empty_fragment(dialect: str, mark: str) -> None:
+    schema = of({"a": {"type": "string"}}, **{"$schema": dialect + mark})
+    assert compile_schema(schema).violation({"a": 1}) == Violation("/a", "type")
 
 
 VIOLATIONS: list[tuple[Json, Json, Violation | None]] = [
@@ -227,6 +367,14 @@ BOMBS: dict[str, tuple[Json, Json]] = {
     "nothing of itself left": (of({}, unevaluatedProperties=False, allOf=[of({"c": RECURSIVE})] * 2), "deep"),
     "errors in every branch": (of({"a": {"anyOf": [{"items": {"type": "string"}}] * 100}}), {"a": list(range(1_000))}),
     "itself at once": ({"type": "object", "$ref": "#"}, {"a": 1}),
+    "itself at once, dynamically": ({"type": "object", "$dynamicAnchor": "x", "$dynamicRef": "#x"}, {"a": 1}),
+    "any of itself, dynamically": (
+        {
+            **of({}, anyOf=[of({"c": {"$dynamicRef": "#x"}}, required=["z"]), of({"c": {"$dynamicRef": "#x"}})]),
+            "$dynamicAnchor": "x",
+        },
+        "deep",
+    ),
     "itself by way of another": (
         {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"a": 1},
