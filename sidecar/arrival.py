@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 
 from sidecar.errors import Reason, Refusal
+from sidecar.framing import TooManyChunks
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import malformed
@@ -289,6 +290,8 @@ async def read_body(
         return await _whole(request, bounds, grow)
     except TimeoutError:
         raise malformed("the body did not arrive in time") from None
+    except TooManyChunks:
+        raise malformed("the body comes in too small chunks: send larger ones, or a Content-Length") from None
     except web.RequestPayloadError:
         raise malformed("the body is not well framed") from None
     except ConnectionError:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import _ErrInfo
 
 from sidecar.door import Door, Opening
+from sidecar.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
 from sidecar.seats import Seats
 from sidecar.settings.addresses import Address, UnixAddress
 
@@ -40,6 +42,7 @@ MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
 MAX_LINE_BYTES = 4 * 1024
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
+SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that is half a millisecond
 MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
 
 
@@ -64,8 +67,13 @@ class Patience:
 class Connection(web.RequestHandler):
     """One connection of a caller's."""
 
-    __slots__ = ("_body", "_head_timer", "_opening", "_patience", "_reading_timer", "_unread", "_waiting_since_s")
+    __slots__ = (
+        "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_opening", "_patience", "_reading_timer",
+        "_tail", "_unread", "_waiting_since_s",
+    )  # fmt: skip
     _body: StreamReader | None
+    _chunked: ChunkedBody | None
+    _lingering: StreamReader | None  # the body of a request that was answered before it came as a whole
     _head_timer: asyncio.TimerHandle | None
     _opening: Opening
     _reading_timer: asyncio.TimerHandle | None
@@ -75,6 +83,7 @@ class Connection(web.RequestHandler):
         server = self._manager
         assert isinstance(server, Server)
         self._patience, self._unread, self._body = server.patience, 0, None
+        self._chunked, self._tail, self._is_deaf, self._lingering = None, b"", False, None
         self._head_timer = self._reading_timer = None
         self._opening.guest = self
         if self.is_stale:  # a handshake may have begun before what it rests on was changed, and end after it
@@ -86,22 +95,89 @@ class Connection(web.RequestHandler):
         for timer in (self._head_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
-        self._body = None  # it knows us, and what goes round in circles is freed late
+        self._body = self._chunked = self._lingering = (
+            None  # they know us, and what goes round in circles is freed late
+        )
         self._opening.leave()
         if isinstance(self._manager, Server):
             self._manager.slow_readers.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data) or 1, SLICE_BYTES):
+            if self._is_deaf:
+                return
+            self._parse(data[start : start + SLICE_BYTES])
+
+    def _parse(self, data: bytes) -> None:
+        queued = len(self._messages)
         super().data_received(data)
+        self._tail = (self._tail + data if len(data) < len(PLAIN_END) else data)[-len(PLAIN_END) :]
+        if self._chunked is not None or len(self._messages) > queued:
+            self._watch_chunks(queued, len(data))
+        if self._upgraded:  # to what we do not speak; what follows may be its first words, or a request
+            self._hear_no_more(len(self._messages) - 1)
         if self._messages:
-            self._body = self._messages[-1][1]
             self._break_body()
+            self._body = self._messages[-1][1] if self._messages else self._body
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
         elif data and self._head_timer is None and not self.is_busy:
             self._wait_for_head()
+
+    def _watch_chunks(self, queued: int, size: int) -> None:
+        """After `size` bytes: what does the body in chunks cost that was coming in, and how did it end? And those that
+        began with the messages behind the first `queued`?"""
+        bodies = [(queued - 1, self._chunked)]
+        for position in range(queued, len(self._messages)):
+            message, payload = self._messages[position]
+            is_chunked = not isinstance(message, _ErrInfo) and message.chunked
+            bodies.append((position, ChunkedBody(payload, -_head_bytes(message)) if is_chunked else None))
+        position, self._chunked = bodies[-1]
+        for position, body in bodies:
+            if body is not None and not self._may_go_on(body, position, size):
+                self._chunked = None
+                return
+        if self._chunked is not None and self._chunked.is_whole:
+            self._chunked = None
+
+    def _may_go_on(self, body: ChunkedBody, position: int, size: int) -> bool:
+        """Whether more may be read on this connection after what came of this body."""
+        body.received += size
+        follows = position + 1 < len(self._messages)
+        if not (self._reading_paused or self._buffer_paused):  # else some of it waits in the parser
+            server = self._manager
+            assert isinstance(server, Server)
+            if not server.framing.count(self._opening.peer, body) or body.is_excessive:
+                self._break(body.payload, TooManyChunks("too much chunk framing"))
+                self._hear_no_more(position)
+                return False
+        # The parser would report the last trailer field as the first header of what follows.
+        # Where another request follows already, or may wait in the parser, nothing proves that there was none.
+        is_plain = self._tail == PLAIN_END and not self._buffer_paused
+        if body.is_whole and (self._has_request(position + 1) if follows else not is_plain):
+            self._hear_no_more(position)
+            return False
+        return True
+
+    def _has_request(self, position: int) -> bool:
+        return not isinstance(self._messages[position][0], _ErrInfo)
+
+    def _hear_no_more(self, position: int) -> None:
+        """The request at this place of the queue (-1: the one that was taken out last) is the last of its connection:
+        what follows it is dropped, and its answer says that the connection closes."""
+        self._is_deaf = True
+        while len(self._messages) > position + 1:
+            self._messages.pop()
+        if position >= 0:
+            message, payload = self._messages[position]
+            if not isinstance(message, _ErrInfo):
+                self._messages[position] = message._replace(should_close=True), payload
+            return
+        if (request := self._current_request) is not None:
+            request._message = request._message._replace(should_close=True)
+        self.close()
 
     def _wait_for_head(self) -> None:
         """The first must come soon, and a later one must be whole soon after it began."""
@@ -126,14 +202,19 @@ class Connection(web.RequestHandler):
     def _break_body(self) -> None:
         """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
         leave the request waiting for its rest, and answer twice."""
-        if self._current_request is None or not isinstance(self._messages[-1][0], _ErrInfo):
+        body = self._body
+        if body is None or body.is_eof() or body is self._lingering or not isinstance(self._messages[-1][0], _ErrInfo):
             return
-        body = self._current_request.content
+        self._messages.pop()
+        self._break(body, web.RequestPayloadError("the body is not well framed"))
+        self._hear_no_more(len(self._messages) - 1)
+
+    def _break(self, body: StreamReader, fault: Exception) -> None:
+        """End a body; who reads it hears of the fault. Nobody reads that of a request which was answered."""
+        if body is not self._lingering:
+            body.set_exception(fault)
         if not body.is_eof():
-            self._messages.pop()
-            body.set_exception(web.RequestPayloadError("the body is not well framed"))
             body.feed_eof()
-            self.close()
 
     def pause_writing(self) -> None:
         """The caller does not read as fast as it is answered. What waits for it is memory of ours."""
@@ -189,6 +270,14 @@ class Connection(web.RequestHandler):
         else:
             self.close()
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer. What is left of the body is read and thrown away for LINGER_S."""
+        finished = await super().finish_response(request, resp, start_time)
+        self._lingering = None if request.content.is_eof() else request.content
+        return finished
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -198,6 +287,11 @@ class Connection(web.RequestHandler):
         server = self._manager
         assert isinstance(server, Server)
         return _Recorded(server.handle_broken(request.remote or "local", status))
+
+
+def _head_bytes(message: Any) -> int:
+    """The size of a request's head, or a little less."""
+    return sum(len(name) + len(value) + 4 for name, value in message.raw_headers) + len(message.path)
 
 
 class _Recorded(web.StreamResponse):
@@ -227,6 +321,7 @@ class Server(web.Server):
         self.is_stale = is_stale
         self.handle_broken = handle_broken
         self.patience = patience
+        self.framing = FramingBudget(time.monotonic)
         self.slow_readers: dict[Connection, None] = {}
 
     def bound_unread(self) -> None:

@@ -34,6 +34,8 @@ MAX_TRAILER_BYTES: Final = 8 * 1024
 # What a piece costs beside its payload, so that one-byte chunks fill the buffer as soon as large ones.
 _PIECE_BYTES: Final = 64
 
+_PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends so, because it has a colon
+
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _TARGET = re.compile(r"/[!-~]*")
@@ -127,7 +129,7 @@ class ResponseReader:
         self._until_close = False
         self._overhead = MAX_TRAILER_BYTES
         self._chunk_count = 0
-        self._tail = b""
+        self._tail = b"\r\n"  # of the head
         self._parser: httptools.HttpResponseParser | None = None
 
     def take(self) -> bytes:
@@ -228,12 +230,12 @@ class ResponseReader:
 
     def _feed_chunks(self, data: bytes) -> bytes:
         self._overhead -= len(data)
-        self._tail = (self._tail + data)[-5:] if len(data) < 5 else data[-5:]
+        self._tail = (self._tail + data if len(data) < len(_PLAIN_END) else data)[-len(_PLAIN_END) :]
         self._parse(data)
         if self._overhead + self._chunk_count * MAX_CHUNK_LINE_BYTES < 0:
             raise Broken("more chunk framing than payload justifies")
         # llhttp swallows line ends after the last chunk: only the plainest ending proves that nothing follows.
-        if self.complete and self._tail != b"0\r\n\r\n":
+        if self.complete and self._tail != _PLAIN_END:
             self.reusable = False
         return b""
 

@@ -118,6 +118,8 @@ def test_what_two_readers_could_read_differently_is_refused(raw: bytes, step: in
         (CONTINUE * MAX_INTERIM + response(b"ok"), 200, b"ok", True),
         (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 9\r\n\r\n" + response(b"ok"), 200, b"ok", True),
         (CHUNKED + b"2;note=x\r\nok\r\n0\r\nTrailer: dropped\r\n\r\n", 200, b"ok", False),
+        (CHUNKED + b"2\r\nok\r\n0\r\nX-Api-Key: 0\r\n\r\n", 200, b"ok", False),
+        (CHUNKED + b"0\r\n\r\n", 200, b"", True),
         # Bytes after a whole response cost the connection, never the response.
         (response(b"ok") + b"x", 200, b"ok", False),
         (response(b"ok") + b"\r\n", 200, b"ok", False),

@@ -1,0 +1,223 @@
+"""What does one request leave behind for the next one on its connection? (threats H1, H4)
+
+A bare listener tells which headers it saw. It runs on each of the parsers that the HTTP library has, whole requests and
+requests in pieces; and what is read of upstreams is held to the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import StreamReader, http_parser, web, web_protocol
+from aiohttp.base_protocol import BaseProtocol
+
+from sidecar.arrival import Bounds, read_body
+from sidecar.errors import Refusal
+from sidecar.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
+from sidecar.listeners import SLICE_BYTES, Listener, Patience, open_listener
+from sidecar.settings.addresses import Address
+from sidecar.whole import Whole
+from tests.flow.raw import Wire, chunks, statuses
+from tests.flow.world import until
+
+PARSERS: dict[str, Any] = {"C": http_parser.HttpRequestParser, "Python": http_parser.HttpRequestParserPy}
+NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n"
+CHUNKED = b"POST /first HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+# What a first request ends with that a parser could keep for the next.
+TRAILERS = {
+    "a key": b"0\r\nX-API-Key: bob\r\n\r\n",
+    "a key after a chunk": b"2\r\nok\r\n0\r\nX-API-Key: bob\r\n\r\n",
+    "two": b"0\r\nA: 1\r\nAuthorization: Bearer bob\r\n\r\n",
+    "one that ends as if there were none": b"0\r\nX-API-Key: 0\r\n\r\n",
+    "one without a value": b"0\r\nX-API-Key:\r\n\r\n",
+    "a certificate": b"0\r\nX-Forwarded-Client-Cert: Hash=1\r\n\r\n",
+    "a coding": b"0\r\nContent-Encoding: gzip\r\n\r\n",
+}
+ENDS = {
+    "an extension": b"0;a=b\r\n\r\n",
+    "leading zeros": b"000\r\n\r\n",
+}
+
+
+class Ears:
+    """A listener, and what it heard: (path, header lines, body) of each request."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[tuple[bytes, bytes]], Any]] = []
+        self.listener: Listener
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        body: Any = None
+        if request.method == "POST":
+            bounds = Bounds(max_body_bytes=2**20, body_timeout_s=5.0)
+            try:
+                body = await read_body(request, {"content-type": ["application/json"]}, bounds, lambda _: None)
+            except Refusal as refusal:
+                self.heard.append((request.raw_path, list(request.raw_headers), refusal))
+                return Whole(400, refusal.detail.encode())
+        self.heard.append((request.raw_path, list(request.raw_headers), body))
+        return Whole(200, b"heard")
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _, _ in self.heard]
+
+    @asynccontextmanager
+    async def wire(self, source: str = "127.0.0.1") -> AsyncIterator[Wire]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port, local_addr=(source, 0))
+        try:
+            yield Wire(reader, writer)
+        finally:
+            writer.transport.abort()
+
+
+async def _broken(_: str, status: int) -> web.StreamResponse:
+    return Whole(status)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Ears]:
+    ears = Ears()
+    ears.listener = open_listener(Address("127.0.0.1", 0))
+    await ears.listener.serve(ears.handle, _broken, Patience())
+    try:
+        yield ears
+    finally:
+        await ears.listener.close(0.2)
+
+
+@pytest.fixture(params=PARSERS)
+async def ears(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ears]:
+    monkeypatch.setattr(web_protocol, "HttpRequestParser", PARSERS[request.param])
+    async with listening() as running:
+        yield running
+
+
+@pytest.mark.parametrize("end", [*TRAILERS.values(), *ENDS.values()], ids=[*TRAILERS, *ENDS])
+@pytest.mark.parametrize("cut", [0, 1, 4, 9, -1], ids=lambda cut: f"cut at {cut}")
+async def test_no_trailer_becomes_a_header_of_the_next_request(ears: Ears, end: bytes, cut: int) -> None:
+    """At once, in pieces, and with the next request in the same packet or after the answer."""
+    for together in (True, False):
+        ears.heard.clear()
+        async with ears.wire() as connection:
+            data = CHUNKED + end + (NEXT if together else b"")
+            at = len(CHUNKED) + cut if cut >= 0 else len(CHUNKED) + len(end) - 1
+            await connection.send(data[:at])
+            await asyncio.sleep(0.005 if cut else 0)
+            await connection.send(data[at:])
+            if not together:
+                assert (await connection.response())[0] == 200
+                await connection.send(NEXT)
+            received = await connection.everything()
+        assert statuses(received) in ([200], [])  # of the first alone, and then the connection is over
+        assert ears.paths == ["/first"]
+        assert ears.heard[0][1] == [(b"Host", b"a"), (b"Transfer-Encoding", b"chunked")], "and it is dropped"
+
+
+@pytest.mark.parametrize("size", [0, 2, 70_000])
+async def test_chunks_without_a_trailer_keep_their_connection(ears: Ears, size: int) -> None:
+    async with ears.wire() as connection:
+        for _ in range(3):
+            await connection.send(CHUNKED + chunks(b"x" * size))
+            assert (await connection.response())[0] == 200
+            await connection.send(NEXT)
+            assert (await connection.response())[0] == 200
+    assert ears.paths == ["/first", "/next"] * 3
+    assert {len(lines) for path, lines, _ in ears.heard if path == "/next"} == {2}
+    assert {len(body) for path, _, body in ears.heard if path == "/first"} == {size}
+
+
+FIRSTS = {
+    "an upgrade to what we do not speak": b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n"
+    b"Connection: upgrade\r\n\r\n",
+    "an upgrade with a body": b"POST / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    b"Content-Length: 2\r\n\r\nok",
+    "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "an upgrade to HTTP/2": b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n",
+    "a body with a length": b"POST / HTTP/1.1\r\nHost: a\r\nX-API-Key: bob\r\nContent-Length: 2\r\n\r\nok",
+    "a body that nobody reads": b"GET / HTTP/1.1\r\nHost: a\r\nX-API-Key: bob\r\nContent-Length: 2\r\n\r\nok",
+    "a coding": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+    "headers that come twice": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\nX-A: 2\r\nCookie: a=b\r\n\r\n",
+    "an expectation": b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
+}
+
+
+@pytest.mark.parametrize("first", FIRSTS.values(), ids=FIRSTS)
+@pytest.mark.parametrize("together", [True, False])
+async def test_the_next_request_is_read_as_if_it_were_the_first(ears: Ears, first: bytes, together: bool) -> None:
+    async with ears.wire() as connection:
+        await connection.send(first + (NEXT if together else b""))
+        if not together:
+            await until(lambda: ears.heard)
+            await connection.send(NEXT)
+        await connection.quiet(0.05)
+    assert len(ears.heard) in (1, 2)
+    for path, lines, body in ears.heard[1:]:
+        assert (path, lines, body) == ("/next", [(b"Host", b"a"), (b"Accept", b"*/*")], None)
+
+
+# --- what chunks cost -------------------------------------------------------------------------------------------------
+
+
+def ones(count: int, of: int = 1) -> bytes:
+    return chunks(*[b"x" * of] * count)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(ones(1_000), 200), (ones(40_000, 25), 200), (ones(40_000), 400), (ones(50_000, 5), 400)],
+    ids=["few of one byte", "many of 25", "many of one byte", "many of 5"],
+)
+async def test_a_body_in_too_small_chunks_is_refused_where_that_is_known(ears: Ears, body: bytes, status: int) -> None:
+    async with ears.wire() as connection:
+        await connection.send(CHUNKED + body)
+        received = await (connection.quiet() if status == 200 else connection.everything())
+    assert statuses(received) == [status]
+    [(_, _, told)] = ears.heard
+    assert (isinstance(told, Refusal) and "too small chunks" in told.detail) is (status == 400)
+
+
+async def test_of_chunks_that_nobody_waits_for_no_more_is_read(ears: Ears) -> None:
+    async with ears.wire() as connection:
+        await connection.send(b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await connection.response())[0] == 200
+        await connection.send(ones(40_000))
+        assert await connection.everything(1.5) == b"", "sooner than the rest of other bodies"
+
+
+async def test_framing_is_counted_against_its_peer_over_all_its_connections(ears: Ears) -> None:
+    server = ears.listener._server
+    assert server is not None
+    server.framing = FramingBudget(lambda: 0.0)  # in no time, nothing of it is forgotten
+    earlier = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+    body = ones((FREE_BYTES - SLICE_BYTES) // 5)
+    server.framing.count("127.0.0.7", ChunkedBody(earlier, BURST_BYTES - 2 * len(body)))
+    answers = []
+    for source in ("127.0.0.7", "127.0.0.7", "127.0.0.7", "127.0.0.8"):
+        async with ears.wire(source) as connection:
+            await connection.send(CHUNKED + body)
+            answers.append((await connection.response())[0])
+    assert answers == [200, 200, 400, 200], "another peer has a budget of its own"
+
+
+async def test_what_a_peer_sent_of_framing_is_forgotten_at_a_rate_and_the_table_is_bounded() -> None:
+    now_s = [0.0]
+    budget = FramingBudget(lambda: now_s[0])
+
+    def spend(peer: str, size: int) -> bool:
+        return budget.count(peer, ChunkedBody(StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16), size))
+
+    assert spend("a", BURST_BYTES) and not spend("a", 2_000)
+    now_s[0] += 2_000 / BYTES_S
+    assert not spend("a", 2_000)
+    now_s[0] += 4_000 / BYTES_S
+    assert spend("a", 2_000)
+    assert all(spend(f"b{number}", 5_000) for number in range(MAX_PEERS // 2))
+    assert not all(spend(f"c{number}", 5_000) for number in range(MAX_PEERS)), "those for whom is no room are one"
+    assert len(budget) == MAX_PEERS + 1
+    now_s[0] += 60.0
+    assert spend("d", 5_000) and len(budget) <= 2
