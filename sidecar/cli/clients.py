@@ -19,7 +19,6 @@ from sidecar.clients.wrapping import (
     keep_backup,
     leads_here,
     names_of,
-    put,
     starts_programs_only,
     style_of,
     unwrap_all,
@@ -29,6 +28,7 @@ from sidecar.clients.wrapping import (
 from sidecar.errors import ConfigError
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.nodes import Loc
+from sidecar.settings.writing import write_whole
 from sidecar.visible import visible, visible_lines
 
 NO, INVALID = 1, 3
@@ -210,7 +210,7 @@ def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
     """A client that runs may write its file too: what it wrote meanwhile must not be lost."""
     if path.read_bytes() != raw:
         _end(f"{path} was changed meanwhile: nothing was written, try again", NO)
-    put(path, wanted)
+    write_whole(path, wanted)
 
 
 def _tell_wrapped(

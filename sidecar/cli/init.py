@@ -138,7 +138,7 @@ def join(
     from sidecar.clients.configuration import slugs
     from sidecar.clients.folder import imported
     from sidecar.clients.joining import upstreams_in, with_upstreams
-    from sidecar.clients.wrapping import put
+    from sidecar.settings.writing import write_whole
 
     config = folder / "sidecar.yaml"
     there = upstreams_in(config) if config.exists() else {}
@@ -157,11 +157,11 @@ def join(
     for name, secret in found.secrets.items():
         path = folder / name
         if path.exists():
-            put(path, path.read_bytes() + secret.encode(), 0o600)
+            write_whole(path, path.read_bytes() + secret.encode(), mode=0o600)
         else:
             write_files(folder, {name: secret}, secret=True)
     if joined:  # last: an upstream comes into force together with its rules and secrets
-        put(config, joined.encode())
+        write_whole(config, joined.encode())
     return names, [*notes, *found.notes, *_needs(found, folder)]
 
 

@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Literal
 
 from sidecar.clients.configuration import HOW_TO_REACH, URL_KEYS, ClientFile, Server, read_client_file, slugs
@@ -237,24 +236,6 @@ def keep_backup(path: Path, raw: bytes) -> Path:
             os.fsync(descriptor)
         return backup
     raise FileExistsError(17, f"there are {MAX_BACKUPS} backups already")
-
-
-def put(path: Path, raw: bytes, mode: int | None = None) -> None:
-    """The whole content in one step; links are followed, and the mode stays. Raises OSError."""
-    path = path.resolve()
-    if mode is None:
-        mode = path.stat().st_mode & 0o777
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        beside = Path(file.name)
-        try:
-            os.fchmod(file.fileno(), mode)
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
 
 
 def _backup(path: Path, number: int) -> Path:

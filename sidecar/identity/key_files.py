@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from sidecar.identity.credentials import API_KEY_PREFIX
 from sidecar.identity.names import is_principal
 from sidecar.settings.documents import read_document
 from sidecar.settings.secrets import keep_once
+from sidecar.settings.writing import write_whole
 
 RandomBytes = Callable[[int], bytes]
 _EMPTY = "version: 1\nkeys:\n"
@@ -123,7 +123,7 @@ def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None
     anew = _EMPTY + "".join(f"{_line(entry)}\n" for entry in meant)
     text = edited if _says(path, edited, meant) else anew
     records_of(read_document(path, text=text), now)
-    _write_over(path, text)
+    write_whole(path, text.encode(), mode=None if path.exists() else 0o600)
 
 
 def _says(path: Path, text: str, meant: list[KeyEntry]) -> bool:
@@ -131,18 +131,6 @@ def _says(path: Path, text: str, meant: list[KeyEntry]) -> bool:
         return read_document(path, text=text).validate(KeyFile).keys == meant
     except ConfigError:
         return False
-
-
-def _write_over(path: Path, text: str) -> None:
-    """In one step: a reader sees the old file or the new one. The mode of an old file stays."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
-    Path(name).replace(path)
 
 
 def _line(entry: KeyEntry) -> str:

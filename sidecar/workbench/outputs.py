@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from sidecar.settings.writing import check_replaceable
+
 
 class UnwrittenError(Exception):
     """Nothing was written; its text says why."""
@@ -22,6 +24,7 @@ def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
     written: list[tuple[Path, Path]] = []
     try:
         for path, raw in files.items():
+            check_replaceable(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
                 written.append((Path(file.name), path))

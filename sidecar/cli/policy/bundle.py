@@ -15,6 +15,7 @@ import orjson
 
 from sidecar.errors import ConfigError
 from sidecar.settings.moments import rfc3339
+from sidecar.settings.writing import write_whole
 from sidecar.signing_keys import read_signing_key
 from sidecar.sources.bundle import BadBundle, Bundle, build, opened, read_keys, sign
 from sidecar.workbench.places import in_folder
@@ -127,10 +128,8 @@ def _signed(raw: bytes, key_path: Path) -> bytes:
 
 def _write(path: Path, raw: bytes) -> None:
     """Whole or not at all: it may lie where a server serves it from."""
-    aside = path.with_name(f".{path.name}.tmp")
     try:
-        aside.write_bytes(raw)
-        aside.replace(path)
+        write_whole(path, raw, mode=0o644)
     except OSError as error:
         raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -1,0 +1,35 @@
+"""Writes a file in one step: a reader sees the old content or the new one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+
+def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
+    """Replaces the content of `path`, on disk when this returns. Links are followed. `mode` None keeps the mode of the
+    file that is there. Raises OSError, also where `path` is a device, a pipe or a folder: to rename a file over one of
+    these would destroy it."""
+    path = path.resolve()
+    check_replaceable(path)
+    if mode is None:
+        mode = path.stat().st_mode & 0o777
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        beside = Path(file.name)
+        try:
+            os.fchmod(file.fileno(), mode)
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError where something stands at `path` that is no regular file."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
