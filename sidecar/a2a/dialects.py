@@ -155,8 +155,7 @@ class RpcDialect:
         facts = facts_of(refusal, decision_id, manner)
         word = word_for(refusal)
         body = self._response({"error": self._refusal(refusal, word, facts)})
-        status = 200 if word is not None and refusal.answer.http in (400, 404) else refusal.answer.http
-        status = 200 if status < 300 or refusal.reason is Reason.METHOD_UNKNOWN else status
+        status = _rpc_status(refusal, word, manner)
         return self._told(status, body, headers_of(refusal, facts, resource_metadata))
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> Told:
@@ -276,6 +275,15 @@ def details_of(error: AgentError) -> list[dict[str, Any]]:
     if theirs:
         return theirs
     return [{"@type": ERROR_INFO, "reason": error.kind.reason, "domain": DOMAIN, "metadata": {}}]
+
+
+def _rpc_status(refusal: Refusal, word: Kind | None, manner: Manner) -> int:
+    """The HTTP status of a refusal in JSON-RPC. What A2A has a word for is said by that; a denial, a limit or a failure
+    by the status as well, unless `deny_style` says that JSON-RPC carries it."""
+    answer = refusal.answer
+    if answer.http < 300 or refusal.reason is Reason.METHOD_UNKNOWN or (word is not None and answer.http in (400, 404)):
+        return 200
+    return answer.session_http if manner.deny_style in ("jsonrpc", "tool_result") else answer.http
 
 
 def _event(data: bytes, name: bytes = b"") -> bytes:

@@ -30,6 +30,8 @@ RolesOf = Callable[[Principal], frozenset[str]]
 
 COSTING = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
 """What begins work, and so may cost. Looking at it, or ending it, does not."""
+ENDING = frozenset({"resources/unsubscribe"})
+"""What is asked as what it ends, and is not charged to the rows that allow that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,8 @@ def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, 
     names = tuple([principal.name for principal in chain])
     roles = tuple([roles_of(principal) for principal in chain]) if budgets.read_roles else ()
     costing = bool(budgets.costs) and call.method in COSTING
-    asked = (call.question.object, names, roles, decision.limits, costing)
+    rows = () if call.method in ENDING else decision.limits
+    asked = (call.question.object, names, roles, rows, costing)
     plan = budgets.remembered.get(asked)
     if plan is None:
         plan = _plan(budgets, *asked)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from sidecar.errors import Reason
 from sidecar.policy.askers import Askers
-from sidecar.policy.grammar import ON_SERVERS
+from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.links import Answer, Docket, Evaluation
 from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
@@ -117,7 +117,7 @@ class Engine:
         last = answers[len(evaluation.chain) - 1]
         if len(answers) == 1:  # nearly always, and then there is nothing to put together
             link = last.link
-            limits = _limits(evaluation.chain, last.limited) if limited and last.limited else ()
+            limits = _limits(evaluation, last.limited) if limited and last.limited else ()
             would = last.would_deny, last.would_allow
             return Decision(link.allowed, self.revision, (link,), link.reason, limits, last.until, last.roles, *would)
         denied = [answer.link.reason for answer in answers if not answer.link.allowed]
@@ -127,7 +127,7 @@ class Engine:
             self.revision,
             tuple(answer.link for answer in answers),
             _first(denied) if denied else None,
-            _limits(evaluation.chain, last.limited) if limited and last.limited and not denied else (),
+            _limits(evaluation, last.limited) if limited and last.limited and not denied else (),
             min(ends, default=None) if not denied else None,
             last.roles,
             _names(answer.would_deny for answer in answers),
@@ -139,8 +139,11 @@ def _says(answer: Answer) -> bool:
     return not answer.link.allowed or bool(answer.link.facts or answer.would_deny)
 
 
-def _limits(chain: Chain, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
+def _limits(evaluation: Evaluation, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
     """What the call is charged: a rule of several rows once."""
+    chain = evaluation.chain
+    if evaluation.question.action in STOPPING:
+        rules = [rule for rule in rules if _names_it(rule, evaluation.question.action)]
     counted = {"subject": chain[-1].name, "origin": chain[0].name, "rule": ""}
     found = {
         rule.id: RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
@@ -148,6 +151,12 @@ def _limits(chain: Chain, rules: Iterable[Rule]) -> tuple[RowLimit, ...]:
         if rule.max_calls_per_hour is not None
     }
     return tuple(found.values())
+
+
+def _names_it(rule: Rule, action: str) -> bool:
+    """Whether a rule names an action, and not only among all that `use` stands for: who has spent a limit of that can
+    still stop what they began."""
+    return action in rule.actions and not set(USED) <= set(rule.actions)
 
 
 def _first(reasons: list[Reason | None]) -> Reason:

@@ -68,6 +68,7 @@ ACTIONS = frozenset(
     }
 )
 USE = "use"
+STOPPING = frozenset({"tasks/cancel"})  # what ends work: a row's limit on `use` does not keep anybody from it
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects that lie on a server
 
 _USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL

@@ -199,6 +199,6 @@ class AnswerSettings(Section):
     """How refusals are told."""
 
     deny_style: Literal["auto", "http", "jsonrpc", "tool_result"] = "auto"
-    """`auto` answers as the protocol era does."""
+    """`auto` answers as the protocol era does. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
     disclosure: Literal["reason", "kind", "hide"] = "reason"
     """How much a caller learns; never the rule."""

@@ -60,6 +60,41 @@ async def test_limits_count_calls_of_agents_as_of_tools(way: Any, tmp_path: Path
         assert len(world.agent.seen) == 2
 
 
+@pytest.mark.parametrize("way", SPOKEN)
+async def test_who_has_spent_a_rows_limit_can_cancel_what_they_began(way: Any, tmp_path: Path) -> None:
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 1, -, allow\n"}
+    async with agent_world(tmp_path, rules=rules) as world:
+        assert (await ask(world, *way, "message/send", SEND)).error is None
+        assert (await ask(world, *way, "message/send", SEND)).reason == "rate-limited"
+        assert (await ask(world, *way, "tasks/get", {"id": "t1"})).reason == "rate-limited"
+        assert (await ask(world, *way, "tasks/cancel", {"id": "t1"})).error is None
+
+
+STYLES = [("auto", 403, 429, 502), ("http", 403, 429, 502), ("jsonrpc", 200, 200, 200), ("tool_result", 200, 200, 200)]
+
+
+@pytest.mark.parametrize(("style", "denied", "limited", "failed"), STYLES)
+async def test_a_no_in_json_rpc_has_the_status_that_the_operator_wants(
+    style: str, denied: int, limited: int, failed: int, tmp_path: Path
+) -> None:
+    """Of an answer that is no 200 the official SDK shows its caller no word; other bindings have their own statuses."""
+    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}
+    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: web.Response(status=500)})
+    settings = f"answers: {{deny_style: {style}}}\n"
+    async with agent_world(tmp_path, agent, rules=rules, settings=settings, upstream=QUIET) as world:
+        for version in ("1.0", "0.3"):
+            answered = await ask(world, version, "jsonrpc", "message/send", SEND, BOB)
+            assert (answered.status, answered.reason) == (denied, "no-matching-rule")
+            answered = await ask(world, version, "jsonrpc", "message/stream", SEND)
+            assert (answered.status, answered.reason) == (failed, "upstream-failed")
+            assert (await ask(world, version, "http_json", "message/send", SEND, BOB)).status == 403
+            assert (await ask(world, version, "jsonrpc", "message/send", SEND, {})).status == 401
+        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
+        assert (answered.status, answered.reason) == (limited, "rate-limited")
+        answered = await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": "t0"})
+        assert answered.status == 200 and answered.error and answered.error["code"] == -32001
+
+
 async def test_a_stream_takes_a_slot_of_concurrency_for_as_long_as_it_lasts(tmp_path: Path) -> None:
     go_on = asyncio.Event()
     events = [{"task": task(state="TASK_STATE_WORKING")}, go_on, {"task": task()}]

@@ -54,6 +54,17 @@ def principals(*entries: Entry) -> Budgets:
     return Budgets(principals=entries)
 
 
+def test_who_has_spent_a_rows_limit_can_end_a_subscription() -> None:
+    rows = (RowLimit("narrow", "nhi:researcher", 5),)
+    question = Question("resource:notes/a", "resources/read", "notes")
+    for method, charged in (("resources/subscribe", 1), ("resources/unsubscribe", 0)):
+        asked = Call("mcp", "2025-06-18", "notes", method, (question,))
+        planned = plan_charges(
+            Budgets(), (RESEARCHER,), lambda _: frozenset(), asked, Decision(True, "r1", (), limits=rows)
+        )
+        assert len(planned.charges) == charged
+
+
 def test_every_matching_row_is_charged_for_whom_it_counts() -> None:
     narrow, wide = RowLimit("narrow", "nhi:researcher", 5), RowLimit("wide", "nhi:researcher", 500)
     planned = plan(Budgets(), ALICE, RESEARCHER, rows=(narrow, wide))

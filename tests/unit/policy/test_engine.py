@@ -236,6 +236,23 @@ p, nhi:researcher, *, use, -, 3, -, allow
     }
 
 
+def test_what_stops_work_is_charged_only_by_a_row_that_names_it(tmp_path: Path) -> None:
+    rows = """
+#: id=used
+p, user:a, nhi:r, use, -, 1, -, allow
+#: id=every
+p, user:a, nhi:r, tasks/*, -, 2, -, allow
+#: id=named
+p, user:a, nhi:r, tasks/cancel|tasks/get, -, 3, -, allow
+"""
+    asked = engine(tmp_path, {"user_to_nhi": rows})
+    charged = {
+        action: {limit.rule_id for limit in asked.decide(chain("user:a"), Question("nhi:r", action, ""), NOW).limits}
+        for action in ("tasks/cancel", "tasks/get")
+    }
+    assert charged == {"tasks/cancel": {"named"}, "tasks/get": {"used", "every", "named"}}
+
+
 def test_a_denied_call_is_charged_nothing(tmp_path: Path) -> None:
     rows = "p, user:a, tool:s/t, use, -, 5, -, allow\np, user:a, tool:s/t, use, -, -, -, deny\n"
     assert engine(tmp_path, {"agent_to_tool": rows}).decide(chain("user:a"), tool("s/t"), NOW).limits == ()
