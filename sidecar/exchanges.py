@@ -128,7 +128,11 @@ class Exchanges:
         )
 
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:
-        message = Request(intent.message.id, intent.message.method, _forwarded(exchange, intent.message))
+        asked, catalogue = intent.message, exchange.service.catalogue
+        if mcp.located_uri(asked) not in ("", exchange.call.question.name):
+            await catalogue.learn_spellings(exchange.patience_s)
+        asked = mcp.with_normal_uris(asked, catalogue.spellings.spelled)
+        message = Request(asked.id, asked.method, _forwarded(exchange, asked))
         creator = exchange.call.question if mcp_tasks.may_become_task(message.method, message.params) else None
         if message.method == "subscriptions/listen":
             exchange.has_no_end()

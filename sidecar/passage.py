@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sidecar.custody import NOTHING, Created, Owned
@@ -213,6 +214,8 @@ class Passage:
         question = mcp.entry_question(member, exchange.service.name, entry)
         if question is None or not self._may_list(question, now_s):
             return False
+        if member in _LOCATED:
+            exchange.service.catalogue.spellings.learn(question.name, _LOCATED[member](entry))
         return member != "tools" or self._usable(question, entry, now_s)
 
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
@@ -308,6 +311,11 @@ def _stripped(entry: Any) -> Any:
         return None
 
 
+# Where an entry of a list bears its URI, or its template of URIs.
+_LOCATED: Mapping[str, Callable[[Any], str]] = {
+    "resources": itemgetter("uri"),
+    "resourceTemplates": itemgetter("uriTemplate"),
+}
 _UNKNOWN_METHOD = {"code": -32601, "message": "Method not found"}
 _NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"}
 

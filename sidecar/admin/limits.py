@@ -6,6 +6,7 @@ import re
 from urllib.parse import parse_qsl
 
 from sidecar.limits.showing import Wanted
+from sidecar.uris import named_object
 
 _WORDS = {"principal", "object", "limit"}
 _PRINCIPAL = re.compile(r"anonymous|(user|nhi):[!#-&(-)+\--{}~]{1,256}")
@@ -29,6 +30,8 @@ def wanted_in(query: str) -> Wanted:
         raise UnclearError("principal: write user:<id> or nhi:<id>")
     if "object" in given and not _OBJECT.fullmatch(given["object"]):
         raise UnclearError("object: write tool:<server>/<tool>, prompt:…, resource:… or nhi:…")
+    if "object" in given:
+        given["object"] = named_object(given["object"])
     if len(given.get("limit", "*")) > 1024 or given.get("limit") == "":
         raise UnclearError("limit: write its name, or a pattern with *")
     return Wanted(**given)

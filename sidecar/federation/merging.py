@@ -188,10 +188,15 @@ class Merging:
         uris = [
             wrapped(name, uri)
             for name in sorted(self._accepted)
-            for uri in self.spread.wanted(name)
+            for uri in self._spelled(name)
             if uri in self._accepted[name]
         ]
         return {**honored, "resourceSubscriptions": uris} if self.spread.also else honored
+
+    def _spelled(self, name: str) -> list[str]:
+        """The URIs at one server that were subscribed to, as it writes them."""
+        service = self.live.current.services.get(name)
+        return [service.catalogue.spellings.spelled(uri) for uri in self.spread.wanted(name)] if service else []
 
     async def _settle(self, name: str, accepted: list[Any] | None, failure: Refusal | None) -> None:
         async with self._settled:
@@ -263,7 +268,7 @@ class Merging:
             if exchange.session is None:  # it was forgotten; the next call begins another
                 raise Refusal(Reason.SESSION_UNKNOWN)
             return await exchange.listen(last_event_id)
-        uris = self.spread.wanted(exchange.service.name)
+        uris = self._spelled(exchange.service.name)
         notifications = {**self._wanted, **({"resourceSubscriptions": uris} if uris else {})}
         params = {**mcp.forwarded_params(message, "", tasks=False), "notifications": notifications}
         return await exchange.post(message._replace(params=params))

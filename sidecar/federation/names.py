@@ -22,7 +22,7 @@ import orjson
 
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import MAX_ID_CHARS, Id, Notification, Request
-from sidecar.protocols.uris import fault_in_uri
+from sidecar.uris import fault_in_uri
 
 SEPARATOR: Final = "__"
 SCHEME: Final = "sidecar://"
@@ -56,16 +56,17 @@ def wrapped(server: str, uri: str) -> str:
 
 def unwrapped(uri: object) -> tuple[str, str] | None:
     """The server and its own URI; None for what names no server."""
-    if not isinstance(uri, str) or not uri.startswith((SCHEME, UI_SCHEME)) or _STRAY_PERCENT.search(uri):
+    if not isinstance(uri, str) or not uri.lower().startswith((SCHEME, UI_SCHEME)) or _STRAY_PERCENT.search(uri):
         return None
     server, slash, encoded = uri.partition("://")[2].partition("/")
+    server = server.lower()  # a host, which has no case, as its scheme has none
     if not slash or not _SERVER.match(server):
         return None
     try:
         own = unquote(encoded, errors="strict")
     except UnicodeDecodeError:
         return None
-    if uri.startswith(UI_SCHEME) and not own.startswith(UI_SCHEME):
+    if uri.lower().startswith(UI_SCHEME) and not own.lower().startswith(UI_SCHEME):
         return None
     return server, _NO_URI.sub(lambda found: quote(found[0], safe=""), own)
 

@@ -24,7 +24,6 @@ _NAMED = frozenset({"tools/call", "prompts/get"})
 _EACH = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"})
 # Of the rest, a task's id does not say whose it is: there are none at this address.
 _ASKED = _EACH | {"initialize", "server/discover", "ping", "logging/setLevel", "completion/complete"}
-_LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
@@ -147,7 +146,7 @@ def _inward(message: Request) -> tuple[str, Request]:
     if method in _NAMED:
         server, own = _split(params.get("name"), "name")
         return server, message._replace(params={**params, "name": own})
-    if method in _LOCATED:
+    if method in mcp.LOCATED:
         server, own = _unwrapped(params.get("uri"), "uri")
         return server, message._replace(params={**params, "uri": own})
     if method == "completion/complete" and isinstance(ref := params.get("ref"), dict):

@@ -26,6 +26,7 @@ from sidecar.settings.fields import SLUG, Count, Many, Seconds, Section
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.offers import Offer
 from sidecar.settings.rates import PerSecond, Quota, burst_of, interval_us, rate_faults
+from sidecar.uris import normal_object
 
 PERIODS = ("per_hour", "per_day", "per_month")
 
@@ -68,7 +69,7 @@ def _object_pattern(text: str) -> str:
     if not re.fullmatch(r"\*|(tool|prompt|resource|nhi):\S{1,512}", text):
         hint = "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run"
         reject(Finding("this names no object", hint=hint))
-    return text
+    return normal_object(text)
 
 
 def _principal_pattern(text: str) -> str:

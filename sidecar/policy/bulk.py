@@ -17,6 +17,7 @@ from sidecar.policy.model import ALLOW_OVERRIDE, Model
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy.scopes import ScopeLike, inside
 from sidecar.policy.table import Shape
+from sidecar.uris import fault_in_object
 
 _BLANKS = " \t"
 NOT_TAKEN = -1
@@ -60,7 +61,8 @@ class BulkReader:
 
     def _object(self, raw: str) -> int:
         text = _plain(raw)
-        grammar.object_(text, self._model.kind)
+        if grammar.object_(text, self._model.kind) != text or fault_in_object(text):
+            return NOT_TAKEN
         server, names = server_of(text), self._draft.upstreams
         known = names is None or not server or server in names
         fits = known and all(inside(text, scope.objects) for scope in self._scopes)
@@ -137,8 +139,10 @@ class BulkLinkReader:
 
     def _check(self, group: str, side: int, text: str) -> bool:
         try:
-            LINK_READERS[group][side](_plain(text))
+            read = LINK_READERS[group][side](_plain(text))
         except Wrong:
+            return False
+        if read != text or fault_in_object(text):
             return False
         self._good[group][side].add(text)
         return True

@@ -19,6 +19,7 @@ from sidecar.policy.model import ALLOW_OVERRIDE, DOMAIN, Model
 from sidecar.policy.rows import Field, Row
 from sidecar.policy.scopes import ScopeLike, inside
 from sidecar.policy.table import Notes, Shape, Table, Texts
+from sidecar.uris import fault_in_object
 from sidecar.vocabulary import PermissionKind
 
 MAX_ROWS = 2_000_000
@@ -141,7 +142,7 @@ class RuleReader:
         texts = self._texts(row, fields)
         notes = self._notes(row)
         if len(self._faults.errors) == before:
-            self._check_scope(row, fields)
+            self._check_scope(row, fields, texts)
             notes = self._part(row, texts, notes) if "part_of" in row.notes else notes
         if len(self._faults.errors) == before:
             self._keep(row, texts, notes)
@@ -152,7 +153,7 @@ class RuleReader:
         model, faults = self._model, self._faults
         effect = take(row, fields["eft"], faults, grammar.effect) or "allow"
         take(row, fields["sub"], faults, grammar.subject, model.kind)
-        take(row, fields["obj"], faults, grammar.object_, model.kind)
+        obj = take(row, fields["obj"], faults, grammar.object_, model.kind)
         take(row, fields["expires_at"], faults, grammar.expires_at)
         take(row, fields["max_calls_per_hour"], faults, grammar.limit, effect)
         if DOMAIN in fields:
@@ -163,7 +164,8 @@ class RuleReader:
             faults.error("P115", "the model knows no deny", line_of(row, field), field.column, field.width, hint)
         actions = self._actions(row, fields["act"])
         self._check_condition(row, fields["when"], effect)
-        return {column: field.text for column, field in fields.items()} | {"act": "|".join(actions)}
+        texts = {column: field.text for column, field in fields.items()}
+        return texts | {"act": "|".join(actions), "obj": obj or fields["obj"].text}
 
     def _actions(self, row: Row, field: Field) -> tuple[str, ...]:
         """The `|` list, `use` written out, each once."""
@@ -220,10 +222,10 @@ class RuleReader:
             self._faults.error("P114", f"another {unlike[0]} than the rule has", row.line, 1, 1, hint)
         return {**whole.notes, "id": whole.id, "part_of": whole.id}
 
-    def _check_scope(self, row: Row, fields: Mapping[str, Field]) -> None:
+    def _check_scope(self, row: Row, fields: Mapping[str, Field], texts: Mapping[str, str]) -> None:
         for scope in self._scopes:
             for column, patterns in (("sub", scope.subjects), ("obj", scope.objects)):
-                if not inside(fields[column].text, patterns):
+                if not inside(texts[column], patterns):
                     outside(row, fields[column], scope, patterns, self._faults)
 
     def _keep(self, row: Row, texts: Mapping[str, str], notes: Mapping[str, str]) -> None:
@@ -265,11 +267,22 @@ class RuleReader:
             hint = "write -, and let an allow row end instead"
             self._faults.warn("P120", message, line_of(row, field), field.column, field.width, hint)
         field, names = fields["obj"], self._draft.upstreams
+        tell_normal_form(row, field, grammar.object_(field.text, self._model.kind), self._faults)
         server = server_of(field.text)
         if names is not None and server and server not in names:
             hint, offset = meant(server, names) or "add it to upstreams", field.text.index(":") + 1
             line, column = line_of(row, field, offset), field.column_of(offset)
             self._faults.warn("P121", f"no upstream {shown(server)}", line, column, len(server), hint)
+
+
+def tell_normal_form(row: Row, field: Field, obj: str, faults: Faults) -> None:
+    """Say where an object is read in another spelling than it is written in, or names what no call can name."""
+    place = line_of(row, field), field.column, field.width
+    if obj != field.text:
+        hint = "calls are decided in this form: write it so"
+        faults.warn("P122", f"read as {shown(obj)}", *place, hint)
+    if fault := fault_in_object(obj):
+        faults.warn("P123", f"the URI of this resource {fault}", *place, "correct it, or add a row in lower case")
 
 
 def server_of(obj: str) -> str:
@@ -311,6 +324,8 @@ def read_link(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
         return
     for scope in scopes:
         _check_link_scope(row, member, container, scope, draft.faults)
+    if row.type == "g2":
+        tell_normal_form(row, row.fields[0], member, draft.faults)
     place = (row.line.file, row.line.number)
     first = draft.links[row.type].setdefault((member, container, domain), place)
     if first is not place:

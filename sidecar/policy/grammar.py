@@ -14,6 +14,7 @@ from typing import Literal
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
+from sidecar.uris import normal_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 NONE = "-"
@@ -217,6 +218,7 @@ def _thing(text: str, allowed: tuple[str, ...]) -> str:
         _check_name(text, rest, _ID_PATTERN)
     else:
         _check_on_server(text, word, rest)
+        return normal_object(text)
     return text
 
 

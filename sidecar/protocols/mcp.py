@@ -24,11 +24,12 @@ from sidecar.protocols.jsonrpc import (
     refuse_variants,
     spellings,
 )
-from sidecar.protocols.uris import fault_in_uri
+from sidecar.uris import fault_in_uri, normal_uri
 from sidecar.vocabulary import Call, Question
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
 MAX_SUBSCRIBED_URIS = 100
+LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 MAX_MEMBERS = 1_000  # of a result, or of an entry of a list: MCP names a dozen, and each is compared in any spelling
 MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
 
@@ -75,6 +76,25 @@ def forwarded_params(message: Request | Notification, version: str, *, tasks: bo
     if not tasks and _names_tasks(meta.get(META_CAPABILITIES)):
         params = {**params, "_meta": {**meta, META_CAPABILITIES: without_tasks(meta[META_CAPABILITIES])}}
     return params
+
+
+def located_uri(message: Request | Notification) -> str:
+    """The URI that a request about one resource names, as its caller wrote it, or ""."""
+    return str(message.params["uri"]) if message.method in LOCATED else ""
+
+
+def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request:
+    """A request that `call_from` has read, with its URIs in the normal form that was decided on, or as `spelled` says
+    that the upstream itself writes that form."""
+    method, params = message.method, message.params
+    if method in LOCATED:
+        params = {**params, "uri": spelled(normal_uri(params["uri"]))}
+    elif method == "completion/complete" and (ref := params["ref"]).get("type") == "ref/resource":
+        params = {**params, "ref": {**ref, "uri": spelled(normal_uri(ref["uri"]))}}
+    elif method == "subscriptions/listen" and "resourceSubscriptions" in (wanted := params["notifications"]):
+        uris = [spelled(normal_uri(uri)) for uri in wanted["resourceSubscriptions"]]
+        params = {**params, "notifications": {**wanted, "resourceSubscriptions": uris}}
+    return message if params is message.params else message._replace(params=params)
 
 
 def _wants_task(message: Request | Notification, version: str) -> bool:
@@ -138,7 +158,7 @@ def entry_question(member: str, server: str, entry: object) -> Question | None:
     uri = entry.get("uriTemplate" if member == "resourceTemplates" else "uri")
     if not isinstance(uri, str) or fault_in_uri(uri):
         return None
-    return _resource(server, uri)
+    return _resource(server, normal_uri(uri))
 
 
 def asked_of_client(result: Mapping[str, Any]) -> list[str]:
@@ -319,11 +339,12 @@ def _name(params: Mapping[str, Any], where: str = "name") -> str:
 
 
 def _uri(params: Mapping[str, Any], where: str) -> str:
+    """The normal form of a URI. Raises Refusal(MALFORMED_CALL) for one that has none."""
     uri = params.get("uri")
     fault = fault_in_uri(uri) if isinstance(uri, str) else "must be a string"
     if fault:
         raise malformed(f"params.{where} {fault}", INVALID_PARAMS)
-    return str(uri)
+    return normal_uri(str(uri))
 
 
 def resource_question(server: str, uri: object, where: str, meta: Mapping[str, Any]) -> Question:

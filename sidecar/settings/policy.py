@@ -7,12 +7,13 @@ from pathlib import Path
 from time import time
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.fields import Many, PathField, Section, Word
 from sidecar.settings.findings import Finding, reject_any
 from sidecar.settings.moments import Moment
 from sidecar.settings.sources import PolicySource
+from sidecar.uris import normal_object
 
 MAX_SHADOW_S = 30 * 86_400
 """Shadow mode that nobody ends would be no policy at all (CONTRACT 4)."""
@@ -25,7 +26,7 @@ class PolicyScope(Section):
     """Which files, from the folder of the rules: `teams/payments/**`."""
     subjects: Many[Word] = ()
     """Subjects that their rows may name; `*` matches any run of characters."""
-    objects: Many[Word] = ()
+    objects: Many[Annotated[Word, AfterValidator(normal_object)]] = ()
     """Objects that their rows may name."""
     roles: Many[Word] = ()
     """Roles that their rows may fill."""

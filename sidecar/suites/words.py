@@ -18,6 +18,7 @@ from sidecar.policy.faults import shown
 from sidecar.policy.grammar import Wrong
 from sidecar.settings.fields import Many
 from sidecar.settings.findings import Finding, did_you_mean, reject
+from sidecar.uris import named_object
 from sidecar.vocabulary import ANONYMOUS
 
 MAX_NAMES = 5_000
@@ -117,7 +118,7 @@ Moment = Annotated[str, _read_by(_moment, "T106"), WithJsonSchema({"type": "stri
 ActionName = Annotated[
     str, _read_by(_action, "T103"), WithJsonSchema({"type": "string", "enum": sorted(grammar.ACTIONS)})
 ]
-ObjectName = Annotated[str, Field(max_length=2200), _read_by(_called, "T104")]
+ObjectName = Annotated[str, Field(max_length=2200), _read_by(_called, "T104"), AfterValidator(named_object)]
 ReasonWord = Annotated[str, AfterValidator(_reason), WithJsonSchema({"type": "string", "enum": list(_REASONS)})]
 Names = Annotated[Many[Annotated[str, Field(min_length=1, max_length=2048)]], Field(max_length=MAX_NAMES)]
 NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}}

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.upstreams.listing import Enquiry, Greeting
+from sidecar.upstreams.spellings import Spellings
 from sidecar.upstreams.tools import Tool, tools_from
 from sidecar.upstreams.transport import Upstream
 
@@ -33,6 +34,7 @@ MAX_STALE_S: Final = 600.0
 FORCED_EVERY_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 MAX_LISTEN_PAUSE_S: Final = 300.0
+SPELLINGS_EVERY_S: Final = 60.0
 MAX_EXPLORE_S: Final = 10.0  # in the conversation that tools are learned in: they must not wait for what nobody calls
 _CLOSING_S: Final = 3.0
 
@@ -64,6 +66,9 @@ class Catalogue:
         self._failed_at = -inf
         self._prompts: tuple[str, ...] = ()
         self._resources: tuple[str, ...] = ()
+        self.spellings = Spellings()
+        self._spelled_until = -inf
+        self._spelling = asyncio.Lock()
 
     @property
     def greeting(self) -> Greeting | None:
@@ -139,6 +144,18 @@ class Catalogue:
             async with asyncio.timeout(MAX_EXPLORE_S):
                 self._prompts = await self._enquiry.list_names("prompts") if "prompts" in named else ()
                 self._resources = await self._enquiry.list_names("resources") if "resources" in named else ()
+        self.spellings.learn_all(self._resources)
+
+    async def learn_spellings(self, within_s: float) -> None:
+        """Have the upstream's resources listed before a URI that is not in normal form is read: it may be one that the
+        upstream writes so. Asked at most once in a minute; without an answer, the normal form goes on."""
+        async with self._spelling:
+            if self._clock() < self._spelled_until:
+                return
+            self._spelled_until = self._clock() + SPELLINGS_EVERY_S
+            with suppress(TimeoutError, Refusal):
+                async with asyncio.timeout(min(within_s / 2, MAX_EXPLORE_S)):
+                    self.spellings.learn_all(await self._enquiry.list_names("resources"))
 
     def discovered(self) -> Mapping[str, Any]:
         """For operators: what the upstream has, by name."""

@@ -19,6 +19,7 @@ from sidecar.audit.record import INPUTS
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols import mcp
+from sidecar.uris import named_object
 from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
 
 CHUNK_BYTES = 1 << 20
@@ -113,7 +114,7 @@ def asked_in(fields: Mapping[str, Any]) -> Asked | None:
 def _asked(fields: Mapping[str, Any]) -> Asked:
     names, links, reason = fields["chain"], fields["links"], fields["reason"] or ""
     granted, known = _granted(fields, len(names))
-    question = question_of(_word(fields["object"]), _word(fields["action"]))
+    question = question_of(named_object(_word(fields["object"])), _word(fields["action"]))
     if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
     if fields.get("protocol") == "a2a" and fields["method"] != question.action:  # the skill that was asked for

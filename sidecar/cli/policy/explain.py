@@ -21,6 +21,7 @@ from sidecar.identity.names import is_principal
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS, Wrong, expires_at
 from sidecar.settings import load_settings
+from sidecar.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
 from sidecar.workbench.explain import explain as explained
 from sidecar.workbench.explain import explain_record
@@ -118,6 +119,7 @@ def _asked_for(given: Mapping[str, Any]) -> tuple[str, str]:
     if not _OBJECT.fullmatch(obj):
         hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
         raise click.BadParameter(f"{obj!r} is no object: {hint}", param_hint="--calls")
+    obj = named_object(obj)
     action = action or _USED_AS[obj.partition(":")[0]]
     if action not in ACTIONS:
         raise click.BadParameter(f"{action!r} is unknown. {meant(action, ACTIONS)}".rstrip(), param_hint="--action")

@@ -105,6 +105,19 @@ ROWS: Mapping[str, Meaning] = {
         "warning",
     ),
     "P121": Meaning("An upstream that is not configured", "Correct the name, or add it to upstreams.", "warning"),
+    "P122": Meaning(
+        "A resource in another spelling than calls are decided in",
+        "The rule is read as told, and holds for every spelling of the URI. Write it so: scheme and host in lower "
+        "case, nothing encoded that need not be, no default port, file:///… for local files.",
+        "warning",
+    ),
+    "P123": Meaning(
+        "A resource that no call can name, or capitals that fit no host",
+        "Calls whose URI has dot segments, encoded slashes, user information or the like are refused before rules are "
+        "asked. Hosts are decided in lower case: a pattern such as *Secret* fits paths only, so write another row for "
+        "*secret*.",
+        "warning",
+    ),
 }
 
 MODELS: Mapping[str, Meaning] = {

@@ -20,6 +20,7 @@ import orjson
 from sidecar.errors import Reason, SettingsError, fault_in
 from sidecar.policy import grammar
 from sidecar.policy.grammar import Wrong
+from sidecar.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL)
@@ -130,6 +131,7 @@ class Evidence:
             self.counts["no-question"] += 1  # refused before there was one: no credential, no call
             return
         assert isinstance(chain, list)
+        obj = named_object(obj)
         self._know(chain, obj)
         of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
         if of_a_task or action in NEED_NO_ROW or action.startswith(_NOTIFICATION):

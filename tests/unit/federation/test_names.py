@@ -12,7 +12,7 @@ from sidecar.errors import Refusal
 from sidecar.federation.cursors import Seal
 from sidecar.federation.names import joined, split, tagged, untagged, unwrapped, wrapped
 from sidecar.protocols.jsonrpc import INT64_MIN, UINT64_MAX
-from sidecar.protocols.uris import fault_in_uri
+from sidecar.uris import fault_in_uri
 
 SERVERS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,2}", fullmatch=True)
 NAMES = st.text(string.ascii_letters + string.digits + "_.-/", min_size=1, max_size=90)

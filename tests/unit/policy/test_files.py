@@ -253,6 +253,23 @@ p, user:a, tool:github/y, use, -, -, call.meta.ok == true, deny
     assert next(fault.hint for fault in found if fault.code == "P121") == 'did you mean "github"?'
 
 
+def test_resources_are_read_in_normal_form_wherever_they_stand(tmp_path: Path) -> None:
+    files = {
+        "agent_to_tool.csv": "p, user:a, resource:s/FILE:/a/*, use, -, -, -, allow\n",
+        "roles.csv": "g2, resource:s/Notes://HR/%41, set:x\n",
+        "more.yaml": 'version: 1\nrules: [{kind: guardrail, subject: "*", object: ["resource:s/HTTP://h:80/*"]}]\n',
+    }
+    scope = Scope("**", ("*",), ("resource:s/file:///a/*", "resource:s/notes://hr/A", "resource:s/http://h/*", "set:x"))
+    found = source(tmp_path, files, scopes=[scope])
+    assert {rule.object for rule in found.rules} == {"resource:s/file:///a/*", "resource:s/http://h/*"}
+    assert set(found.sets.contents()["set:x"]) == {"resource:s/notes://hr/A"}
+    assert sorted((Path(fault.file).name, fault.code) for fault in found.warnings) == [
+        ("agent_to_tool.csv", "P122"),
+        ("more.yaml", "P122"),
+        ("roles.csv", "P122"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("pattern", "path", "bound"),
     [

@@ -1,0 +1,297 @@
+"""The one form of a resource URI: what policy decides on, and what an upstream is sent.
+
+RFC 3986 has many spellings for one resource. `fault_in_uri` refuses a URI that some reader could take for another
+place; every other one is brought into its normal form (RFC 3986, section 6), so that a deny rule holds for all of its
+spellings and an upstream never sees another spelling than the one that was decided on.
+
+    part         normal form
+    scheme       lower case
+    authority    lower case; no empty port, no leading zeros, no default port; none for `file:` where it is localhost
+    path         `file:/a` and `file://localhost/a` are `file:///a`, repeated slashes of `file:` are one
+    everywhere   what need not be encoded is not, `%3a` is `%3A`; characters that no URI has are encoded, and `*` is
+    at the end   no empty query, no empty fragment
+
+Text in braces is an expression of a URI template (RFC 6570), and `*` in a rule stands for any run of characters: both
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+MAX_URI_CHARS: Final = 2_000
+_URI = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]{{0,63}}:[\x21-\x7e]{{1,{MAX_URI_CHARS}}}\Z")
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+# The beginning of a UTF-8 sequence that is longer than necessary: lenient readers take `%c0%ae` for a dot.
+_OVERLONG = re.compile(r"%(?:c[01]|e0%[89]|f0%8)", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MAX_READINGS = 3  # as written, decoded, and decoded twice
+
+_PARTS = re.compile(r"([^:/?#]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?\Z")
+_EXPRESSION = re.compile(r"\{[^{}]*\}")
+_PATTERN_PIECE = re.compile(r"\{[^{}]*\}|\*")
+_SCHEME_KNOWN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:|[\ue000-\uf8ff]://")
+_SCHEME_BEGUN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?=[\ue000-\uf8ff])")
+_HELD = re.compile(r"[\ue000-\uf8ff]")  # one private character for each piece that stays as it is
+_FIRST_HELD = 0xE000
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_SUB_DELIMITERS = frozenset("!$&'()+,;=")  # `*` is the wildcard of rules, and always encoded
+# Which characters mean the same bare and encoded, by the part of the URI.
+_IN_AUTHORITY = _UNRESERVED | _SUB_DELIMITERS
+_IN_PATH = _UNRESERVED | _SUB_DELIMITERS | frozenset(":@")
+_IN_QUERY = _UNRESERVED | frozenset("!$'(),:@?")  # `&`, `=`, `+` and `;` separate what encoded ones do not
+_ENCODED = re.compile(r"%[0-9A-Fa-f]{2}|[\"<>^`|*]")
+_CAPITALS = re.compile(r"%[0-9A-F]{2}|[A-Z]+")
+_SLASHES = re.compile(r"/{2,}")
+_PORT = re.compile(r"(.*):([0-9]*)\Z", re.DOTALL)
+
+# Schemes whose authority is a host of the network to everyone (the special schemes of the URL standard).
+_NETWORK: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
+_DEFAULT_PORTS: Final[Mapping[str, str]] = {
+    "http": "80",
+    "https": "443",
+    "ws": "80",
+    "wss": "443",
+    "ftp": "21",
+    "sftp": "22",
+    "ssh": "22",
+    "git": "9418",
+    "ldap": "389",
+    "ldaps": "636",
+    "postgres": "5432",
+    "postgresql": "5432",
+    "mysql": "3306",
+    "redis": "6379",
+    "rediss": "6379",
+    "mongodb": "27017",
+    "amqp": "5672",
+    "amqps": "5671",
+}
+_NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\Z")
+
+
+class _Parts(NamedTuple):
+    scheme: str
+    authority: str | None
+    path: str
+    query: str | None
+    fragment: str | None
+
+    def written(self) -> str:
+        authority = "" if self.authority is None else f"//{self.authority}"
+        query = f"?{self.query}" if self.query else ""
+        fragment = f"#{self.fragment}" if self.fragment else ""
+        return f"{self.scheme}:{authority}{self.path}{query}{fragment}"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def fault_in_uri(uri: str) -> str:
+    """Why a resource URI, or a template of URIs, is malformed, or "" (CONTRACT 1.2: before policy sees it)."""
+    if not _URI.match(uri):
+        return f"must be an absolute URI of at most {MAX_URI_CHARS:,} printable ASCII characters"
+    if "\\" in uri or _STRAY_PERCENT.search(uri):
+        return "must not hold backslashes, or percent signs that encode nothing"
+    if _bears_user(uri):
+        return "must not hold user information"
+    written = uri
+    for _ in range(_MAX_READINGS):
+        decoded = unquote(written)
+        fault = _fault_in_reading(written, decoded)
+        if fault or decoded == written:
+            return fault or _fault_in_form(uri)
+        written = decoded
+    return "must not be encoded more than twice over"
+
+
+def _bears_user(uri: str) -> bool:
+    hierarchy = _hierarchy(uri)
+    return hierarchy.startswith("//") and "@" in hierarchy[2:].partition("/")[0]
+
+
+def _fault_in_reading(uri: str, decoded: str) -> str:
+    # A reader that knows no query takes all of it for the path; `..;x` is a dot segment to servlet containers.
+    segments = [*_hierarchy(uri).split("/"), *uri.partition(":")[2].split("/")]
+    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
+        return "must not hold dot segments"
+    if _OVERLONG.search(uri) or any(decoded.count(sign) > uri.count(sign) for sign in "./\\"):
+        return "must not hold encoded dots, slashes or backslashes"
+    return "must not hold encoded control characters" if _CONTROL.search(decoded) else ""
+
+
+def _hierarchy(uri: str) -> str:
+    """Authority and path: what stands between the scheme and the query or fragment."""
+    return re.split(r"[?#]", uri.partition(":")[2], maxsplit=1)[0]
+
+
+def _fault_in_form(uri: str) -> str:
+    """Why a URI has no normal form, or ""."""
+    form = normal_uri(uri)
+    scheme, _, rest = form.partition(":")
+    if not rest:
+        return "must name something behind its scheme"
+    if len(rest) > MAX_URI_CHARS + 2:  # "//", which `file:/a` gets
+        return f"must have at most {MAX_URI_CHARS:,} characters with what must be encoded"
+    if scheme == "file" and not rest.startswith(("/", "{")):
+        return "must begin with file:/"
+    if scheme in _NETWORK and not _is_plain_host(rest[2:] if rest.startswith("//") else ""):
+        return "must name its host in the usual form: no numbers but a.b.c.d, no dot at the end, nothing encoded"
+    return ""
+
+
+def _is_plain_host(rest: str) -> bool:
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if (found := _PORT.match(host)) is not None and not host.endswith("]"):
+        host = found[1]
+    if host.startswith("["):
+        return _is_address(IPv6Address, host[1:-1]) and host.endswith("]") and "%" not in host
+    if _NUMERIC_HOST.match(host):
+        return _is_address(IPv4Address, host)
+    return bool(host) and "%" not in host and not host.endswith(".")
+
+
+def _is_address(kind: Callable[[str], object], text: str) -> bool:
+    try:
+        return str(kind(text)) == text
+    except AddressValueError:
+        return False
+
+
+# --- the normal form ------------------------------------------------------------------------------------------------
+
+
+def normal_uri(uri: str) -> str:
+    """The normal form of a URI, or of a template of URIs, that `fault_in_uri` has nothing against."""
+    text, held = _hold(_EXPRESSION, uri) if "{" in uri else (uri, [])
+    return _restore(_normal(text), held)
+
+
+def normal_pattern(pattern: str) -> str:
+    """A pattern of URIs as a rule has it, such that it fits the normal form of every URI that was meant."""
+    text, held = _hold(_PATTERN_PIECE, pattern)
+    if _SCHEME_KNOWN.match(text):
+        return _restore(_normal(text), held)
+    scheme = _SCHEME_BEGUN.match(text)  # `FILE*`: where the other parts begin is not known
+    at = scheme.end() if scheme else 0
+    return _restore(text[:at].lower() + _encoded(text[at:], _UNRESERVED), held)
+
+
+def _has_stray_capitals(pattern: str) -> bool:
+    """Whether a pattern has capitals in a part that may lie in a host, which has none in its normal form."""
+    text, _ = _hold(_PATTERN_PIECE, pattern)
+    return not _SCHEME_KNOWN.match(text) and any(character.isupper() for character in text)
+
+
+def normal_object(text: str) -> str:
+    """An object, or a pattern of such, with the URI of a resource in its normal form, as calls name it."""
+    server, slash, uri = text.partition("/")
+    return f"{server}/{normal_pattern(uri)}" if slash and text.startswith("resource:") else text
+
+
+def named_object(text: str) -> str:
+    """An object as a call of it would name it; one that no call can name as it is."""
+    server, slash, uri = text.partition("/")
+    if not slash or not text.startswith("resource:") or fault_in_uri(uri):
+        return text
+    return f"{server}/{normal_uri(uri)}"
+
+
+def fault_in_object(text: str) -> str:
+    """Why no call can name the resource that an object is, or not all that its pattern seems to mean; or ""."""
+    _, slash, uri = text.partition("/")
+    if not slash or not text.startswith("resource:"):
+        return ""
+    if "*" not in uri:
+        return fault_in_uri(uri)
+    return "has capitals that fit no host: calls are decided with hosts in lower case" * _has_stray_capitals(uri)
+
+
+def _normal(text: str) -> str:
+    found = _PARTS.match(text)
+    if found is None:
+        return text
+    scheme, authority, path, query, fragment = found.groups()
+    parts = _Parts(
+        scheme.lower(),
+        None if authority is None else _lowered(_encoded(authority, _IN_AUTHORITY)),
+        _encoded(path, _IN_PATH),
+        None if query is None else _encoded(query, _IN_QUERY),
+        None if fragment is None else _encoded(fragment, _IN_QUERY),
+    )
+    return _by_scheme(parts).written()
+
+
+def _by_scheme(parts: _Parts) -> _Parts:
+    """What RFC 3986, section 6.2.3, leaves to schemes: ports, empty paths, and the authority of `file:`."""
+    scheme, authority, path = parts.scheme, parts.authority, parts.path
+    if authority is not None:
+        authority = _without_port(scheme, authority)
+    if scheme in _NETWORK and authority is not None:
+        authority = _short_address(authority)
+    if scheme == "file":
+        path = _SLASHES.sub("/", path)
+        if authority == "localhost" or (authority is None and path.startswith("/")):
+            authority = ""
+    if (scheme in _NETWORK or scheme == "file") and authority is not None and not path and not _HELD.search(authority):
+        path = "/"
+    return parts._replace(authority=authority, path=path)
+
+
+def _without_port(scheme: str, authority: str) -> str:
+    """Without a port that is empty or the scheme's own, and without leading zeros."""
+    found = _PORT.match(authority)
+    if found is None:
+        return authority
+    host, port = found[1], found[2].lstrip("0")
+    if not found[2] or port == _DEFAULT_PORTS.get(scheme):
+        return host
+    return f"{host}:{port or '0'}"
+
+
+def _short_address(authority: str) -> str:
+    """With an IPv6 address in its short form (RFC 5952)."""
+    host, bracket, port = authority.partition("]")
+    if not host.startswith("[") or not bracket:
+        return authority
+    try:
+        return f"[{IPv6Address(host[1:]).compressed}]{port}"
+    except AddressValueError:
+        return authority
+
+
+def _encoded(text: str, bare: frozenset[str]) -> str:
+    """With nothing encoded that means the same bare, and with everything encoded that no URI has."""
+
+    def form(found: re.Match[str]) -> str:
+        if len(found[0]) == 1:
+            return f"%{ord(found[0]):02X}"
+        character = chr(int(found[0][1:], 16))
+        return character if character in bare else found[0].upper()
+
+    return _ENCODED.sub(form, text)
+
+
+def _lowered(text: str) -> str:
+    """In lower case, but for the digits of what is encoded."""
+    return _CAPITALS.sub(lambda found: found[0] if found[0][0] == "%" else found[0].lower(), text)
+
+
+def _hold(pieces: re.Pattern[str], text: str) -> tuple[str, list[str]]:
+    """The text with one private character in place of each piece, and the pieces."""
+    held: list[str] = []
+
+    def hold(found: re.Match[str]) -> str:
+        held.append(found[0])
+        return chr(_FIRST_HELD + len(held) - 1)
+
+    return pieces.sub(hold, text), held
+
+
+def _restore(text: str, held: list[str]) -> str:
+    return _HELD.sub(lambda found: held[ord(found[0]) - _FIRST_HELD], text) if held else text
