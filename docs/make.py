@@ -180,6 +180,8 @@ MEANINGS: Mapping[str, str] = {
     "status": "`success`, `permission_denied`, `rate_limited` or `error`; null in a `decision`",
     "reason": "why it was refused ([answers](answers.md)); null if it was not",
     "error_message": "the reason's sentence, from a closed set",
+    "tool_error": "in an `outcome`: whether the answer that was delivered says that what was asked for failed there "
+    "(`isError`, an error of the upstream's, a task that failed or was rejected); what it says is not kept",
     "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
     "facts": "each condition: whose link, SHA-256 of its text, `true`, `false` or `error`, keyed digests of its inputs",
     "limits": "each limit: name, what this call was charged, what remains, the limit itself; the `unit` of a budget",

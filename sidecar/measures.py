@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Plan
-from sidecar.metrics import Metrics
+from sidecar.metrics import TOOL_ERROR, Metrics
 from sidecar.turn import Turn
 from sidecar.vocabulary import Decision, PermissionKind
 
@@ -36,7 +36,7 @@ def measure(metrics: Metrics, turn: Turn) -> None:
         if refusal is not None and refusal.reason in AUTHENTICATION:
             metrics.auth_failed(turn.presented_kind, refusal.reason)
         return
-    status = refusal.answer.status if refusal else "success"
+    status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
     metrics.request_finished(turn.protocol, turn.server, turn.method, status, record.duration_s, record.stages_s)
     judged(metrics, Judged(record, turn.plan, refusal, turn.excused, turn.shadow))
     if refusal is not None and refusal.reason in AUTHENTICATION:

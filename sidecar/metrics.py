@@ -37,7 +37,9 @@ REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2,
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that were no request
-STATUSES = ("success", "permission_denied", "rate_limited", "error")  # as in the audit, so that the two can be summed
+TOOL_ERROR = "tool_error"  # delivered, and what was asked for failed: `success` with `tool_error` in the audit
+# As in the audit, so that the two can be summed.
+STATUSES = ("success", TOOL_ERROR, "permission_denied", "rate_limited", "error")
 METHODS_OF_MCP = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 METHODS_OF_A2A = frozenset(BY_ACTION)
 WIRE_METHODS = METHODS_OF_MCP | METHODS_OF_A2A

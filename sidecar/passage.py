@@ -97,6 +97,9 @@ class Passage:
         """What the call cost is known with its answer, whatever of that its caller may have. One that became a task
         has not been answered yet."""
         result = response.result if isinstance(response.result, dict) else None
+        failed = response.error is not None or (result is not None and result.get("isError") is True)
+        if failed and not self.exchange.call.session:
+            self.exchange.turn.tool_failed()
         if result is None or mcp_tasks.created_in(result) is None:
             self.exchange.turn.answered(result)
 

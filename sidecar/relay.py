@@ -143,6 +143,8 @@ class Relay:
         # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)
         self.exchange.turn.answered()
+        if not self.exchange.call.session:
+            self.exchange.turn.tool_failed()
         if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
             await inspection.settle(Passed())
         return own

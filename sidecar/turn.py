@@ -195,6 +195,14 @@ class Turn:
         if self.lease.answered():
             self.record.limits = self.lease.states
 
+    def tool_failed(self) -> None:
+        """The answer that is delivered says that what was asked for failed there."""
+        if self.record.tool_error:
+            return
+        self.record.tool_error = True
+        if (upstream := self.now.upstreams.get(self.server)) is not None:
+            upstream.account.tool_failed()
+
     async def ended(self, status: int, bytes_out: int) -> None:
         """Put on record that the answer is the upstream's. Raises Refusal(AUDIT_UNAVAILABLE)."""
         self.record.mark("upstream")

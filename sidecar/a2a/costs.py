@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sidecar.turn import Turn
 
+FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
 
 
@@ -32,6 +33,13 @@ class Costing:
             if part in result:
                 state = result[part].get("status", {}).get("state", "TASK_STATE_UNSPECIFIED")
                 self.whole = state not in UNDER_WAY
+                if state in FAILED:
+                    self.turn.tool_failed()
+
+    def failed(self) -> None:
+        """The agent answered with an error."""
+        self.turn.answered()
+        self.turn.tool_failed()
 
     def end(self) -> None:
         """There are no more of them."""

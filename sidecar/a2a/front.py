@@ -198,7 +198,7 @@ class AgentFront:
                 lease.forwarded = True
                 answer = await agent.wire.ask(outgoing._replace(params=owning.outward(params)))
                 if isinstance(answer, AgentError):
-                    turn.answered()
+                    Costing(turn).failed()
                     return await _whole(turn, _dialect(turn).error(answer))
                 costing = Costing(turn)
                 costing.hear(answer)
@@ -264,7 +264,7 @@ class AgentFront:
             await pushing.undo()
             raise
         if isinstance(heard, AgentError):
-            turn.answered()
+            Costing(turn).failed()
             await pushing.undo()
             return await _whole(turn, dialect.error(heard))
         try:
@@ -274,7 +274,7 @@ class AgentFront:
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
-                        turn.answered()
+                        Costing(turn).failed()
                         return await _whole(turn, dialect.error(first))
                     first = await owning.admit(first)
                     await pushing.settle(first)
@@ -315,6 +315,7 @@ class AgentFront:
                     if event is None:
                         await sent.write(KEEP_ALIVE)
                     elif isinstance(event, AgentError):
+                        turn.tool_failed()
                         await sent.write(dialect.error_event(event))
                         break
                     else:

@@ -67,6 +67,7 @@ BLANK: Mapping[str, Any] = {
     "status": None,
     "reason": None,
     "error_message": None,
+    "tool_error": None,
     "links": (),
     "facts": (),
     "limits": (),

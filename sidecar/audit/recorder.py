@@ -185,6 +185,7 @@ class Recording:
     `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
     as the decision has it, and what is `excused` beside.
     `charged` says whether `limits` are charged as they say: 1 while the call may be forwarded, 0 once that came back.
+    `tool_error` says that the answer tells of a failure at the upstream.
     `redactions` counts what was taken out of the answer, None where no rule looked.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
@@ -207,6 +208,7 @@ class Recording:
     method: str = ""
     enforcement: Enforcement = "enforce"
     excused: tuple[str, ...] = ()
+    tool_error: bool = False
     bytes_in: int = 0
     redactions: int | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -329,6 +331,7 @@ class Recording:
         record["status"] = answer.status if answer else "success"
         record["reason"] = reason
         record["error_message"] = answer.message if answer else None
+        record["tool_error"] = self.tool_error if event == "outcome" else None
         record["limits"] = self._limits(0 if self._known is None else self.charged)
         record["http_status"] = http_status
         record["bytes_out"] = bytes_out

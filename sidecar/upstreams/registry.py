@@ -103,7 +103,7 @@ class Account:
         )
         self.standing = Standing.UNKNOWN
         self.clock_mono = clock_mono
-        self.calls = self.successes = self.errors = self.sessions_lost = 0
+        self.calls = self.successes = self.errors = self.tool_errors = self.sessions_lost = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
         self.heard_mono_s = float("-inf")
@@ -162,6 +162,10 @@ class Account:
         self.errors += 1
         self._note(why)
 
+    def tool_failed(self) -> None:
+        """A call was answered, and the answer says that what was asked for failed."""
+        self.tool_errors += 1
+
     def session_lost(self) -> None:
         """It does not know a session any more that it had opened."""
         self.sessions_lost += 1
@@ -188,6 +192,7 @@ class Account:
             "calls": self.calls,
             "successes": self.successes,
             "errors": self.errors,
+            "tool_errors": self.tool_errors,
             "sessions_lost": self.sessions_lost,
             "average_latency_ms": None if latency_s is None else round(latency_s * 1000, 3),
             "last_error": self.last_error or None,

@@ -22,9 +22,11 @@ from tests.a2a.world import (
     SPOKEN,
     AgentWorld,
     Answered,
+    No,
     ScriptedAgent,
     agent_world,
     ask,
+    task,
 )
 
 PUSH = {"taskId": "t1", "id": "p1", "url": HOOK, "token": "secret"}
@@ -54,6 +56,27 @@ async def begun(world: AgentWorld, who: Any = ALICE) -> None:
     """The caller has a task."""
     answered = await ask(world, "1.0", "jsonrpc", "message/send", {"message": HELLO}, who)
     assert answered.error is None, answered
+
+
+@pytest.mark.parametrize(
+    ("said", "failed"),
+    [
+        ({"task": task(state="TASK_STATE_COMPLETED")}, False),
+        ({"task": task(state="TASK_STATE_FAILED")}, True),
+        ({"task": task(state="TASK_STATE_REJECTED")}, True),
+        (No({"code": -32603, "message": "no"}), True),
+    ],
+)
+@pytest.mark.parametrize("action", ["message/send", "message/stream"])
+async def test_what_failed_at_the_agent_is_delivered_and_told_from_a_success(
+    action: str, said: Any, failed: bool, tmp_path: Path
+) -> None:
+    agent = ScriptedAgent({"SendMessage": lambda *_: said, "SendStreamingMessage": lambda *_: [said]})
+    async with agent_world(tmp_path, agent) as world:
+        await ask(world, "1.0", "jsonrpc", action, {"message": HELLO})
+        (end,) = world.ends()
+        assert (end["status"], end["tool_error"]) == ("success", failed)
+        assert world.app.status()["upstreams"]["researcher"]["tool_errors"] == failed
 
 
 def ways(action: str) -> list[tuple[Any, Any]]:

@@ -99,6 +99,9 @@ NO_FAULTS: dict[str, Respond] = {
 }
 
 
+TOOL_ERRORS = {"HTTP 400", "a JSON-RPC error", "a tool's own error"}  # delivered, and said to have failed
+
+
 @pytest.mark.parametrize("case", [*FAULTS, *NO_FAULTS])
 async def test_only_what_no_caller_causes_is_a_fault(case: str, tmp_path: Path) -> None:
     upstream = Upstream(script={"tools/call": (FAULTS | NO_FAULTS)[case]})
@@ -110,6 +113,10 @@ async def test_only_what_no_caller_causes_is_a_fault(case: str, tmp_path: Path) 
         assert known.breaker.in_a_row == (case in FAULTS)
         assert known.calls == 2 and known.successes + known.errors == 2
         assert known.plain()["last_error"] is not None or not known.errors
+        told = case in TOOL_ERRORS
+        assert known.tool_errors == told and {end["tool_error"] for end in running.ends()[1:]} == {told}
+        counted = 'method="tools/call",protocol="mcp",status="tool_error",upstream="github"}'
+        assert f"{counted} {float(told)}" in await running.metrics()
 
 
 async def test_a_caller_with_less_patience_opens_nothing(tmp_path: Path) -> None:

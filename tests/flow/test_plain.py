@@ -214,7 +214,9 @@ async def test_what_fails_at_the_other_side_is_an_error_that_was_delivered(
         assert (answer[1]["error_code"], answer[1]["type"]) == ("ExecutionFailed", f"urn:sidecar:{kind}")
         assert answer[1]["details"] == next(iter(said.values()))
         (end,) = running.ends()
-        assert (end["status"], end["reason"], end["http_status"]) == ("success", None, 502)
+        assert (end["status"], end["reason"], end["http_status"], end["tool_error"]) == ("success", None, 502, True)
+        assert running.app.status()["upstreams"]["github"]["tool_errors"] == 1
+        assert 'status="tool_error",upstream="github"} 1.0' in await running.metrics()
         assert end["decision_id"] == answer[1]["decision_id"]
 
 

@@ -121,7 +121,7 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
     asked_of = (outcome["facts"][0]["subject"], outcome["facts"][0]["action"])
     assert asked_of == ("nhi:corp/researcher", "tools/call")
     assert re.fullmatch("[0-9a-f]{32}", outcome["facts"][0]["inputs"]["args.repo"])
-    own = "event seq id timestamp status http_status bytes_out duration_ms latency prev_hash hash"
+    own = "event seq id timestamp status tool_error http_status bytes_out duration_ms latency prev_hash hash"
     same = set(FIELDS) - set(own.split())
     assert {name: decision[name] for name in same} == {name: outcome[name] for name in same}
     assert (decision["status"], decision["http_status"], decision["duration_ms"]) == (None, None, None)
