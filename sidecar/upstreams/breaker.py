@@ -6,8 +6,9 @@
 
 Half open lets one exchange through, and tells by it: the one that was first to ask, before anything was charged for it;
 where it is refused after all, the next may try a second later. Whoever began before the last change of state has no say
-any more: a call of ten minutes ago must not open what has recovered, nor close what has just failed. No I/O;
-`clock_mono` gives monotonic seconds.
+any more: a call of ten minutes ago must not open what has recovered, nor close what has just failed. What the sidecar
+asks by itself (`own`) ends a try, and does not end a row of faults that callers met: a server may answer a `ping` and
+none of its callers. No I/O; `clock_mono` gives monotonic seconds.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Breaker:
     __slots__ = (
         "_claimed_until",
         "_clock",
+        "_met_by_callers",
         "_moved",
         "_opened_at",
         "_trial_until",
@@ -85,6 +87,7 @@ class Breaker:
         self.in_a_row = 0
         self._clock = clock_mono
         self._moved = moved
+        self._met_by_callers = False  # any fault of the row
         self._turn = 0
         self._opened_at = self._trial_until = self._claimed_until = 0.0
 
@@ -115,21 +118,23 @@ class Breaker:
             self._claimed_until = 0.0
         return Pass(self._turn)
 
-    def answered(self, given: Pass) -> None:
+    def answered(self, given: Pass, *, own: bool = False) -> None:
         """It is there."""
-        if given.turn == self._turn:
-            self.in_a_row = 0
-            self._happened(Event.ANSWER)
+        if given.turn != self._turn or (own and self._met_by_callers and self.state is State.CLOSED):
+            return
+        self.in_a_row, self._met_by_callers = 0, False
+        self._happened(Event.ANSWER)
 
     def seen(self, given: Pass) -> None:
         """It began to answer. That ends a try well, but no row of faults: who breaks off each time is at fault."""
         if self.state is State.HALF_OPEN:
             self.answered(given)
 
-    def failed(self, given: Pass) -> None:
+    def failed(self, given: Pass, *, own: bool = False) -> None:
         """A fault of its own."""
         if given.turn == self._turn:
             self.in_a_row += 1
+            self._met_by_callers = self._met_by_callers or not own
             self._happened(Event.TOO_MANY if self.in_a_row >= self.failures else Event.FAULT)
 
     def given_up(self, given: Pass) -> None:

@@ -106,7 +106,7 @@ class Account:
         self.calls = self.successes = self.errors = self.tool_errors = self.sessions_lost = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
-        self.heard_mono_s = float("-inf")
+        self.answered_mono_s = float("-inf")  # when a caller was answered last
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
         self._observer: Observer | None = None
@@ -122,23 +122,24 @@ class Account:
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
 
-    def spoke(self) -> None:
-        """It said something, to anybody."""
-        self.heard_mono_s = self.clock_mono()
-
-    def answered(self, given: Pass) -> None:
-        """It answered, whatever it said."""
-        self.spoke()
-        self.breaker.answered(given)
-        if self.breaker.state is State.CLOSED:
+    def answered(self, given: Pass, *, own: bool = False) -> None:
+        """It answered, whatever it said. `own`: what the sidecar asked by itself."""
+        if not own:
+            self.answered_mono_s = self.clock_mono()
+        self.breaker.answered(given, own=own)
+        if self.breaker.state is State.CLOSED and not self._falters:
             self._heard(News.ANSWERED)
 
-    def faulted(self, given: Pass, why: str) -> None:
+    def faulted(self, given: Pass, why: str, *, own: bool = False) -> None:
         """A fault of its own, in a sentence of ours."""
         self._note(why)
-        self.breaker.failed(given)
-        if self.breaker.in_a_row * 2 >= self.breaker.failures:
+        self.breaker.failed(given, own=own)
+        if self._falters:
             self._heard(News.FALTERED)
+
+    @property
+    def _falters(self) -> bool:
+        return self.breaker.in_a_row * 2 >= self.breaker.failures
 
     def unwelcome(self, why: str) -> None:
         """It is there, but no conversation with it succeeds."""

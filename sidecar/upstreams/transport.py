@@ -27,7 +27,13 @@ EVENT_STREAM: Final = "text/event-stream"
 SESSION_ID: Final = "mcp-session-id"
 MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer at its largest, and what comes around it
 MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is a sentence, not a document
+# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
+FULL_PATIENCE: Final = 0.9
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def _never() -> bool:
+    return False
 
 
 class Outbound(NamedTuple):
@@ -37,7 +43,8 @@ class Outbound(NamedTuple):
     `caller` is on whose behalf it goes, None is the sidecar itself. `deadline_s` from now bounds the wait for the
     answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or what is `endless`, asks for a
     stream that stays open. `own` marks what the sidecar says by itself with a caller's credential: no caller sent it,
-    and it is not counted as a call.
+    and it is not counted as a call. `expired` tells of an exchange that is given up whether that is for the server's
+    being late.
     """
 
     verb: Literal["POST", "GET", "DELETE"]
@@ -50,6 +57,7 @@ class Outbound(NamedTuple):
     extra: Sequence[tuple[str, str]] = ()
     endless: bool = False
     own: bool = False
+    expired: Callable[[], bool] = _never
 
     @property
     def owner(self) -> str:

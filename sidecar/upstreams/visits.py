@@ -12,24 +12,23 @@ from sidecar.egress import Crowded, NoPlace
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.upstreams.breaker import Pass
 from sidecar.upstreams.registry import Account
-from sidecar.upstreams.transport import OfOneCaller
+from sidecar.upstreams.transport import FULL_PATIENCE, OfOneCaller
 
-# Who waited nearly as long as a call may, waited long enough: deciding and learning the tools take some of it.
-FULL_PATIENCE: Final = 0.9
 _FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
 _ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 
 
 class Visit:
-    """One use, from now on. It may take `deadline_s`, and a call there `timeout_s`; `counts` says whether it is a
-    caller's call. Raises Refusal as UPSTREAM_OPEN."""
+    """One use, from now on. It may take `deadline_s`, and a call there `timeout_s`; `own` says whether it is the
+    sidecar that asks and no caller, `counts` whether it is a caller's call. Raises Refusal as UPSTREAM_OPEN."""
 
-    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_pass", "_patient")
+    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
 
-    def __init__(self, account: Account, deadline_s: float, timeout_s: float, *, counts: bool) -> None:
+    def __init__(self, account: Account, deadline_s: float, timeout_s: float, *, own: bool, counts: bool) -> None:
         self._pass: Pass = account.breaker.enter()
         self._account = account
         self._patient = deadline_s >= timeout_s * FULL_PATIENCE
+        self._own = own
         self._counts = counts
         self._began_mono_s = account.clock_mono()
         self._done = False
@@ -41,7 +40,7 @@ class Visit:
         if self._done:
             return
         self._done = True
-        self._account.answered(self._pass)
+        self._account.answered(self._pass, own=self._own)
         if not self._counts:
             return
         if error:
@@ -54,7 +53,7 @@ class Visit:
         if self._done:
             return
         self._done = True
-        self._account.faulted(self._pass, why)
+        self._account.faulted(self._pass, why, own=self._own)
         if self._counts:
             self._account.call_failed(why)
 
@@ -63,9 +62,9 @@ class Visit:
         if self._done:
             return
         ours = isinstance(refusal.__cause__, Crowded | NoPlace | OfOneCaller) or isinstance(refusal, Unsent)
-        # Who had less patience than a call may have cannot say; and a server that answered others meanwhile is there:
-        # one caller's slow calls must not close it to everybody.
-        alive = self._account.heard_mono_s >= self._began_mono_s
+        # Who had less patience than a call may have cannot say; and a server that answered other callers meanwhile is
+        # there: one caller's slow calls must not close it to everybody.
+        alive = self._account.answered_mono_s >= self._began_mono_s
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message
         if refusal.reason in _FAULTS and not ours and not late:

@@ -4,10 +4,12 @@ An upstream around an upstream: it lets no caller have more than a share, and no
 and tells the account what came of what it let through. Only what callers cannot cause is a fault:
 
     fault        it cannot be reached, broke off, ended, answered HTTP 5xx or no protocol; took longer than a call may,
-                 and said nothing to anybody meanwhile
-    answer       anything else that it said: 4xx, JSON-RPC errors, `isError`, 405 on GET; the head of a stream, when the
-                 breaker wants to know whether it is there at all
-    neither      the caller left or had less patience, we refused the answer or hung up, our own line was full
+                 and answered no caller meanwhile, however much of an answer it had sent
+    answer       anything else that it says to a request: 4xx, JSON-RPC errors, `isError`; the head of a stream, when
+                 the breaker wants to know whether it is there at all
+    neither      it took a notification or an answer, or opened a stream that has no end: a server whose calls all hang
+                 does that too; the caller left or had less patience, we refused the answer or hung up, our own line
+                 was full
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Watched:
             visit.refused(refusal)
             raise
         except BaseException:
-            visit.given_up()
+            visit.left()
             raise
         visit.head(answer)
         return WatchedAnswer(answer, visit, leave)
@@ -107,28 +109,38 @@ class Watched:
 class Exchanged(Visit):
     """One exchange, as the account sees it."""
 
-    __slots__ = ("_waits",)
+    __slots__ = ("_expired", "_waits")
 
     def __init__(self, account: Account, outbound: Outbound, timeout_s: float) -> None:
-        self._waits = isinstance(outbound.message, Request) and not outbound.endless
-        counts = outbound.caller is not None and self._waits
-        super().__init__(account, outbound.deadline_s, timeout_s, counts=counts)
+        message, own = outbound.message, outbound.own or outbound.caller is None
+        self._waits = isinstance(message, Request) and message.method != "subscriptions/listen"
+        self._expired = outbound.expired
+        super().__init__(account, outbound.deadline_s, timeout_s, own=own, counts=self._waits and not own)
 
     def head(self, answer: Answer) -> None:
         """The answer has begun: often that says it all."""
         status = answer.status
         if status >= 500:
             self.faulted(f"it answered HTTP {status}")
+        elif not self._waits:
+            self.given_up()
         elif status >= 300:
             self.answered(f"it answered HTTP {status}")
-            if status == _UNAUTHORIZED:
-                self._account.unwelcome(f"it answered HTTP {status}")
-        elif not self._waits:  # a stream without end, or what has no answer
-            self.answered()
         elif answer.media_type == EVENT_STREAM:
             self._account.breaker.seen(self._pass)
         elif answer.media_type != JSON:
             self.faulted("its media type is neither JSON nor an event stream")
+        if status == _UNAUTHORIZED:
+            self._account.unwelcome(f"it answered HTTP {status}")
+
+    def left(self, *, read_something: bool = False) -> None:
+        """Who waited reads no further: they have what was wanted, or the time is over."""
+        if self._expired():
+            self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
+        elif read_something:
+            self.complete()
+        else:
+            self.given_up()
 
     def complete(self) -> None:
         """The whole answer is there, or as much of it as anybody wanted."""
@@ -137,12 +149,6 @@ class Exchanged(Visit):
     def empty(self) -> None:
         """The answer ended before it said anything."""
         self.faulted("its answer was empty")
-
-    def went_on(self, chunk: bytes) -> None:
-        """More of a stream has come: who works on it is there. A comment alone is no sign of that: web frameworks
-        write those while every tool hangs."""
-        if not chunk.startswith(b":"):
-            self._account.spoke()
 
 
 class WatchedAnswer:
@@ -174,21 +180,19 @@ class WatchedAnswer:
         try:
             async with aclosing(self._inner.chunks(deadline=deadline)) as chunks:
                 async for chunk in chunks:
-                    if said_something:  # what comes first may be a greeting, and then it hangs
-                        self._visit.went_on(chunk)
                     said_something = True
                     yield chunk
         except Refusal as refusal:
             self._visit.refused(refusal)
             raise
         except GeneratorExit:
-            self._visit.complete() if said_something else self._visit.given_up()
+            self._visit.left(read_something=said_something)
             raise
         self._visit.complete() if said_something else self._visit.empty()
 
     def close(self) -> None:
         """As `Answer.close`."""
-        self._visit.given_up()
+        self._visit.left()
         self._over()
 
     def _over(self) -> None:
@@ -207,7 +211,7 @@ class WatchedAnswer:
         elif isinstance(error, Refusal):
             self._visit.refused(error)
         else:
-            self._visit.given_up()
+            self._visit.left()
         self._over()
 
 

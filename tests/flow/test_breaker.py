@@ -19,7 +19,7 @@ from sidecar.upstreams import Account
 from sidecar.upstreams.breaker import State
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, files, get
-from tests.flow.world import RULES, SESSION, Upstream, World, listening, request, until, world
+from tests.flow.world import RULES, SESSION, STATELESS, Upstream, World, listening, request, stateless, until, world
 
 GOOD = {"repo": "acme/site"}
 Respond = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -409,3 +409,88 @@ async def test_nothing_of_a_probe_is_left_when_the_sidecar_ends(tmp_path: Path) 
     async with world(tmp_path, upstream=upstream, upstream_settings=FAST):
         await until(lambda: "server/discover" in upstream.methods())
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")]
+
+
+# --- what is no proof that it answers ---------------------------------------------------------------------------------
+
+
+NO_SUCH_ERA = body(
+    json.dumps({"jsonrpc": "2.0", "id": 1, "error": {"code": -32600, "message": "?"}}).encode(), code=400
+)
+
+
+def hanging(**script: Respond) -> Upstream:
+    """Its calls hang. It opens sessions, takes notifications, answers `ping`, and opens the session's stream."""
+    return Upstream(script={"GET": stream(b": here\n\n", then=hang), "tools/call": hang, **script})
+
+
+async def say_by_ourselves(running: World, talk: Talk) -> None:
+    """What a client, and the sidecar, say beside calls: notifications, and a GET for the session's stream."""
+    gone = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    assert (await running.post(gone, headers=talk.in_session))[0] == 202
+    async with running.http.get(f"{running.url}/mcp/github", headers=talk.in_session | STREAM) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("how", ["session", "bridged", "bridged and able", "stateless"])
+async def test_a_server_that_hangs_opens_its_breaker_whatever_else_it_takes(tmp_path: Path, how: str) -> None:
+    sessions_only = {"server/discover": NO_SUCH_ERA} if how.startswith("bridged") else {}
+    upstream = hanging(**sessions_only)
+    settings = "breaker: {failures: 3, open_s: 60}, probe: {every_s: 0.05}"
+    async with world(tmp_path, upstream=upstream, mcp_settings="timeout_s: 0.5", upstream_settings=settings) as running:
+        talk = Talk(running, "session")
+        await talk.open()
+        await running.ask("tools/list")
+        params = {"name": "search_code", "arguments": GOOD}
+        for _ in range(3):
+            assert account(running).breaker.state is State.CLOSED
+            if how == "session":
+                late = await talk.call("search_code", GOOD)
+            else:
+                message = stateless("tools/call", params)
+                if "able" in how:
+                    message["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = {"roots": {}}
+                routing = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
+                late = await running.post(message, headers=routing)
+            assert reason_of(late) == "upstream-timeout"
+            if account(running).breaker.state is State.CLOSED:
+                await say_by_ourselves(running, talk)
+        await until(lambda: account(running).breaker.state is State.OPEN)
+        if how.startswith("bridged"):
+            await until(lambda: len(upstream.calls("notifications/cancelled")) >= 3)
+
+
+@pytest.mark.parametrize("era", ["stateless", "bridged"])
+async def test_an_answer_that_drips_until_its_time_is_over_is_a_fault(tmp_path: Path, era: str) -> None:
+    async def drip(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(asked)
+        while True:
+            await response.write(b'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{}}\n\n')
+            await asyncio.sleep(0.02)
+
+    upstream = hanging(**{"tools/call": drip})
+    if era == "bridged":
+        upstream.script["server/discover"] = NO_SUCH_ERA
+    settings = "breaker: {failures: 4, open_s: 60}"
+    async with world(tmp_path, upstream=upstream, mcp_settings="timeout_s: 0.5", upstream_settings=settings) as running:
+        await running.ask("tools/list")
+        for _ in range(2):  # two at once: neither vouches for the other
+            await asyncio.gather(*(running.call("search_code", GOOD) for _ in range(2)))
+        await until(lambda: account(running).breaker.state is State.OPEN)
+
+
+async def test_a_call_that_others_were_answered_beside_is_no_fault(tmp_path: Path) -> None:
+    async def some(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["params"]["arguments"] == GOOD:
+            return await hang(asked, message)
+        return Upstream().answer(message)
+
+    upstream = Upstream(script={"tools/call": some})
+    async with world(tmp_path, upstream=upstream, mcp_settings="timeout_s: 0.5") as running:
+        await running.ask("tools/list")
+        slow = asyncio.create_task(running.call("search_code", GOOD))
+        await until(lambda: len(upstream.calls()) == 1)
+        assert (await running.call("search_code", {"repo": "acme/other"}))[0] == 200
+        assert reason_of(await slow) == "upstream-timeout"
+        assert account(running).breaker.in_a_row == 0

@@ -68,7 +68,8 @@ class WatchedAgent:
     @contextmanager
     def _visit(self, outgoing: Outgoing) -> Iterator[Visit]:
         """Open for as long as nothing goes wrong in the block."""
-        visit = Visit(self.account, outgoing.deadline_s, self._timeout_s, counts=outgoing.caller is not None)
+        own = outgoing.caller is None
+        visit = Visit(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
         try:
             yield visit
         except Refusal as refusal:

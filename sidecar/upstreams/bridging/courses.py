@@ -49,7 +49,8 @@ Arrival = Message | Mark | Body | Refusal
 @dataclass(slots=True, eq=False)
 class Course:
     """One call at the server. `upstream_id` is its id there, `request_id` the caller's, which is another with each
-    retry; so may be `level` and the progress token (`token_now`; the server knows `token`)."""
+    retry; so may be `level` and the progress token (`token_now`; the server knows `token`). `expired`: it is stopped
+    because the server did not answer in time, and its caller `is_patient`: it waited as long as a call may take."""
 
     upstream: Upstream
     outbound: Outbound
@@ -60,9 +61,11 @@ class Course:
     level: str | None
     token: Id | None
     token_now: Id | None
+    is_patient: bool
     opened: bool = False
     held: bool = False
     over: bool = False
+    expired: bool = False
     _arrived: asyncio.Queue[tuple[Arrival, int]] = field(default_factory=lambda: asyncio.Queue(MAX_WAITING))
     _waiting_bytes: int = 0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +103,7 @@ class Course:
 
     async def _run(self) -> None:
         try:
-            with await self.upstream.exchange(self.outbound) as answer:
+            with await self.upstream.exchange(self.outbound._replace(expired=self._has_expired)) as answer:
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     content = await answer.read(self.upstream.max_response_bytes)
                     await self._put(Body(answer.status, answer.media_type, content))
@@ -115,6 +118,9 @@ class Course:
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         except Refusal as refusal:
             await self._put(refusal)
+
+    def _has_expired(self) -> bool:
+        return self.expired
 
     async def _put(self, arrival: Arrival, size: int = 0) -> None:
         while self._waiting_bytes > MAX_WAITING_BYTES:

@@ -29,8 +29,8 @@ from sidecar.upstreams.bridging.hearing import LIST_FLAGS, UPDATED
 from sidecar.upstreams.bridging.holding import Held, HeldCalls
 from sidecar.upstreams.bridging.lent import Doubt, Lent, LentSessions
 from sidecar.upstreams.bridging.subscribing import Subscriptions
-from sidecar.upstreams.bridging.told import Asking, Crossing, Told
-from sidecar.upstreams.transport import JSON, Answer, Made, Outbound, Upstream
+from sidecar.upstreams.bridging.told import Asking, Crossing, Told, is_late
+from sidecar.upstreams.transport import FULL_PATIENCE, JSON, Answer, Made, Outbound, Upstream
 
 _METHOD_NOT_FOUND: Final = {"code": words.METHOD_NOT_FOUND, "message": "Method not found"}
 _NO_ONE_CALL: Final = {"code": -32603, "message": "There is not exactly one call that this could belong to"}
@@ -124,6 +124,7 @@ class Lender:
             level if level in words.LEVELS else None,
             None if token is None else upstream_id,
             token,
+            is_patient=outbound.deadline_s >= self._inner.timeout_s * FULL_PATIENCE,
         )
         lent.courses[upstream_id] = course
         course.begin()
@@ -151,8 +152,8 @@ class Lender:
                     if told.final is not None:
                         return self._body(told)
             return Crossing(self, lent, course)
-        except BaseException:
-            self.give_up(lent, course)
+        except BaseException as error:
+            self.give_up(lent, course, late=is_late(error))
             raise
 
     def _whole_body(self, lent: Lent, course: Course, body: Body) -> Answer | None:
@@ -226,10 +227,11 @@ class Lender:
             self._subscriptions.publish(lent, notification)
         return None  # the rest has no place in a stateless answer
 
-    def give_up(self, lent: Lent, course: Course) -> None:
-        """The caller left: the server hears that its work is not wanted any more."""
+    def give_up(self, lent: Lent, course: Course, *, late: bool = False) -> None:
+        """The caller left, or the server was `late`: it hears that its work is not wanted any more."""
         if course.over:
             return
+        course.expired = late and course.is_patient
         self._finished(lent, course)
         gone = Notification("notifications/cancelled", {"requestId": course.upstream_id, "reason": "the caller left"})
         self._chores.add(self._sessions.tell(lent, gone))

@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from sidecar.egress import ENDLESS, Deadline
+from sidecar.errors import Reason, Refusal
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import (
     Message,
@@ -54,11 +55,16 @@ class Calls(Protocol):
     def told(self, lent: Lent, course: Course, message: Message) -> Told:
         """What the caller hears of one message. Raises Refusal(RESPONSE_REFUSED)."""
 
-    def give_up(self, lent: Lent, course: Course) -> None:
-        """The caller left."""
+    def give_up(self, lent: Lent, course: Course, *, late: bool = False) -> None:
+        """The caller left, or the server was `late`."""
 
     def drop(self, state: str) -> None:
         """Nobody comes back for the call that this names."""
+
+
+def is_late(error: BaseException) -> bool:
+    """Whether a call ended because the server did not answer in time."""
+    return isinstance(error, Refusal) and error.reason is Reason.UPSTREAM_TIMEOUT
 
 
 class Crossing:
@@ -92,14 +98,20 @@ class Crossing:
                     if told.final is not None:
                         self._done, self._state = True, told.state
                         yield sse.encode_event(encode_response(told.final))
+        except Refusal as refusal:
+            self._leave(late=is_late(refusal))
+            raise
         finally:
             self.close()
 
     def close(self) -> None:
         """As `Answer.close`."""
+        self._leave(late=False)
+
+    def _leave(self, *, late: bool) -> None:
         if not self._done:
             self._done = True
-            self._calls.give_up(self._lent, self._course)
+            self._calls.give_up(self._lent, self._course, late=late)
 
     def withhold(self) -> None:
         """As `Waiting.withhold`."""
