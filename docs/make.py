@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from sidecar.audit.record import FIELDS
-from sidecar.errors import ANSWERS
+from sidecar.errors import ANSWERS, CredentialFault
 from sidecar.metrics import Metrics
 from sidecar.openapi import document
 from sidecar.protocols import mcp
@@ -161,6 +161,9 @@ MEANINGS: Mapping[str, str] = {
     "peer": "the address on the other end of the connection; `local` for a Unix socket",
     "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `anonymous`), "
     "issuer or name, key id",
+    "credential_fault": "what was wrong where `reason` is `bad-credential`: "
+    + ", ".join(f"`{fault}`" for fault in CredentialFault)
+    + " ([identity](identity.md#what-was-wrong-with-a-credential)); never a part of the credential",
     "chain": "the principals, first to last",
     "granted": "the roles and scopes that credentials granted, by place in the chain; null if not known",
     "agent_id": "the last principal",

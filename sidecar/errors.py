@@ -68,6 +68,26 @@ class Reason(StrEnum):
     INTERNAL = "internal"
 
 
+class CredentialFault(StrEnum):
+    """What is wrong with a credential that was refused as `bad-credential`. The words stand in the audit."""
+
+    MALFORMED = "malformed"  # it cannot be read, or is there more than once
+    ISSUER_UNKNOWN = "issuer-unknown"
+    KEY_UNKNOWN = "key-unknown"  # its issuer has no such key
+    KEYS_UNAVAILABLE = "keys-unavailable"  # its issuer's keys cannot be had
+    SIGNATURE = "signature"
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not-yet-valid"
+    AUDIENCE = "audience"
+    NOT_ACCEPTED = "not-accepted"  # its algorithm, type, lifetime or claims are not those that are believed here
+    SUBJECT = "subject"  # its issuer may not name its subject or actors so, or nobody is called so
+    UNKNOWN = "unknown"  # an API key, or an address's own token, that is none
+    PROOF = "proof"  # what it is bound to was not shown, or does not fit
+    REPLAYED = "replayed"
+    NOT_EXCHANGED = "not-exchanged"  # its issuer gives no token of the upstream for it
+    REVOKED = "revoked"  # it was believed, and is not any more
+
+
 ErrorCode = Literal[
     "InvalidParameters",
     "Unauthorized",
@@ -199,7 +219,8 @@ class Refusal(Exception):
     `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
     `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
     `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate` after
-    `scheme`, `allow` are the verbs of `Allow`.
+    `scheme`, `allow` are the verbs of `Allow`. `credential_fault` is for evidence alone: what was wrong with a bad
+    credential; one that was believed before, and is refused without a word on it, was revoked.
     """
 
     def __init__(
@@ -214,6 +235,7 @@ class Refusal(Exception):
         challenge: str = "",
         scheme: str = "Bearer",
         allow: tuple[str, ...] = (),
+        credential_fault: CredentialFault | None = None,
     ) -> None:
         super().__init__(reason.value, detail)
         self.reason = reason
@@ -225,6 +247,8 @@ class Refusal(Exception):
         self.challenge = challenge
         self.scheme = scheme
         self.allow = allow
+        is_bad = reason is Reason.BAD_CREDENTIAL
+        self.credential_fault = credential_fault or (CredentialFault.REVOKED if is_bad else None)
 
     @property
     def answer(self) -> Answer:

@@ -48,6 +48,7 @@ BLANK: Mapping[str, Any] = {
     "thread_id": None,
     "peer": None,
     "credential": (),
+    "credential_fault": None,
     "chain": (),
     "granted": None,
     "agent_id": None,

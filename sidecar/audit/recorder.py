@@ -35,7 +35,7 @@ from sidecar.audit.record import Counts, Event
 from sidecar.audit.stamps import Clock, time_ordered_ids, timestamps
 from sidecar.audit.trail import Attester, ChainSink, Rotation, Stamp, Trail
 from sidecar.audit.writer import Writer
-from sidecar.errors import ANSWERS, LimitState, Reason, Refusal, SettingsError, fault_in
+from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal, SettingsError, fault_in
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
@@ -186,6 +186,7 @@ class Recording:
     as the decision has it, and what is `excused` beside.
     `charged` says whether `limits` are charged as they say: 1 while the call may be forwarded, 0 once that came back.
     `tool_error` says that the answer tells of a failure at the upstream.
+    `credential_fault` is what was wrong with a bad credential.
     `redactions` counts what was taken out of the answer, None where no rule looked.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
@@ -209,6 +210,7 @@ class Recording:
     enforcement: Enforcement = "enforce"
     excused: tuple[str, ...] = ()
     tool_error: bool = False
+    credential_fault: CredentialFault | None = None
     bytes_in: int = 0
     redactions: int | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -308,6 +310,7 @@ class Recording:
         """
         if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
             self.limits = (*self.limits, refusal.limit)
+        self.credential_fault = refusal.credential_fault
         event: Event = "refusal" if self._known is None else "outcome"
         try:
             await self._end(event, refusal.reason, http_status, bytes_out)
@@ -330,6 +333,7 @@ class Recording:
         record["federation"] = self.federation
         record["status"] = answer.status if answer else "success"
         record["reason"] = reason
+        record["credential_fault"] = self.credential_fault
         record["error_message"] = answer.message if answer else None
         record["tool_error"] = self.tool_error if event == "outcome" else None
         record["limits"] = self._limits(0 if self._known is None else self.charged)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sidecar.errors import Fault
+from sidecar.errors import CredentialFault, Fault
 from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
 from sidecar.identity.names import is_principal
 from sidecar.settings.documents import Document, read_document
@@ -90,9 +90,9 @@ class ApiKeys:
         # An unknown id costs the same HMAC as a known one: time does not tell which ids exist.
         held = hmac.compare_digest(digest_of(text, self._pepper), record.digest if record else _NOBODY)
         if record is None or not held:
-            raise bad_credential("the API key is not valid")
+            raise bad_credential("the API key is not valid", CredentialFault.UNKNOWN)
         if not record.lives(now):
-            raise bad_credential("the API key has expired")
+            raise bad_credential("the API key has expired", CredentialFault.EXPIRED)
         principal = Principal(record.principal, ISSUER, frozenset(), record.scopes)
         return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sidecar.errors import CredentialFault
 from sidecar.identity.credentials import bad_credential
 
 _MEMBERS: Final = frozenset({"jkt", "x5t#S256"})
@@ -35,7 +36,9 @@ def bound_to(values: Mapping[str, Any]) -> Bound:
         return UNBOUND
     cnf = values["cnf"]
     if not isinstance(cnf, dict) or not cnf or not cnf.keys() <= _MEMBERS:
-        raise bad_credential("the token is bound to a key in a way that is not checked here")
+        raise bad_credential(
+            "the token is bound to a key in a way that is not checked here", CredentialFault.NOT_ACCEPTED
+        )
     if not all(isinstance(value, str) and _SHA256.fullmatch(value) for value in cnf.values()):
-        raise bad_credential("the token's cnf is malformed")
+        raise bad_credential("the token's cnf is malformed", CredentialFault.MALFORMED)
     return Bound(cnf.get("jkt", ""), cnf.get("x5t#S256", ""))

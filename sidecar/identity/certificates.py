@@ -12,6 +12,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
 from typing import Final
 
+from sidecar.errors import CredentialFault
 from sidecar.identity.certificate_names import CertificateError, ClientCertificate, read_certificate
 from sidecar.identity.credentials import UNIX, Presented, Workload, bad_credential
 from sidecar.identity.names import Naming
@@ -76,34 +77,36 @@ class Certificates:
         if not presented.forwarded:
             return None
         if len(presented.forwarded) > 1:
-            raise bad_credential("a credential header is there more than once")
+            raise bad_credential("a credential header is there more than once", CredentialFault.MALFORMED)
         try:
             told = read_forwarded(presented.forwarded[0], first=presented.proxy == "first")
         except CertificateError as error:
-            raise bad_credential(str(error)) from None
+            raise bad_credential(str(error), CredentialFault.MALFORMED) from None
         return replace(told, vouched_by=self._proxies_are)
 
     def _own(self, presented: Presented) -> ClientCertificate | None:
         if not presented.certificate:
             return None
         if presented.trust != self.trust:
-            raise bad_credential("the authorities of certificates have changed since this connection was opened")
+            raise bad_credential(
+                "the authorities of certificates have changed since this connection was opened", CredentialFault.REVOKED
+            )
         try:
             return replace(read_certificate(presented.certificate), vouched_by=self.trust)
         except CertificateError as error:
-            raise bad_credential(str(error)) from None
+            raise bad_credential(str(error), CredentialFault.MALFORMED) from None
 
     def workload(self, shown: ClientCertificate, now: float, *, held: bool = False) -> Workload | None:
         """Who that is; None where it says nothing. Raises Refusal for one that is over, names several, or nobody; but
         one that is `held` as the key of a token need name nobody."""
         if shown.ends_at is not None and now >= shown.ends_at:
-            raise bad_credential("the certificate has expired")
+            raise bad_credential("the certificate has expired", CredentialFault.EXPIRED)
         found = {principal: name for name in shown.names if (principal := self._principal_of(name))}
         if len(found) > 1:
-            raise bad_credential("the certificate names several principals")
+            raise bad_credential("the certificate names several principals", CredentialFault.SUBJECT)
         if not found:
             if self.refuse_others and not held:
-                raise bad_credential("the certificate is nobody's here")
+                raise bad_credential("the certificate is nobody's here", CredentialFault.SUBJECT)
             return None
         ((principal, name),) = found.items()
         credential = Credential(ISSUER, name, shown.thumbprint, shown.vouched_by)

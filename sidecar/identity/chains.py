@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from sidecar.errors import CredentialFault
 from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.credentials import Audience, Workload, bad_credential, client_unknown, conflict
 from sidecar.identity.issuers import DIRECT, Issuer, RolesFrom
@@ -67,7 +68,7 @@ def chain_of(claims: Claims, naming: Naming) -> Chain:
     client = _client(claims)
     names = _with_client([subject, *actors], client, own=_is_clients_own(claims, subject))
     if len(set(names)) != len(names):
-        raise bad_credential("the token names a principal twice in its chain")
+        raise bad_credential("the token names a principal twice in its chain", CredentialFault.SUBJECT)
     scopes, roles = _scopes(claims.values), _roles(claims)
     issuer = claims.issuer.issuer
     first = Principal(names[0], issuer, roles, scopes)
@@ -114,7 +115,7 @@ def joined(proven: Proven, workload: Workload | None, *, held: bool = False) -> 
     """One chain out of a token and, perhaps, a workload's own credential; `held`: that is the certificate to which the
     token is bound. Raises Refusal where they don't agree."""
     if proven.speaks_for and proven.speaks_for.isdisjoint(_newest(proven, workload)):
-        raise bad_credential("the token's issuer does not speak for the newest actor")
+        raise bad_credential("the token's issuer does not speak for the newest actor", CredentialFault.SUBJECT)
     return _joined(proven, workload, held=held)
 
 
@@ -145,13 +146,13 @@ def _joined(proven: Proven, workload: Workload | None, *, held: bool) -> Chain:
 
 def _here(proven: Proven) -> Chain:
     if not proven.here:
-        raise bad_credential("the token is meant for another audience")
+        raise bad_credential("the token is meant for another audience", CredentialFault.AUDIENCE)
     return proven.chain
 
 
 def _extended(chain: Chain, last: Principal) -> Chain:
     if any(principal.name == last.name for principal in chain):
-        raise bad_credential("the caller is in the token's chain already")
+        raise bad_credential("the caller is in the token's chain already", CredentialFault.SUBJECT)
     return (*chain, last)
 
 
@@ -161,14 +162,14 @@ def _subject(claims: Claims, naming: Naming) -> str:
     kind, bare = _kind_and_id(claims)
     name = naming.name(kind, bare) if kind in claims.issuer.kinds else None
     if name is None:
-        raise bad_credential("the token's issuer may not name its sub so")
+        raise bad_credential("the token's issuer may not name its sub so", CredentialFault.SUBJECT)
     return name
 
 
 def _workload(spiffe_id: str, names: SpiffeNames, naming: Naming) -> str:
     name = names.name(spiffe_id, naming)
     if name is None:
-        raise bad_credential("the token's SPIFFE ID is nobody's here")
+        raise bad_credential("the token's SPIFFE ID is nobody's here", CredentialFault.SUBJECT)
     return name
 
 
@@ -180,15 +181,15 @@ def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
             return "user", bare
         if kind == "nhi":
             return "nhi", bare
-        raise bad_credential("the token's sub must begin with user: or nhi:")
+        raise bad_credential("the token's sub must begin with user: or nhi:", CredentialFault.SUBJECT)
     if is_typed(subject):
-        raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare")
+        raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare", CredentialFault.SUBJECT)
     if not issuer.kind_rules:
         return issuer.kinds[0], subject
     for rule in issuer.kind_rules:
         if rule.fits(claims.values):
             return rule.kind, subject
-    raise bad_credential("the token does not say whether it is a user's or a workload's")
+    raise bad_credential("the token does not say whether it is a user's or a workload's", CredentialFault.SUBJECT)
 
 
 def _actors(claims: Claims, naming: Naming) -> list[str]:
@@ -197,7 +198,7 @@ def _actors(claims: Claims, naming: Naming) -> list[str]:
     values = claims.values
     while "act" in values:
         if len(found) == MAX_ACTORS:
-            raise bad_credential(f"the token names more than {MAX_ACTORS} actors")
+            raise bad_credential(f"the token names more than {MAX_ACTORS} actors", CredentialFault.SUBJECT)
         values = values["act"]
         found.append(_actor(values, claims.issuer, naming))
     return found[::-1]
@@ -206,17 +207,19 @@ def _actors(claims: Claims, naming: Naming) -> list[str]:
 def _actor(act: object, issuer: Issuer, naming: Naming) -> str:
     subject = act.get("sub") if isinstance(act, dict) else None
     if not isinstance(act, dict) or not isinstance(subject, str):
-        raise bad_credential("the token's act must be an object with a sub")
+        raise bad_credential("the token's act must be an object with a sub", CredentialFault.MALFORMED)
     if act.get("iss", issuer.issuer) != issuer.issuer:
-        raise bad_credential("the token names an actor of another issuer")
+        raise bad_credential("the token names an actor of another issuer", CredentialFault.SUBJECT)
     if "cnf" in act:
-        raise bad_credential("the token's actor is bound to a key, which cannot be checked here")
+        raise bad_credential(
+            "the token's actor is bound to a key, which cannot be checked here", CredentialFault.NOT_ACCEPTED
+        )
     if issuer.spiffe is not None:
         return _workload(subject, issuer.spiffe, naming)
     bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
     name = None if is_typed(bare) or "nhi" not in issuer.kinds else naming.name("nhi", bare)
     if name is None:
-        raise bad_credential("the token's issuer may not name its actor so")
+        raise bad_credential("the token's issuer may not name its actor so", CredentialFault.SUBJECT)
     return name
 
 
@@ -254,10 +257,12 @@ def _scopes(values: Mapping[str, Any]) -> frozenset[str]:
         value = values.get(claim, ())
         items = value.split(" ") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise bad_credential(f"the token's {claim} must be a string or a list of strings")
+            raise bad_credential(
+                f"the token's {claim} must be a string or a list of strings", CredentialFault.MALFORMED
+            )
         found |= {item for item in items if isinstance(item, str) and _SCOPE.fullmatch(item)}
     if len(found) > MAX_SCOPES:
-        raise bad_credential(f"the token carries more than {MAX_SCOPES} scopes")
+        raise bad_credential(f"the token carries more than {MAX_SCOPES} scopes", CredentialFault.NOT_ACCEPTED)
     return frozenset(found)
 
 
@@ -269,7 +274,7 @@ def _roles(claims: Claims) -> frozenset[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         if source.required:
-            raise bad_credential("the token lacks the claim that roles are read from")
+            raise bad_credential("the token lacks the claim that roles are read from", CredentialFault.NOT_ACCEPTED)
         return frozenset()
     values = (item for item in items if isinstance(item, str))
     if claims.issuer.is_peer:  # by their whole names; of those, what the operator takes from it

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import CredentialFault, Reason, Refusal
 from sidecar.identity.gates import KIND as AGENT_TOKEN
 from sidecar.identity.gates import Gate
 from sidecar.settings.offers import BEARER_HEADER, KEY_HEADER
@@ -117,39 +117,41 @@ def _without_own(presented: Presented, gate: Gate) -> Presented | None:
     if gate.header == KEY_HEADER and len(presented.api_key) == 1:
         return presented._replace(api_key=()) if gate.opens(presented.api_key[0]) else None
     if len(presented.own) > 1:
-        raise bad_credential("a credential header is there more than once")
+        raise bad_credential("a credential header is there more than once", CredentialFault.MALFORMED)
     if presented.own and not gate.opens(presented.own[0]):
-        raise bad_credential("the token of this address is not valid")
+        raise bad_credential("the token of this address is not valid", CredentialFault.UNKNOWN)
     return presented if presented.own else None
 
 
 def _not_shown(presented: Presented) -> Refusal:
     if presented.kinds == (ANONYMOUS,):
         return Refusal(Reason.UNAUTHENTICATED)  # RFC 6750 3.1, as `unauthenticated`
-    return bad_credential("this address has a token of its own, and it was not shown")
+    return bad_credential("this address has a token of its own, and it was not shown", CredentialFault.UNKNOWN)
 
 
 def _shown(presented: Presented) -> Shown:
     if len(presented.authorization) > 1 or len(presented.api_key) > 1:
-        raise bad_credential("a credential header is there more than once")
+        raise bad_credential("a credential header is there more than once", CredentialFault.MALFORMED)
     scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")
     key = _key_from(presented.api_key[0]) if presented.api_key else ""
     if presented.proofs and scheme != "dpop":
-        raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP")
+        raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP", CredentialFault.PROOF)
     if not token.startswith(API_KEY_PREFIX):
         return Shown(token, key, presented.local, scheme == "dpop")
     if key:
         raise conflict("two API keys")
     if scheme == "dpop":
-        raise bad_credential("an API key is not bound to a key")
+        raise bad_credential("an API key is not bound to a key", CredentialFault.PROOF)
     return Shown("", token, presented.local)
 
 
-def bad_credential(detail: str, *, scheme: str = "Bearer", error: str = "invalid_token", more: str = "") -> Refusal:
+def bad_credential(
+    detail: str, fault: CredentialFault, *, scheme: str = "Bearer", error: str = "invalid_token", more: str = ""
+) -> Refusal:
     """401: something was presented and does not hold. `detail` is a sentence of ours, never the caller's bytes.
     `scheme` and `error` are those of the challenge, `more` further parameters of it."""
     challenge = _challenge(detail, error) + (f", {more}" if more else "")
-    return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme)
+    return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme, credential_fault=fault)
 
 
 def conflict(detail: str) -> Refusal:
@@ -177,18 +179,18 @@ def insufficient_scope(audience: Audience) -> Refusal:
 def _read_line(line: str) -> tuple[str, str]:
     """(scheme in lower case, token)"""
     if len(line) > MAX_TOKEN_CHARS + 16:
-        raise bad_credential("the credential is too long")
+        raise bad_credential("the credential is too long", CredentialFault.MALFORMED)
     scheme, _, token = line.partition(" ")
     token = token.strip(" ")
     # What the credential is made of is checked where it is read: a remembered token passed there before.
     if scheme.lower() not in ("bearer", "dpop") or not token:
-        raise bad_credential("Authorization must be one Bearer credential")
+        raise bad_credential("Authorization must be one Bearer credential", CredentialFault.MALFORMED)
     return scheme.lower(), token
 
 
 def _key_from(line: str) -> str:
     if not line.startswith(API_KEY_PREFIX):
-        raise bad_credential("the API key is not one of ours")
+        raise bad_credential("the API key is not one of ours", CredentialFault.MALFORMED)
     return line
 
 

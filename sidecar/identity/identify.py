@@ -17,6 +17,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from sidecar.errors import CredentialFault
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.binding import UNBOUND, Bound
 from sidecar.identity.certificate_names import ClientCertificate
@@ -253,7 +254,7 @@ class Identity:
     def _check_bound(self, bound: Bound, shown: Shown, certificate: ClientCertificate | None) -> None:
         """Whether the bearer shows what the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises Refusal."""
         if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
-            raise bad_credential("the token is bound to a certificate that was not shown")
+            raise bad_credential("the token is bound to a certificate that was not shown", CredentialFault.PROOF)
         if bound.key and not shown.proven:
             raise unproven("the token is bound to a key: it must be shown as DPoP, with a proof")
         if shown.proven and not bound.key:
@@ -281,7 +282,7 @@ class Identity:
 
     async def _proven(self, token: str, audience: Audience) -> Remembered:
         if not token.isascii():
-            raise bad_credential("the credential is not a signed JWT")
+            raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
         place = (sha256(token.encode()).digest(), audience.resource)
         found = self._remembered.get(place)
         if found is not None and found.holds(self._clock()):

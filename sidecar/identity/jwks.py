@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from sidecar.egress.failures import EgressError
-from sidecar.errors import Refusal
+from sidecar.errors import CredentialFault, Refusal
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
@@ -152,9 +152,9 @@ class IssuerKeys:
             await self.refresh()
             key = self._pick(kid, algorithm)
         if not self.usable:
-            raise bad_credential("keys of the issuer cannot be had")
+            raise bad_credential("keys of the issuer cannot be had", CredentialFault.KEYS_UNAVAILABLE)
         if key is None:
-            raise bad_credential("the token's key is not known")
+            raise bad_credential("the token's key is not known", CredentialFault.KEY_UNKNOWN)
         return key
 
     def take_over(self, older: IssuerKeys) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jwt
 
-from sidecar.errors import Refusal
+from sidecar.errors import CredentialFault, Refusal
 from sidecar.identity.binding import UNBOUND, Bound, bound_to
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.issuers import Issuer
@@ -93,7 +93,7 @@ class Verifier:
         try:
             _JWS.decode_complete(token, key.public, algorithms=[algorithm])
         except jwt.PyJWTError:
-            raise bad_credential("the token's signature does not hold") from None
+            raise bad_credential("the token's signature does not hold", CredentialFault.SIGNATURE) from None
         return replace(self._claims(issuer, values, generation), signed_by=key.thumbprint)
 
     def _issuer_of(self, values: dict[str, Any]) -> Issuer:
@@ -102,18 +102,18 @@ class Verifier:
         if "iss" not in values:  # JWT-SVID 3: the trust domain of `sub` says whose keys verify it
             issuer = self._of_domain.get(trust_domain_of(values.get("sub")))
         if issuer is None:
-            raise bad_credential("the token's issuer is not known here")
+            raise bad_credential("the token's issuer is not known here", CredentialFault.ISSUER_UNKNOWN)
         return issuer
 
     def _claims(self, issuer: Issuer, values: dict[str, Any], generation: int) -> Claims:
         expires_at = self._alive(values, issuer)
         subject = values.get("sub")
         if not isinstance(subject, str) or not subject:
-            raise bad_credential("the token's sub must be a string")
+            raise bad_credential("the token's sub must be a string", CredentialFault.MALFORMED)
         if any(claim in values for claim in _FOREIGN_CLAIMS):
-            raise bad_credential("the token is not an access token")
+            raise bad_credential("the token is not an access token", CredentialFault.NOT_ACCEPTED)
         if any(values.get(claim) != value for claim, value in issuer.must_claim.items()):
-            raise bad_credential("the token is not an access token of this issuer")
+            raise bad_credential("the token is not an access token of this issuer", CredentialFault.NOT_ACCEPTED)
         audiences = _audiences(values.get("aud"))
         return Claims(issuer, subject, audiences, expires_at, values, generation, bound_to(values))
 
@@ -123,13 +123,13 @@ class Verifier:
         # A JWT-SVID need not say since when it lives; what is left of its life is bounded all the same.
         issued_at = now - leeway_s if issuer.svid and "iat" not in values else time_of(values, "iat")
         if now >= expires_at + leeway_s:
-            raise bad_credential("the token has expired")
+            raise bad_credential("the token has expired", CredentialFault.EXPIRED)
         if issued_at > now + leeway_s:
-            raise bad_credential("the token was issued in the future")
+            raise bad_credential("the token was issued in the future", CredentialFault.NOT_YET_VALID)
         if "nbf" in values and time_of(values, "nbf") > now + leeway_s:
-            raise bad_credential("the token is not valid yet")
+            raise bad_credential("the token is not valid yet", CredentialFault.NOT_YET_VALID)
         if not 0 < expires_at - issued_at <= self._bounds.max_lifetime_s:
-            raise bad_credential("the token lives longer than is accepted here")
+            raise bad_credential("the token lives longer than is accepted here", CredentialFault.NOT_ACCEPTED)
         return expires_at
 
 
@@ -137,10 +137,10 @@ def read_compact(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header and the claims of a compact JWS, of which nothing is believed yet. Raises Refusal."""
     match = _COMPACT.fullmatch(token)
     if match is None:
-        raise bad_credential("the credential is not a signed JWT")
+        raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
     header, values = _object(match[1]), _object(match[2])
     if any(name in header for name in _REFUSED_HEADERS):
-        raise bad_credential("the token's header asks for what is not supported")
+        raise bad_credential("the token's header asks for what is not supported", CredentialFault.NOT_ACCEPTED)
     return header, values
 
 
@@ -148,16 +148,16 @@ def _object(segment: str) -> dict[str, Any]:
     try:
         value = parse_json(base64url.decode(segment))
     except (Refusal, ValueError):
-        raise bad_credential("the token is not a JSON Web Token") from None
+        raise bad_credential("the token is not a JSON Web Token", CredentialFault.MALFORMED) from None
     if not isinstance(value, dict):
-        raise bad_credential("the token is not a JSON Web Token")
+        raise bad_credential("the token is not a JSON Web Token", CredentialFault.MALFORMED)
     return value
 
 
 def _algorithm_of(header: dict[str, Any], issuer: Issuer) -> str:
     algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in issuer.algorithms:
-        raise bad_credential("the token's algorithm is not accepted from its issuer")
+        raise bad_credential("the token's algorithm is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
     return algorithm
 
 
@@ -166,7 +166,7 @@ def _checked_kid(header: dict[str, Any]) -> str:
         return ""
     kid = header["kid"]
     if not isinstance(kid, str) or _KID.fullmatch(kid) is None:
-        raise bad_credential("the token's kid is malformed")
+        raise bad_credential("the token's kid is malformed", CredentialFault.MALFORMED)
     return kid
 
 
@@ -174,7 +174,7 @@ def _check_type(header: dict[str, Any], issuer: Issuer) -> None:
     typ = header.get("typ", "")
     # RFC 7515 4.1.9: the prefix may be left out, and media types have no case.
     if not isinstance(typ, str) or _plain(typ) not in {_plain(accepted) for accepted in issuer.typ}:
-        raise bad_credential("the token's typ is not accepted from its issuer")
+        raise bad_credential("the token's typ is not accepted from its issuer", CredentialFault.NOT_ACCEPTED)
 
 
 def _plain(typ: str) -> str:
@@ -186,14 +186,14 @@ def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> floa
     value = values.get(claim)
     # PyJWT takes "9999999999" and 10**30 (threats A3), and true is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
-        raise bad_credential(f"the {whose}'s {claim} must be a time in seconds")
+        raise bad_credential(f"the {whose}'s {claim} must be a time in seconds", CredentialFault.MALFORMED)
     return float(value)
 
 
 def _audiences(value: object) -> frozenset[str]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not 0 < len(values) <= MAX_AUDIENCES:
-        raise bad_credential("the token's aud must be a string or a list of strings")
+        raise bad_credential("the token's aud must be a string or a list of strings", CredentialFault.MALFORMED)
     if not all(isinstance(item, str) and item for item in values):
-        raise bad_credential("the token's aud must be a string or a list of strings")
+        raise bad_credential("the token's aud must be a string or a list of strings", CredentialFault.MALFORMED)
     return frozenset(values)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import jwt
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import CredentialFault, Reason, Refusal
 from sidecar.identity.credentials import Presented, bad_credential
 from sidecar.identity.issuers import ALGORITHMS
 from sidecar.identity.jwks import VerificationKey, public_key_from
@@ -85,54 +85,57 @@ class Proofs:
         """Raises Refusal unless the request bears a proof for this token by the key with this thumbprint; `owner` is
         who calls, if it does."""
         if len(presented.proofs) != 1:
-            raise _bad("one DPoP proof is needed" if not presented.proofs else "a credential header is there twice")
+            if presented.proofs:
+                raise _bad("a credential header is there twice", CredentialFault.MALFORMED)
+            raise _bad("one DPoP proof is needed", CredentialFault.PROOF)
         try:
             claims = _claims(presented.proofs[0], key)
         except Refusal as refusal:
-            raise _bad(refusal.detail) from None
+            raise _bad(refusal.detail, refusal.credential_fault or CredentialFault.MALFORMED) from None
         if claims.get("htm") != presented.method or _plain(claims.get("htu")) not in map(_plain, presented.urls):
-            raise _bad("the proof is for another request")
+            raise _bad("the proof is for another request", CredentialFault.PROOF)
         if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
-            raise _bad("the proof is for another token")
+            raise _bad("the proof is for another token", CredentialFault.PROOF)
         issued_at, now = claims["iat"], self._clock()
         if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:
-            raise _bad("the proof is too old, or from the future")
+            fault = CredentialFault.EXPIRED if issued_at < now else CredentialFault.NOT_YET_VALID
+            raise _bad("the proof is too old, or from the future", fault)
         # From the last moment at which it could be shown again, whatever clock it was made by.
         for_s = self._max_age_s + 2 * self._leeway_s
         if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
-            raise _bad("the proof was used before")
+            raise _bad("the proof was used before", CredentialFault.REPLAYED)
 
 
 def unproven(detail: str) -> Refusal:
     """401: a token that is bound to a key came without its proof."""
-    return bad_credential(detail, scheme="DPoP", more=_ALGORITHMS)
+    return bad_credential(detail, CredentialFault.PROOF, scheme="DPoP", more=_ALGORITHMS)
 
 
 _ALGORITHMS: Final = f'algs="{" ".join(sorted(ALGORITHMS))}"'
 
 
-def _bad(detail: str) -> Refusal:
-    return bad_credential(detail, scheme="DPoP", error="invalid_dpop_proof", more=_ALGORITHMS)
+def _bad(detail: str, fault: CredentialFault) -> Refusal:
+    return bad_credential(detail, fault, scheme="DPoP", error="invalid_dpop_proof", more=_ALGORITHMS)
 
 
 def _claims(proof: str, key: str) -> dict[str, Any]:
     """The claims of a proof that was signed by this key; `iat` and `jti` typed. Raises Refusal."""
     if len(proof) > MAX_PROOF_CHARS:
-        raise bad_credential("the proof is too long")
+        raise bad_credential("the proof is too long", CredentialFault.MALFORMED)
     header, claims = read_compact(proof)
     algorithm, jwk = header.get("alg"), header.get("jwk")
     public = public_key_from(jwk) if isinstance(jwk, dict) else None
     if header.get("typ") != TYP or algorithm not in ALGORITHMS or public is None:
-        raise bad_credential("the proof is no DPoP proof")
+        raise bad_credential("the proof is no DPoP proof", CredentialFault.MALFORMED)
     if not VerificationKey("", "", public).fits(algorithm) or not _same(thumbprint(public), key):
-        raise bad_credential("the proof is by another key than the token's")
+        raise bad_credential("the proof is by another key than the token's", CredentialFault.PROOF)
     try:
         _JWS.decode_complete(proof, public, algorithms=[algorithm])
     except jwt.PyJWTError:
-        raise bad_credential("the proof's signature does not hold") from None
+        raise bad_credential("the proof's signature does not hold", CredentialFault.SIGNATURE) from None
     name = claims.get("jti")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARS:
-        raise bad_credential("the proof's jti must be a string")
+        raise bad_credential("the proof's jti must be a string", CredentialFault.MALFORMED)
     return {**claims, "iat": time_of(claims, "iat", "proof")}
 
 

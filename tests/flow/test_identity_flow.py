@@ -204,6 +204,10 @@ async def test_what_is_forged_is_401_and_never_somebody_else(era: Era, tmp_path:
             ), name
         assert running.upstream.calls() == [] and running.upstream.sessions == 0
         assert all(end["chain"] == [] and end["agent_id"] is None for end in running.ends())
+        faults = {name: end["credential_fault"] for name, end in zip(FORGED, running.ends(), strict=True)}
+        bad = {name: fault for name, fault in faults.items() if fault is not None}
+        assert bad.keys() == {name for name, (_, reason) in FORGED.items() if reason == "bad-credential"}
+        assert bad["basic"] == bad["a good key beside a garbled token"] == "malformed"
 
 
 async def test_a_local_listener_is_a_link_behind_a_users_token(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from sidecar.errors import Reason, Unsent
+from sidecar.errors import CredentialFault, Reason, Unsent
 from sidecar.upstreams.credentials.endpoint import DeniedError, Form, TokenEndpoint
 from sidecar.upstreams.credentials.source import CredentialSource, Header, bearer
 from sidecar.upstreams.credentials.tokens import Granted, Tokens
@@ -102,7 +102,8 @@ class Exchanged(OwnGrant):
                 raise _refuses_us(denied) from None
             detail = f"the token cannot be exchanged for one of this server ({denied.code})"
             challenge = f'error="invalid_token", error_description="{detail}"'
-            raise Unsent(Reason.BAD_CREDENTIAL, detail, challenge=challenge) from None
+            fault = CredentialFault.NOT_EXCHANGED
+            raise Unsent(Reason.BAD_CREDENTIAL, detail, challenge=challenge, credential_fault=fault) from None
         return Granted(granted.value, min(granted.life_s, wanted.keep_s))
 
 

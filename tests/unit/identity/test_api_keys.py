@@ -83,7 +83,8 @@ async def test_a_key_ends_to_the_second(file: KeyFile) -> None:
     world.clock.pass_s(9)
     await world.ask(key=key)
     world.clock.pass_s(1)
-    assert (await world.refusal(key=key)).detail == "the API key has expired"
+    refusal = await world.refusal(key=key)
+    assert (refusal.detail, refusal.credential_fault) == ("the API key has expired", "expired")
 
 
 async def test_a_key_in_front_of_a_users_token_bounds_the_caller(file: KeyFile) -> None:
@@ -100,7 +101,8 @@ async def test_every_change_of_a_key_is_refused(file: KeyFile) -> None:
         changed = key[:at] + ("A" if key[at] != "A" else "B") + key[at + 1 :]
         await world.refusal(key=changed)
     crossed = f"sck_{id_of(other)}_{key.split('_')[2]}"
-    assert (await world.refusal(key=crossed)).detail == "the API key is not valid"
+    refusal = await world.refusal(key=crossed)
+    assert (refusal.detail, refusal.credential_fault) == ("the API key is not valid", "unknown")
     for changed in (key + "a", key.upper(), key[4:], f" {key}", key + "\n"):
         await world.refusal(key=changed)
 

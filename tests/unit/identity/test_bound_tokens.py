@@ -99,7 +99,7 @@ async def test_a_bound_token_is_no_bearer_token() -> None:
         await refused(identity_of(), presented)
         await refused(identity_of(), presented, OPEN)
     refusal = await refused(identity_of(), shown(token, scheme="Bearer"))
-    assert refusal.scheme == "DPoP"
+    assert (refusal.scheme, refusal.credential_fault) == ("DPoP", "proof")
     assert refusal.challenge.startswith('error="invalid_token", error_description="the token is bound to a key')
     assert 'algs="' in refusal.challenge and "ES256" in refusal.challenge
 
@@ -117,6 +117,7 @@ async def test_a_proof_is_good_once() -> None:
     await ask(identity, shown(token, once))
     refusal = await refused(identity, shown(token, once))
     assert (refusal.scheme, refusal.detail) == ("DPoP", "the proof was used before")
+    assert refusal.credential_fault == "replayed"
     assert refusal.challenge.startswith('error="invalid_dpop_proof"')
     other = bound(THIEF)
     assert await ask(identity, shown(other, proof(other, by=THIEF, jti="same")))
@@ -236,7 +237,7 @@ async def test_a_proof_lives_as_long_as_the_operator_says_and_is_remembered_long
         await refused(identity, shown(token, early))
     old = proof(token, iat=int(clock.now) - 69)
     await ask(identity, shown(token, old))
-    await refused(identity, shown(token, proof(token, iat=int(clock.now) - 71)))
+    assert (await refused(identity, shown(token, proof(token, iat=int(clock.now) - 71)))).credential_fault == "expired"
 
 
 async def test_used_proofs_outlive_a_reload() -> None:

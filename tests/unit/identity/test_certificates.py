@@ -144,7 +144,8 @@ async def test_where_others_are_ignored_they_prove_nothing_at_all() -> None:
     assert (await ask(identity, authorization=(f"Bearer {token()}",), **other)).last.name == "user:alice"
     assert await who(issue(dns=["planner.acme.example"]), identity) == ["nhi:planner"]
     over = {"certificate": issue(dns=["x.acme.example"], ends_s=-5).der, "trust": "ca"}
-    assert (await refused(identity, **over)).reason is Reason.BAD_CREDENTIAL
+    refusal = await refused(identity, **over)
+    assert (refusal.reason, refusal.credential_fault) == (Reason.BAD_CREDENTIAL, "expired")
 
 
 def token(**changes: Any) -> str:

@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sidecar.errors import Reason
+from sidecar.errors import CredentialFault, Reason, Refusal
 from sidecar.identity.jwt import MAX_LIFETIME_S
 from tests.unit.identity.world import (
     GITHUB,
@@ -209,6 +209,34 @@ def test_the_corpus_is_large_enough() -> None:
 async def test_a_forged_token_is_a_bad_credential(world: World, name: str) -> None:
     refusal = await world.refused(FORGED[name])
     assert refusal.challenge.startswith('error="invalid_token"')
+    assert refusal.credential_fault not in (None, CredentialFault.REVOKED)
+
+
+@pytest.mark.parametrize(
+    ("token", "fault"),
+    [
+        (minted(exp=NOW - 3600, iat=NOW - 7200), "expired"),
+        (minted(iat=NOW + 3600, exp=NOW + 7200), "not-yet-valid"),
+        (minted(nbf=NOW + 3600), "not-yet-valid"),
+        (minted(exp=NOW + 10 * MAX_LIFETIME_S), "not-accepted"),
+        (FORGED["aud of another route"], "audience"),
+        (FORGED["signature zeros"], "signature"),
+        (FORGED["signed by a stranger"], "key-unknown"),
+        (FORGED["iss of a stranger"], "issuer-unknown"),
+        (FORGED["alg 'none', signed"], "not-accepted"),
+        (FORGED["typ missing"], "not-accepted"),
+        (FORGED["payload not JSON"], "malformed"),
+        (FORGED["too large"], "malformed"),
+        (minted(sub="alice"), "subject"),
+    ],
+)
+async def test_the_evidence_says_what_was_wrong(world: World, token: str, fault: str) -> None:
+    assert (await world.refused(token)).credential_fault == fault
+
+
+def test_who_was_believed_and_is_not_any_more_was_revoked() -> None:
+    assert Refusal(Reason.BAD_CREDENTIAL).credential_fault is CredentialFault.REVOKED
+    assert Refusal(Reason.CREDENTIAL_CONFLICT).credential_fault is None
 
 
 @pytest.mark.parametrize("name", FORGED)
