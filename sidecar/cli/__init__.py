@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from sidecar import __version__
-from sidecar.cli.lazy import LazyGroup
+from sidecar.cli.lazy import Root
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("sidecar.cli.demo", "A minute with everything: a real server, a real client, four outcomes."),
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Root,
     commands_in=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )

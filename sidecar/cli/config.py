@@ -12,6 +12,7 @@ import click
 import orjson
 import yaml
 
+from sidecar.cli.lazy import Group
 from sidecar.errors import ConfigError
 from sidecar.settings.load import Shown, load, shown_settings
 from sidecar.settings.schema import json_schema
@@ -20,7 +21,7 @@ from sidecar.visible import visible
 INVALID = 3
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Look at the configuration."""
 

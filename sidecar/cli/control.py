@@ -58,11 +58,25 @@ def told(
     verb = "GET" if order is None else "POST"
     with ended_well(hint):
         status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
-    answer = orjson.loads(body)
+        answer = answer_in(status, body)
     if as_json:
         print_json(answer)
     if status >= 300:
         refused(status, answer, quiet=as_json, hints=hints)
+    return answer
+
+
+def answer_in(status: int, body: bytes) -> Any:
+    """The answer that a body holds. One without our words, as of a request that HTTP itself refuses, is put into
+    words. Raises OSError for one that cannot be read."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        answer = None
+    if status >= 300 and not (isinstance(answer, dict) and "error" in answer):
+        return {"error": f"the sidecar answered HTTP {status}, without a reason"}
+    if answer is None:
+        raise OSError("the answer is not JSON")
     return answer
 
 
@@ -113,7 +127,7 @@ def events(control: Path, target: str) -> Iterator[Event | None]:
     read: _Read = queue.SimpleQueue()
     with _unheard(), _asked(control, target, "GET", None, SILENT_S) as (response, line):
         if response.status != 200:
-            refused(response.status, orjson.loads(response.read(MAX_ANSWER_BYTES)))
+            refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
         reader = threading.Thread(target=_read, args=(response, read), name="reads events", daemon=True)
         reader.start()
         try:

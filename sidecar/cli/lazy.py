@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from sidecar.errors import ConfigError
 from sidecar.visible import visible_lines
 
+INVALID = 3
 
-class LazyGroup(click.Group):
+
+class Group(click.Group):
+    """A group of commands that names the nearest command where an unknown one is asked for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        from sidecar.settings.findings import did_you_mean
+
+        raise click.UsageError(f"there is no command {name!r}; {did_you_mean(name, self.list_commands(ctx))}", ctx)
+
+
+class LazyGroup(Group):
     """Imports a command's file when the command is used, so that `--help` and completion stay quick.
 
     `commands_in` maps each name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
@@ -45,3 +65,30 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])
+
+
+class Root(LazyGroup):
+    """The program itself. A command ends in a message where a file of the operator's is wrong or out of reach, also
+    where the command itself does not expect it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # the name of a file need not be UTF-8
+        for word in args:
+            if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
+                raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            click.echo(visible_lines(str(error)), err=True)
+            raise SystemExit(INVALID) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly
+                raise
+            what = error.strerror or str(error)
+            told = f"{error.filename}: {what}" if error.filename else what
+            raise click.ClickException(visible_lines(told)) from None

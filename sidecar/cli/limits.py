@@ -16,13 +16,14 @@ from urllib.parse import urlencode
 import click
 
 from sidecar.cli.control import told
+from sidecar.cli.lazy import Group
 from sidecar.cli.tables import aligned
 
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
 _HEAD = ("limit", "for", "used", "left", "begins anew")
 
 
-@click.group()
+@click.group(cls=Group)
 def limits() -> None:
     """Limits and budgets of a running sidecar."""
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from sidecar.cli.control import told
+from sidecar.cli.lazy import Group
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
 
@@ -22,7 +23,7 @@ _config = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group()
+@click.group(cls=Group)
 def principal() -> None:
     """The kill switch: disable a user, an agent or an MCP server (nhi:<server>) at every replica."""
 

@@ -22,9 +22,10 @@ from zoneinfo import ZoneInfo
 import click
 import orjson
 
-from sidecar.cli.agent.options import DEADLINE_S, TEXT, as_json, config
+from sidecar.cli.agent.options import DEADLINE_S, as_json, config
 from sidecar.cli.agent.words import row_for
 from sidecar.cli.control import NO_HINTS, USAGE, ended_well, told
+from sidecar.cli.lazy import Group
 from sidecar.cli.tables import aligned
 from sidecar.protocols.hidden import shown
 from sidecar.settings import load_settings
@@ -32,7 +33,7 @@ from sidecar.settings.moments import rfc3339
 from sidecar.settings.schedules import Schedule, acts_as
 
 
-@click.group()
+@click.group(cls=Group)
 def schedule() -> None:
     """Agents that run by the clock."""
 
@@ -77,7 +78,7 @@ def next_(name: str, count: int, path: Path, as_json: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name", type=TEXT)
+@click.argument("name")
 @config
 @as_json
 def run(name: str, path: Path, as_json: bool) -> None:
@@ -93,7 +94,7 @@ def run(name: str, path: Path, as_json: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name", type=TEXT)
+@click.argument("name")
 @config
 @as_json
 def pause(name: str, path: Path, as_json: bool) -> None:
@@ -104,7 +105,7 @@ def pause(name: str, path: Path, as_json: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name", type=TEXT)
+@click.argument("name")
 @config
 @as_json
 def resume(name: str, path: Path, as_json: bool) -> None:

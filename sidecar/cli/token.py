@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from sidecar.callbacks.signature import load_or_make_callback_key
+from sidecar.cli.lazy import Group
 from sidecar.egress.strict_url import parse_strictly
 from sidecar.identity.api_keys import KeyEntry
 from sidecar.identity.configured import pepper_path
@@ -48,7 +49,7 @@ class Duration(click.ParamType[float]):
         return float(int(match[1]) * _UNIT_S[match[2]])
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Keys and tokens: API keys, and signing keys and tokens for development."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
+from sidecar.settings.addresses import is_destination, is_target
+
 _PORTS = {"http": 80, "https": 443}
-_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_.])?")
-# RFC 3986 path and query characters; everything else must arrive percent-encoded from the configuration.
-_TARGET = re.compile(r"/[A-Za-z0-9\-._~!$&'()*+,;=:@%/]*(?:\?[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +47,14 @@ def parse_origin(url: str) -> Origin:
         raise ValueError("the URL must not contain a user or password; use a credential entry")
     if "#" in url:
         raise ValueError("the URL must not have a fragment")
-    host, port = _host(parts.hostname or ""), _port(parts)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if not _TARGET.fullmatch(path) or any(segment in {".", ".."} for segment in parts.path.split("/")):
+    host, port = parts.hostname or "", _port(parts)
+    if not is_destination(host):
+        raise ValueError("the URL's host is neither a name nor an IP address")
+    if not is_target(parts.path, parts.query):
         raise ValueError("the URL's path has characters or segments that are not allowed")
+    if ":" in host:
+        host = str(ip_address(host))
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     shown = f"[{host}]" if ":" in host else host
     return Origin(parts.scheme, host, port, shown if port == _PORTS[parts.scheme] else f"{shown}:{port}", path)
 
@@ -65,14 +67,3 @@ def _port(parts: SplitResult) -> int:
     if port == 0:
         raise ValueError("the URL's port is not a number from 1 to 65535")
     return port or _PORTS[parts.scheme]
-
-
-def _host(name: str) -> str:
-    try:
-        return str(ip_address(name))
-    except ValueError:
-        pass
-    # What looks like an address but is none (127.1, 0x7f.1) is a different host to every resolver.
-    if not _NAME.fullmatch(name) or re.fullmatch(r"(?:0x[0-9a-f]*|[0-9]+)", name.rstrip(".").rpartition(".")[2]):
-        raise ValueError("the URL's host is neither a name nor an IP address")
-    return name

@@ -14,6 +14,10 @@ from sidecar.settings.findings import Finding, reject
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path holds 108 bytes on Linux, the last one is NUL
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/@]*)):(?P<port>[0-9]{1,5})")
+_DESTINATION = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_.])?")
+_LIKE_NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
+# RFC 3986 path and query characters; everything else must arrive percent-encoded from the configuration.
+_TARGET = re.compile(r"/[A-Za-z0-9\-._~!$&'()*+,;=:@%/]*(?:\?[A-Za-z0-9\-._~!$&'()*+,;=:@%/?]*)?")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 
 
@@ -78,6 +82,23 @@ def is_loopback_host(host: str) -> bool:
 def is_host_name(text: str) -> bool:
     """An IPv4 address or a DNS name by its letters."""
     return len(text) <= 253 and _HOST_NAME.fullmatch(text) is not None
+
+
+def is_destination(host: str) -> bool:
+    """A host that a request can go to: an IP address, or a name that no resolver reads as one (127.1, 0x7f.1)."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return _DESTINATION.fullmatch(host) is not None and not _LIKE_NUMBER.fullmatch(
+            host.rstrip(".").rpartition(".")[2]
+        )
+    return True
+
+
+def is_target(path: str, query: str) -> bool:
+    """Path and query of a URL that can be sent as they stand."""
+    whole = (path or "/") + (f"?{query}" if query else "")
+    return _TARGET.fullmatch(whole) is not None and not {".", ".."} & {*path.split("/")}
 
 
 def _is_host(host: str, *, v6: bool) -> bool:

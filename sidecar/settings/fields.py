@@ -23,7 +23,15 @@ from pydantic import (
 )
 from pydantic.functional_validators import AfterValidator
 
-from sidecar.settings.addresses import Address, UnixAddress, is_host_name, is_loopback_host, parse_address
+from sidecar.settings.addresses import (
+    Address,
+    UnixAddress,
+    is_destination,
+    is_host_name,
+    is_loopback_host,
+    is_target,
+    parse_address,
+)
 from sidecar.settings.findings import Finding, reject
 
 
@@ -159,7 +167,8 @@ def split_url(text: str, *schemes: str) -> SplitResult:
                 "this is no URL of a known scheme", hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}"
             )
         )
-    if not parts.hostname or port == 0 or not text.isascii() or any(c <= " " or c in '\\"<>^`{|}' for c in text):
+    plain = text.isascii() and not any(c <= " " or c == "\x7f" for c in text) and is_target(parts.path, parts.query)
+    if port == 0 or not plain or not is_destination(parts.hostname or ""):
         reject(Finding("this is no URL", hint="write scheme://host[:port]/path in plain ASCII"))
     if "@" in parts.netloc:
         reject(Finding("a URL must not carry credentials", hint="put them into a file and name it under credential"))

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from sidecar.agents.states import State, Status
-from sidecar.cli.agent.options import TEXT, as_json, config
+from sidecar.cli.agent.options import as_json, config
 from sidecar.cli.agent.words import amount, ending, facts, figures
 from sidecar.cli.control import told
 from sidecar.cli.tables import aligned
@@ -41,7 +41,7 @@ def list_(path: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--agent", type=TEXT, default="", help="Only those of this one.")
+@click.option("--agent", default="", help="Only those of this one.")
 @click.option("--active", is_flag=True, help="Only those that are not over.")
 @click.option(
     "--state", type=click.Choice(STATES), default=None, help="Only those in this state; idle is those that wait."
@@ -52,8 +52,8 @@ def list_(path: Path, as_json: bool) -> None:
     default=None,
     help="Only those that came to this.",
 )
-@click.option("--schedule", type=TEXT, default="", help="Only those that this schedule ordered.")
-@click.option("--owner", type=TEXT, default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
+@click.option("--schedule", default="", help="Only those that this schedule ordered.")
+@click.option("--owner", default="", help="Only those on behalf of this principal (user:<id> or nhi:<id>).")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many at most.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="How many to pass over; the end of a list names it.")
 @config
@@ -87,7 +87,7 @@ def runs(
 
 
 @click.command()
-@click.argument("run", type=TEXT)
+@click.argument("run")
 @config
 @as_json
 def show(run: str, path: Path, as_json: bool) -> None:

@@ -7,23 +7,7 @@ from typing import Final
 
 import click
 
-
-class Text(click.ParamType[str]):
-    """Words that can be sent: UTF-8."""
-
-    name = "text"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            self.fail("it is not UTF-8", param, ctx)
-        return text
-
-
 OPERATOR: Final = "nhi:operator"
-TEXT: Final = Text()
 DEADLINE_S: Final = 30.0  # to order, and to give up, is waited for
 
 config = click.option(

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import click
 import orjson
 
-from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, TEXT, as_json, config
+from sidecar.cli.agent.options import DEADLINE_S, OPERATOR, as_json, config
 from sidecar.cli.agent.screen import Screen, written
 from sidecar.cli.agent.words import asks, ending, row_for
 from sidecar.cli.control import (
@@ -26,6 +26,7 @@ from sidecar.cli.control import (
     NO_HINTS,
     USAGE,
     Unheard,
+    answer_in,
     ask_control,
     control_socket,
     ended_well,
@@ -50,9 +51,9 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 def _choices(command: Callable[..., None]) -> Callable[..., None]:
     """What a call may choose beside its prompt, as far as the agent's `per_call` lets it."""
     for option in (
-        click.option("--folder", type=TEXT, default="", help="A working folder."),
-        click.option("--env", "environment", type=TEXT, multiple=True, callback=_pairs, help="A variable: NAME=value."),
-        click.option("--param", "parameters", type=TEXT, multiple=True, callback=_pairs, help="An option: name=value."),
+        click.option("--folder", default="", help="A working folder."),
+        click.option("--env", "environment", multiple=True, callback=_pairs, help="A variable: NAME=value."),
+        click.option("--param", "parameters", multiple=True, callback=_pairs, help="An option: name=value."),
     ):
         command = option(command)
     return command
@@ -64,12 +65,12 @@ def _order(prompt: str, **chosen: object) -> dict[str, object]:
 
 
 @click.command()
-@click.argument("name", type=TEXT)
-@click.argument("prompt", type=TEXT, default="")
-@click.option("--as", "principal", type=TEXT, default=OPERATOR, show_default=True, help="Who calls.")
+@click.argument("name")
+@click.argument("prompt", default="")
+@click.option("--as", "principal", default=OPERATOR, show_default=True, help="Who calls.")
 @_choices
-@click.option("--skill", type=TEXT, default="", help="The skill that is asked for; rules read it as call.tool.")
-@click.option("--context", type=TEXT, default="", help="Go on with this conversation.")
+@click.option("--skill", default="", help="The skill that is asked for; rules read it as call.tool.")
+@click.option("--context", default="", help="Go on with this conversation.")
 @click.option("--detach", is_flag=True, help="Do not wait: print its id.")
 @config
 @as_json
@@ -105,8 +106,8 @@ def run(
 
 
 @click.command()
-@click.argument("run", type=TEXT)
-@click.argument("prompt", type=TEXT, default="")
+@click.argument("run")
+@click.argument("prompt", default="")
 @_choices
 @click.option("--detach", is_flag=True, help="Do not wait: print its id.")
 @config
@@ -131,7 +132,7 @@ def answer(
 
 
 @click.command()
-@click.argument("run", type=TEXT)
+@click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Go on until it is over.")
 @config
 @as_json
@@ -145,7 +146,7 @@ def logs(run: str, follow: bool, path: Path, as_json: bool) -> None:
     with ended_well():
         status, body = ask_control(control, f"/api/runs/{quote(run, safe='')}/output")
     if status != 200:
-        refused(status, orjson.loads(body), quiet=as_json)
+        refused(status, answer_in(status, body), quiet=as_json)
     text = body.decode("utf-8", "replace")
     if as_json:
         print_json({"run": run, "output": text})
@@ -156,8 +157,8 @@ def logs(run: str, follow: bool, path: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=TEXT)
-@click.option("--reason", type=TEXT, default="", help="Why, for whoever reads the evidence.")
+@click.argument("run")
+@click.option("--reason", default="", help="Why, for whoever reads the evidence.")
 @config
 @as_json
 def cancel(run: str, reason: str, path: Path, as_json: bool) -> None:
@@ -173,7 +174,7 @@ def _told(path: Path, target: str, order: object, hints: Mapping[str, str], *, d
     with ended_well():
         control = control_socket(path)
         status, body = ask_control(control, target, verb="POST", order=order, deadline_s=DEADLINE_S)
-    answer = orjson.loads(body)
+        answer = answer_in(status, body)
     if status >= 300:
         if as_json:
             print_json(answer)
@@ -233,10 +234,10 @@ def _give_up(control: Path, run: str) -> None:
     order = {"reason": "interrupted at the terminal"}
     try:
         status, body = ask_control(control, target, verb="POST", order=order, deadline_s=GIVING_UP_S)
+        answer = answer_in(status, body)
     except OSError:
         click.echo(f"{run} may go on: sidecar agent cancel {run}", err=True)
         return
-    answer = orjson.loads(body)
     click.echo(f"{run}: {ending(answer) if status == 200 else shown(answer['error'])}", err=True)
 
 

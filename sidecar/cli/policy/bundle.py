@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 import orjson
 
+from sidecar.cli.lazy import Group
 from sidecar.errors import ConfigError
 from sidecar.settings.moments import rfc3339
 from sidecar.settings.writing import write_whole
@@ -28,14 +29,16 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _key = click.option("--key", "key_path", type=_FILE, help="Ed25519, from `sidecar token keygen --algorithm EdDSA`.")
 
 
-@click.group()
+@click.group(cls=Group)
 def bundle() -> None:
     """A policy in one signed file."""
 
 
 @bundle.command("build")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
-@click.option("--version", "number", type=click.IntRange(1), required=True, help="Higher than that of the last one.")
+@click.option(
+    "--version", "number", type=click.IntRange(1, 2**53), required=True, help="Higher than that of the last one."
+)
 @click.option("--name", default="policy", show_default=True, help="Whose policy it is, as policy.source.bundle.name.")
 @click.option("-o", "--out", type=_FILE, default=FILE, show_default=True)
 @_key

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.cli.token import token
+from sidecar.cli import main
 from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, Audience, Identity, Presented, load_api_keys
 from sidecar.identity.api_keys import digest_of, moment, read_pepper
@@ -275,7 +275,7 @@ def test_a_pepper_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 def run(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(token, list(arguments), catch_exceptions=False)
+    return CliRunner().invoke(main, ["token", *arguments], catch_exceptions=False)
 
 
 def data_of(result: Result) -> dict[str, Any]:
@@ -288,6 +288,14 @@ def data_of(result: Result) -> dict[str, Any]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_third_key_is_refused_with_the_line_and_what_to_do(folder: Path) -> None:
+    for code in (0, 0, 3):
+        result = run(folder, "api-key", "--principal", "nhi:planner", "--keys", "keys.yaml", "--pepper", "pepper")
+        assert result.exit_code == code, result.output
+    assert "keys.yaml:5" in result.stderr and "nhi:planner has more than 2 live keys" in result.stderr
+    assert "revoke or expire an older one" in result.stderr and "sck_" not in result.output
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "RS256", "EdDSA"])

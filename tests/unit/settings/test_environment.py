@@ -119,7 +119,7 @@ FILLED = [
     ("http://h:${PORT:-2}/mcp", {}, "http://h:2/mcp"),
     ("http://h:${PORT:-2}/mcp", {"PORT": ""}, "http://h:2/mcp"),
     ("http://${A}${B}/", {"A": "x", "B": "y"}, "http://xy/"),
-    ("http://${A}/", {"A": "$B", "B": "y"}, "http://$B/"),
+    ("http://h/${A}", {"A": "$B", "B": "y"}, "http://h/$B"),
     ("http://h/$PORT", {"PORT": "1"}, "http://h/$PORT"),
 ]
 
