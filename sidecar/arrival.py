@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.framing import TooManyChunks
 from sidecar.identity import UNIX, Presented
+from sidecar.listeners import Connection, GaveWay
 from sidecar.protocols.eras import Head
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.offers import BEARER_HEADER, KEY_HEADER, MAX_BASE_PATH
@@ -276,20 +278,28 @@ class Bounds:
 
 
 async def read_body(
-    request: web.BaseRequest, headers: Headers, bounds: Bounds, grow: Callable[[int], None], *, a2a: bool = False
+    request: web.BaseRequest,
+    headers: Headers,
+    bounds: Bounds,
+    grow: Callable[[int], None],
+    *,
+    who: str = "",
+    a2a: bool = False,
 ) -> bytes:
-    """The whole body, which is JSON by its media type, or by A2A's. `grow` hears how much of it is there, and may
-    refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never ends or is badly
-    framed, CALLER_GONE for one whose sender left."""
+    """The whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` hears how much of it
+    is there, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for one that never
+    ends or is badly framed, CALLER_GONE for one whose sender left, OVERLOADED where its place is needed."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
     try:
-        return await _whole(request, bounds, grow)
+        return await _whole(request, bounds, grow, who)
     except TimeoutError:
         raise malformed("the body did not arrive in time") from None
+    except GaveWay:
+        raise Refusal(Reason.OVERLOADED, "its body came too slowly for now", retry_after_s=1.0) from None
     except TooManyChunks:
         raise malformed("the body comes in too small chunks: send larger ones, or a Content-Length") from None
     except web.RequestPayloadError:
@@ -298,7 +308,7 @@ async def read_body(
         raise Refusal(Reason.CALLER_GONE) from None
 
 
-async def _whole(request: web.BaseRequest, bounds: Bounds, grow: Callable[[int], None]) -> bytes:
+async def _whole(request: web.BaseRequest, bounds: Bounds, grow: Callable[[int], None], who: str) -> bytes:
     content = request.content
     if content.is_eof():  # it came with the head, as most do: nothing to wait for
         whole = _bounded(content.read_nowait(-1), bounds)
@@ -307,6 +317,12 @@ async def _whole(request: web.BaseRequest, bounds: Bounds, grow: Callable[[int],
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks first waits for this word
         request.writer.output_size = 0
+    connection = request.protocol
+    with connection.waiting_for_body(who) if isinstance(connection, Connection) else nullcontext():
+        return await _rest(content, bounds, grow)
+
+
+async def _rest(content: StreamReader, bounds: Bounds, grow: Callable[[int], None]) -> bytes:
     body, begun_s = bytearray(), asyncio.get_running_loop().time()
     end_s, rate = begun_s + bounds.body_timeout_s, bounds.body_rate_bytes_s
     async with asyncio.timeout_at(end_s) as deadline:

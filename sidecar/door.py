@@ -32,12 +32,13 @@ TELL_EVERY_S = 10.0
 
 
 class Opening:
-    """One accepted connection and its place. `guest` is who speaks on it, from its first word to its last."""
+    """One accepted connection and its place. `guest` is who speaks on it, from its first word to its last. A place that
+    `is_for_probes` is not one of those that all others have."""
 
-    __slots__ = ("_door", "guest", "handshake", "peer")
+    __slots__ = ("_seats", "guest", "handshake", "is_for_probes", "peer")
 
-    def __init__(self, door: Door, peer: str) -> None:
-        self._door, self.peer = door, peer
+    def __init__(self, seats: Seats, peer: str, *, is_for_probes: bool = False) -> None:
+        self._seats, self.peer, self.is_for_probes = seats, peer, is_for_probes
         self.guest: Guest | None = None
         self.handshake: asyncio.Task[None] | None = None
 
@@ -49,8 +50,20 @@ class Opening:
     def is_silent(self) -> bool:
         return self.guest is None or self.guest.is_silent
 
+    @property
+    def gives_way(self) -> bool:
+        return self.guest is not None and self.guest.gives_way
+
+    def linger(self) -> None:
+        """It was answered, and the rest of its request is to be thrown away."""
+        self._seats.linger(self.peer, self)
+
+    def stay(self) -> None:
+        """That is over, and it may ask again."""
+        self._seats.stay(self)
+
     def dismiss(self) -> None:
-        """Close, now."""
+        """Close, now; who waits for a body is told first."""
         if self.handshake is not None:
             self.handshake.cancel()
         if self.guest is not None:
@@ -59,19 +72,21 @@ class Opening:
     def leave(self) -> None:
         """It is over: the place is free. No garbage is left that somebody must look for."""
         self.guest = None
-        self._door.seats.leave(self.peer, self)
+        self._seats.leave(self.peer, self)
 
 
 @dataclass(slots=True)
 class Door:
     """Accepts the connections of one socket. A `speaker` names itself the opening's guest when it has its connection,
-    and says when it has lost it. `handshake_s` is what TLS may take, if there is any."""
+    and says when it has lost it. `handshake_s` is what TLS may take, if there is any. `probe_seats` are for those who
+    find no other place, if this socket answers probes."""
 
     sock: socket.socket
     seats: Seats
     speaker: Callable[[Opening], asyncio.BaseProtocol]
     tls: ssl.SSLContext | None = None
     handshake_s: float = 10.0
+    probe_seats: Seats | None = None
     _opening: set[asyncio.Task[None]] = field(default_factory=set)
     _pause: asyncio.TimerHandle | None = None
     _told: dict[str, float] = field(default_factory=dict)
@@ -113,8 +128,8 @@ class Door:
             self._rest(FULL_PAUSE_S)
 
     def _let_in(self, sock: socket.socket, peer: str) -> None:
-        opening = Opening(self, peer)
-        if not self.seats.take(peer, opening):
+        opening = self._seated(peer)
+        if opening is None:
             sock.close()
             self._tell("connections are turned away: all places are in use", turned_away=self.seats.turned_away)
             return
@@ -122,6 +137,15 @@ class Door:
         opening.handshake = task
         self._opening.add(task)
         task.add_done_callback(partial(self._opened, sock, opening))
+
+    def _seated(self, peer: str) -> Opening | None:
+        opening = Opening(self.seats, peer)
+        if self.seats.take(peer, opening):
+            return opening
+        if self.probe_seats is None:
+            return None
+        opening = Opening(self.probe_seats, peer, is_for_probes=True)
+        return opening if self.probe_seats.take(peer, opening) else None
 
     async def _connect(self, sock: socket.socket, opening: Opening) -> None:
         sock.setblocking(False)

@@ -11,7 +11,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,17 @@ MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, as identity providers make them
 MAX_LINE_BYTES = 4 * 1024
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender can read the refusal
+GIVES_WAY_S = 1.0  # a body that has been waited for so long costs its connection where places are short
+MAX_BODIES_PER_CALLER = 128  # that are waited for at once; nearly all come with their head
+_BUSY = {"Server": "sidecar", "Retry-After": "1"}
+PROBE_SEATS = 64
+PROBE_HEAD_S = 1.0
 SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that is half a millisecond
 MIN_TAKEN_BYTES = 64 * 1024  # what a caller must take of a waiting answer within the reading time (threats D4)
+
+
+class GaveWay(Exception):
+    """A body is waited for no more, because others need its connection's place or its caller has too many such."""
 
 
 def never(_: asyncio.BaseTransport) -> bool:
@@ -69,7 +79,7 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_body", "_chunked", "_head_timer", "_is_deaf", "_lingering", "_opening", "_patience", "_reading_timer",
-        "_tail", "_unread", "_waiting_since_s",
+        "_tail", "_unread", "_waiting_since_s", "_waits_since_s",
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
@@ -77,6 +87,7 @@ class Connection(web.RequestHandler):
     _head_timer: asyncio.TimerHandle | None
     _opening: Opening
     _reading_timer: asyncio.TimerHandle | None
+    _waits_since_s: float | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -84,7 +95,7 @@ class Connection(web.RequestHandler):
         assert isinstance(server, Server)
         self._patience, self._unread, self._body = server.patience, 0, None
         self._chunked, self._tail, self._is_deaf, self._lingering = None, b"", False, None
-        self._head_timer = self._reading_timer = None
+        self._head_timer = self._reading_timer = self._waits_since_s = None
         self._opening.guest = self
         if self.is_stale:  # a handshake may have begun before what it rests on was changed, and end after it
             self.force_close()
@@ -123,6 +134,11 @@ class Connection(web.RequestHandler):
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
+            return
+        if self._lingering is not None:
+            if self._lingering.is_eof():
+                self._lingering = None
+                self._opening.stay()
         elif data and self._head_timer is None and not self.is_busy:
             self._wait_for_head()
 
@@ -181,7 +197,8 @@ class Connection(web.RequestHandler):
 
     def _wait_for_head(self) -> None:
         """The first must come soon, and a later one must be whole soon after it began."""
-        self._head_timer = self._loop.call_later(self._patience.header_timeout_s, self.force_close)
+        timeout_s = PROBE_HEAD_S if self._opening.is_for_probes else self._patience.header_timeout_s
+        self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
     @property
     def is_silent(self) -> bool:
@@ -193,11 +210,45 @@ class Connection(web.RequestHandler):
         """As `Guest.is_busy`."""
         if self._current_request is not None or self._messages:
             return True
-        return self._body is not None and not self._body.is_eof()
+        return self._body is not None and self._body is not self._lingering and not self._body.is_eof()
+
+    @property
+    def gives_way(self) -> bool:
+        """As `Guest.gives_way`."""
+        return self._waits_since_s is not None and self._loop.time() - self._waits_since_s >= GIVES_WAY_S
+
+    @property
+    def is_for_probes(self) -> bool:
+        """Whether its place is one of those that probes alone have."""
+        return self._opening.is_for_probes
 
     def dismiss(self) -> None:
-        """As `Guest.dismiss`: it does nothing, so nothing is lost."""
-        self.force_close()
+        """As `Guest.dismiss`."""
+        if self._waits_since_s is not None:
+            self.give_way()
+        else:
+            self.force_close()
+
+    def give_way(self) -> None:
+        """The request that waits for its body waits no more: it is refused, and the connection closes."""
+        if self._body is not None and not self._body.is_eof():
+            self._break(self._body, GaveWay("others need the place"))
+            self._hear_no_more(-1)
+
+    @contextmanager
+    def waiting_for_body(self, who: str) -> Iterator[None]:
+        """While the request's body comes, which is a body of `who`."""
+        server = self._manager
+        if not isinstance(server, Server):  # it is closed already
+            yield
+            return
+        self._waits_since_s = self._loop.time()
+        server.await_body(who, self)
+        try:
+            yield
+        finally:
+            self._waits_since_s = None
+            server.forget_body(who, self)
 
     def _break_body(self) -> None:
         """Bytes that are no HTTP, while a request still waits for its body, are a fault of that body. aiohttp would
@@ -275,7 +326,9 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer. What is left of the body is read and thrown away for LINGER_S."""
         finished = await super().finish_response(request, resp, start_time)
-        self._lingering = None if request.content.is_eof() else request.content
+        if not request.content.is_eof():
+            self._lingering = request.content
+            self._opening.linger()
         return finished
 
     def handle_error(
@@ -315,14 +368,45 @@ class Server(web.Server):
     """The connections of one listener."""
 
     def __init__(
-        self, handle: Handle, handle_broken: HandleBroken, patience: Patience, is_stale: IsStale = never
+        self,
+        handle: Handle,
+        handle_broken: HandleBroken,
+        patience: Patience,
+        is_stale: IsStale = never,
+        probes: Collection[str] = (),
     ) -> None:
-        super().__init__(handle, handler_cancellation=True)
+        super().__init__(self._handle_at if probes else handle, handler_cancellation=True)
+        self._handle, self._probes = handle, probes
         self.is_stale = is_stale
         self.handle_broken = handle_broken
         self.patience = patience
         self.framing = FramingBudget(time.monotonic)
         self.slow_readers: dict[Connection, None] = {}
+        self._bodies: dict[str, dict[Connection, None]] = {}
+
+    def await_body(self, who: str, connection: Connection) -> None:
+        """One more waits for a body of this caller's: beyond the bound, the one that has waited longest gives way."""
+        waiting = self._bodies.setdefault(who, {})
+        waiting[connection] = None
+        if len(waiting) > max(1, min(MAX_BODIES_PER_CALLER, self.patience.max_connections // 4)):
+            next(iter(waiting)).give_way()
+
+    def forget_body(self, who: str, connection: Connection) -> None:
+        """It came, or will not."""
+        waiting = self._bodies[who]
+        waiting.pop(connection, None)
+        if not waiting:
+            del self._bodies[who]
+
+    async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer where places are kept for probes: on these, nothing else is answered, and nothing more."""
+        connection = request.protocol
+        if not isinstance(connection, Connection) or not connection.is_for_probes:
+            return await self._handle(request)
+        is_probe = request.raw_path.partition("?")[0] in self._probes
+        response = await self._handle(request) if is_probe else web.Response(status=503, headers=_BUSY)
+        response.force_close()
+        return response
 
     def bound_unread(self) -> None:
         """What waits for slow readers is memory of everybody's: who takes least of it makes room (threats D4)."""
@@ -363,6 +447,12 @@ class Listener:
     def port(self) -> int:
         return self.sock.getsockname()[1] if isinstance(self.address, Address) else 0
 
+    @property
+    def seats(self) -> Seats:
+        """Who is connected, once it serves."""
+        assert self._door is not None
+        return self._door.seats
+
     async def serve(
         self,
         handle: Handle,
@@ -370,13 +460,15 @@ class Listener:
         patience: Patience,
         tls: ssl.SSLContext | None = None,
         is_stale: IsStale = never,
+        probes: Collection[str] = (),
     ) -> None:
-        """Begin to accept."""
-        self._server = Server(handle, handle_broken, patience, is_stale)
+        """Begin to accept. For requests to `probes` some places are kept."""
+        self._server = Server(handle, handle_broken, patience, is_stale, probes)
         local = isinstance(self.address, UnixAddress)
         seats = Seats(patience.max_connections, 0 if local else patience.max_per_peer)
         # A handshake comes before the first head, and has as long.
-        self._door = Door(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s)
+        kept = Seats(PROBE_SEATS) if probes else None
+        self._door = Door(self.sock, seats, self._server.speaker, tls, patience.header_timeout_s, kept)
         self._door.open()
 
     def part_with_stale(self) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 from aiohttp import web
 
 from sidecar.a2a.guests import Guests
-from sidecar.admin import Admin, Operated, Role
+from sidecar.admin import PROBES, Admin, Operated, Role
 from sidecar.answers import Shape, tell
 from sidecar.arrival import Entrance
 from sidecar.descriptors import enough_for
@@ -65,7 +65,7 @@ class Listening:
             self.listeners.append(listener)
         await self._open_grpc(patience, undo)
         for listener, handle in self._for_operators(operated, undo):
-            await listener.serve(handle, _broken_at_admin, patience)
+            await listener.serve(handle, _broken_at_admin, patience, probes=PROBES)
             self.listeners.append(listener)
 
     def part_with_stale(self) -> None:

@@ -1,9 +1,15 @@
 """More want to be connected than there is room for. Who gets a place, and who gives one up?
 
 A place is taken when a connection is accepted, before a word is spoken on it, so that a handshake that never ends
-counts too. At a bound the newcomer gets the place of somebody who does nothing: of the peer that has most places, and
-of its connections one that has asked nothing yet, or else the one that came first. Nobody loses a place to a peer that
-has more of them already, and nobody who is being answered loses one at all.
+counts too. At a bound the newcomer gets the place of a connection of the peer that has most places, in this order:
+
+    lingers      it was answered, and the rest of its request is read only to be thrown away
+    silent       it has asked nothing yet
+    idle         nothing is under way on it
+    gives way    its request has been waiting for its body for a while
+
+Of several the one that came first. Nobody loses a place to a peer that has more of them already, and nobody who is
+being answered loses one at all. Those that linger have a bound of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from typing import Final, Protocol
 LOCAL: Final = ""
 """The peer of a Unix socket: whoever may open it, and they are bounded together only."""
 
+MAX_LINGERING: Final = 64
 _SUBNET_BITS = 64  # who has an IPv6 address has 2^64 of them
 
 
@@ -32,8 +39,13 @@ class Guest(Protocol):
         """Whether it never asked anything."""
         ...
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether its request has waited for its body so long that the place may be needed more elsewhere."""
+        ...
+
     def dismiss(self) -> None:
-        """Close, now."""
+        """Close, now; who waits for a body is told first."""
         ...
 
 
@@ -47,6 +59,7 @@ class Seats:
     given_up: int = 0
     _taken: int = 0
     _peers: dict[str, dict[Guest, None]] = field(default_factory=dict)
+    _lingering: dict[Guest, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self._taken
@@ -68,11 +81,30 @@ class Seats:
     def leave(self, peer: str, guest: Guest) -> None:
         """Its place is free, if it had one still."""
         seats = self._peers.get(peer, {})
+        self._lingering.pop(guest, None)
         if guest in seats:
             del seats[guest]
             self._taken -= 1
             if not seats:
                 del self._peers[peer]
+
+    @property
+    def max_lingering(self) -> int:
+        """How many may linger at once."""
+        return max(1, min(MAX_LINGERING, self.max_seats // 8))
+
+    def linger(self, peer: str, guest: Guest) -> None:
+        """The guest was answered, and the rest of its request is to be thrown away. One too many costs the first."""
+        if guest not in self._peers.get(peer, {}):
+            return
+        self._lingering[guest] = peer
+        if len(self._lingering) > self.max_lingering:
+            first, its_peer = next(iter(self._lingering.items()))
+            self._dismiss(its_peer, first)
+
+    def stay(self, guest: Guest) -> None:
+        """The rest came as a whole: the guest may ask again."""
+        self._lingering.pop(guest, None)
 
     def make_room(self, most: int) -> int:
         """Dismiss up to so many who do nothing; how many they were."""
@@ -91,23 +123,30 @@ class Seats:
 
     def _dismiss_one(self, peers: Iterator[str]) -> bool:
         for peer in peers:
-            if guest := _spare(self._peers[peer]):
-                self.given_up += 1
-                self.leave(peer, guest)
-                guest.dismiss()
+            if guest := self._spare(peer):
+                self._dismiss(peer, guest)
                 return True
         return False
 
+    def _dismiss(self, peer: str, guest: Guest) -> None:
+        self.given_up += 1
+        self.leave(peer, guest)
+        guest.dismiss()
 
-def _spare(seats: dict[Guest, None]) -> Guest | None:
-    """The one that can best be spared, if any can."""
-    first = None
-    for guest in seats:  # in the order in which they came
-        if guest.is_silent:
-            return guest
-        if first is None and not guest.is_busy:
-            first = guest
-    return first
+    def _spare(self, peer: str) -> Guest | None:
+        """The one that can best be spared, if any can."""
+        for guest, its_peer in self._lingering.items():
+            if its_peer == peer:
+                return guest
+        idle = waiting = None
+        for guest in self._peers[peer]:  # in the order in which they came
+            if guest.is_silent:
+                return guest
+            if idle is None and not guest.is_busy:
+                idle = guest
+            if waiting is None and guest.gives_way:
+                waiting = guest
+        return idle or waiting
 
 
 def peer_of(host: str) -> str:

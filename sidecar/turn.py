@@ -120,7 +120,7 @@ class Turn:
     async def body(self, *, a2a: bool = False) -> bytes:
         """The whole body, when it is its turn. Raises Refusal, as `arrival.read_body` and `Pace.wait` do."""
         with self._room() as room:
-            raw = await read_body(self.request, self.headers, self.now.bounds, room.grow, a2a=a2a)
+            raw = await read_body(self.request, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
             self.record.bytes_in = len(raw)
             self.large = await self.pace.wait(room.who, cost_of(raw))
         return raw

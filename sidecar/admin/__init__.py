@@ -36,6 +36,7 @@ from sidecar.policy.patterns import glob
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Role = Literal["viewer", "operator", "pdp"]
+PROBES: Final = ("/livez", "/readyz")
 NO_UPSTREAM = "no upstream has this name"
 
 
@@ -123,7 +124,7 @@ class Admin:
             return refused(refusal)
 
     async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
-        if path not in ("/livez", "/readyz", "/metrics"):
+        if path not in (*PROBES, "/metrics"):
             return None
         if request.method not in ("GET", "HEAD"):
             return problem("GET only", 405, {"Allow": "GET"})

@@ -47,6 +47,8 @@ async def body_of(request: web.BaseRequest, most_bytes: int = MAX_ORDER_BYTES) -
                     raise Refusal(Reason.TOO_LARGE, f"the body is too large: at most {most_bytes} bytes")
     except TimeoutError:
         raise Refusal(Reason.MALFORMED_CALL, "the body did not come in time") from None
+    except web.RequestPayloadError:
+        raise Refusal(Reason.MALFORMED_CALL, "the body is not well framed") from None
     return bytes(body)
 
 

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from sidecar import arrival
+from sidecar import arrival, listeners
 from sidecar.door import Opening
+from sidecar.errors import Refusal
 from sidecar.listeners import Connection, Listener, Patience, open_listener
 from sidecar.settings.addresses import Address, UnixAddress
 from sidecar.settings.server import ServerSettings
@@ -53,6 +54,16 @@ async def listening(
         yield listener
     finally:
         await listener.close(1.0)
+
+
+@asynccontextmanager
+async def asking(listener: Listener, data: bytes, source: str = "127.0.0.1") -> AsyncIterator[Wire]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, local_addr=(source, 0))
+    try:
+        writer.write(data)
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
 
 
 async def answered(listener: Listener, source: str = "127.0.0.1") -> bool:
@@ -118,6 +129,83 @@ async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_man
         assert still_open(socks) == 12
         for sock in socks:
             sock.close()
+
+
+LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
+
+
+async def test_who_was_answered_and_lingers_gives_its_place_to_the_next() -> None:
+    async with listening(Address("127.0.0.1", 0), max_connections=20) as listener, AsyncExitStack() as open_ones:
+        lingering = []
+        for number in range(60):
+            source = f"127.0.0.{66 + number % 2}"
+            lingering.append(await open_ones.enter_async_context(asking(listener, LINGERER, source)))
+            assert (await lingering[-1].response())[0] == 200
+            if not number % 10:
+                assert await answered(listener, "127.0.0.2")
+        assert [await one.everything() for one in lingering[:-2]] == [b""] * 58, "two of 20 may linger, the last ones"
+
+
+async def test_probes_have_places_that_nobody_else_takes() -> None:
+    go = asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != "/livez":
+            await go.wait()
+        return Whole(200, b"here")
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, _never, Patience(max_connections=3), probes=("/livez",))
+    try:
+        async with AsyncExitStack() as open_ones:
+            request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
+            busy = [await open_ones.enter_async_context(asking(listener, request % b"/metrics")) for _ in range(3)]
+            await until(lambda: len(listener.seats) == 3)
+            for sock in half_open(listener, 100, "127.0.0.66"):
+                open_ones.callback(sock.close)
+            for path, status in ((b"/livez", 200), (b"/metrics", 503), (b"/livez?x", 200)):
+                async with asking(listener, request % path) as probe:
+                    assert statuses(await probe.everything()) == [status], "and the connection is closed"
+            go.set()
+            assert [(await one.response())[0] for one in busy] == [200] * 3
+    finally:
+        await listener.close(0.2)
+
+
+async def _never(_: str, status: int) -> web.StreamResponse:
+    return Whole(status)
+
+
+async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest hears why, with the word for it; who is quick is not asked to."""
+    monkeypatch.setattr(listeners, "GIVES_WAY_S", 0.05)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        types = {"content-type": ["application/json"]}
+        try:
+            await arrival.read_body(request, types, arrival.Bounds(), lambda _: None, who=request.path)
+        except Refusal as refusal:
+            return Whole(refusal.answer.http, refusal.reason.value.encode())
+        return Whole(200, b"read")
+
+    listener = open_listener(Address("127.0.0.1", 0))
+    await listener.serve(handle, _never, Patience(max_connections=20))
+    slow = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nx"
+    try:
+        async with AsyncExitStack() as open_ones:
+            callers = [number // 5 for number in range(20)]  # a quarter of all places is one caller's
+            waiting = [await open_ones.enter_async_context(asking(listener, slow % caller)) for caller in callers]
+            await asyncio.sleep(0.2)
+            async with asking(listener, b"POST /9 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok") as quick:
+                assert await quick.response() == (200, b"read")
+            assert await waiting[0].response() == (503, b"overloaded")
+            async with asking(listener, slow % 1), asking(listener, slow % 1):
+                assert await waiting[1].response() == (503, b"overloaded"), "for the places of these two"
+                assert await waiting[5].response() == (503, b"overloaded"), "and for the bound of this caller"
+            await waiting[19].send(b"yz")
+            assert await waiting[19].response() == (200, b"read")
+    finally:
+        await listener.close(0.2)
 
 
 async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
@@ -209,7 +297,7 @@ async def test_under_pressure_what_is_under_way_and_health_go_on(tmp_path: Path)
             async with running.http.get(running.admin_url + path) as response:
                 assert response.status == status
                 if path == "/readyz":
-                    assert "cannot keep up" in await response.text()
+                    assert "overloaded" in await response.text()
         held.go.set()
         assert (await under_way)[0] == 200
         running.app.pipeline.pressure.refused_share = 0.0

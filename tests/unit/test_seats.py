@@ -19,7 +19,11 @@ class Guest:
 
     @property
     def is_busy(self) -> bool:
-        return self.state == "busy"
+        return self.state in ("busy", "waits")
+
+    @property
+    def gives_way(self) -> bool:
+        return self.state == "waits"
 
     def dismiss(self) -> None:
         self.dismissed = True
@@ -30,6 +34,8 @@ def seated(seats: Seats, *guests: str) -> dict[str, Guest]:
     made = {name: Guest(name.split("-")[1]) for name in guests}
     for name, guest in made.items():
         assert seats.take(name[0], guest)
+        if guest.state == "lingers":
+            seats.linger(name[0], guest)
     return made
 
 
@@ -37,6 +43,9 @@ def seated(seats: Seats, *guests: str) -> dict[str, Guest]:
 CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "the oldest silent one goes": (("a-idle-1", "a-silent-2", "a-silent-3", "b-idle-4"), "b", "a-silent-2"),
     "or else the oldest idle one": (("a-busy-1", "a-idle-2", "a-idle-3", "b-idle-4"), "b", "a-idle-2"),
+    "before all, one that lingers": (("a-silent-1", "a-idle-2", "a-lingers-3", "b-idle-4"), "b", "a-lingers-3"),
+    "who waits for a body gives way": (("a-busy-1", "a-waits-2", "a-waits-3", "b-busy-4"), "b", "a-waits-2"),
+    "but not before one that is idle": (("a-waits-1", "a-busy-2", "a-idle-3", "b-busy-4"), "b", "a-idle-3"),
     "who has most gives": (("b-silent-1", "a-idle-2", "a-idle-3", "a-idle-4"), "c", "a-idle-2"),
     "who is busy never goes": (("a-busy-1", "a-busy-2", "a-busy-3", "a-busy-4"), "b", ""),
     "when the largest are busy, the next give": (("a-busy-1", "a-busy-2", "b-idle-3", "c-busy-4"), "d", "b-idle-3"),
@@ -70,6 +79,21 @@ def test_a_place_is_free_once() -> None:
     for _ in range(2):
         seats.leave("a", guest)
         assert len(seats) == 0
+
+
+def test_those_that_linger_have_a_bound_of_their_own() -> None:
+    seats = Seats(24)
+    assert seats.max_lingering == 3
+    guests = seated(seats, *[f"a-lingers-{number}" for number in range(5)])
+    assert [guest.dismissed for guest in guests.values()] == [True, True, False, False, False]
+    assert len(seats) == 3
+    seats.stay(guests["a-lingers-2"])
+    other = Guest("idle")
+    assert seats.take("a", other)
+    seats.linger("a", other)
+    assert not any(guest.dismissed for guest in (guests["a-lingers-2"], guests["a-lingers-3"], other))
+    seats.linger("a", Guest())
+    assert len(seats) == 4, "who has no place takes none by it"
 
 
 def test_without_descriptors_room_is_made_by_those_who_do_nothing() -> None:
