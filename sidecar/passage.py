@@ -8,7 +8,7 @@ like any call (CONTRACT 1.4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -19,12 +19,15 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import eras, jsonrpc, mcp, mcp_tasks
 from sidecar.protocols.hidden import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
+from sidecar.protocols.mcp import LeftOut
 from sidecar.states import MAX_STATE_BYTES, States
 from sidecar.turn import Exchange, Outward
 from sidecar.upstreams.pins import digest_of
 from sidecar.upstreams.sessions import Asked
 from sidecar.vocabulary import Decision, Question
 
+LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: what it does not show, and why
+MAX_LEFT_OUT = 32
 SLICE_ENTRIES = 500  # of a list that are judged before others have their turn: each takes some 10 us (threats I11)
 
 
@@ -175,9 +178,11 @@ class Passage:
             raise refused("its result has too many members")
         if mcp.evades(result):
             raise refused("its result has a member in another spelling")
+        left_out: list[LeftOut] = []
         for member in mcp.LISTS:
             if member in result:
-                result[member] = await self._entries(member, result[member])
+                result[member] = await self._entries(member, result[member], left_out)
+        self._tell_of(left_out, result)
         if "instructions" in result:  # a model reads them as it does descriptions
             for text in self._legible([result.pop("instructions")]):
                 result["instructions"] = text
@@ -201,7 +206,16 @@ class Passage:
             raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
         return self.states.seal(self.exchange.caller, self.exchange.call, state)
 
-    async def _entries(self, member: str, entries: object) -> list[Any]:
+    def _tell_of(self, left_out: list[LeftOut], result: dict[str, Any]) -> None:
+        """Name in the result what its list does not show although its reader may use it. No server says that for us."""
+        meta = result.get("_meta")
+        if isinstance(meta, dict):
+            meta.pop(LEFT_OUT, None)
+        if left_out:
+            told = [one.told for one in left_out[:MAX_LEFT_OUT]]
+            result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
+
+    async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:
         if not isinstance(entries, list):
             raise refused(f"its {member} are not a list")
         now_s, shown = self.now_s(), []
@@ -209,17 +223,44 @@ class Passage:
             if start:
                 await asyncio.sleep(0)
             part = entries[start : start + SLICE_ENTRIES]
-            shown += self._legible([entry for entry in part if self._listed(member, entry, now_s)])
+            listed = [entry for entry in part if self._listed(member, entry, now_s, left_out)]
+            legible = self._legible(listed)
+            if len(legible) < len(listed):
+                left_out += self._illegible(member, listed)
+            shown += legible
         return shown
 
-    def _listed(self, member: str, entry: object, now_s: float) -> bool:
+    def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None = None) -> bool:
+        """Whether an entry is shown. One that is not, although its reader may use it, joins `left_out`."""
         exchange = self.exchange
         question = mcp.entry_question(member, exchange.service.name, entry)
-        if question is None or not self._may_list(question, now_s):
+        if question is None:
+            self._unnamed(member, entry, now_s, left_out)
+            return False
+        if not self._may_list(question, now_s):
             return False
         if member in _LOCATED:
             exchange.service.catalogue.spellings.learn(question.name, _LOCATED[member](entry))
-        return member != "tools" or self._usable(question, entry, now_s)
+        if member != "tools" or self._usable(question, entry, now_s):
+            return True
+        tool = exchange.service.catalogue.tools.get(question.name)
+        if left_out is not None and tool is not None and tool.schema is None:
+            left_out.append(LeftOut("tool", tool.name, tool.quarantine_reason))
+        return False
+
+    def _unnamed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut] | None) -> None:
+        if left_out is None or len(left_out) >= MAX_LEFT_OUT:
+            return
+        one = mcp.unnamed(member, entry)
+        if one is not None and self._may_list(mcp.left_out_question(one, self.exchange.service.name), now_s):
+            left_out.append(one)
+
+    def _illegible(self, member: str, entries: list[Any]) -> Iterator[LeftOut]:
+        """Those that are left out for what is hidden in them."""
+        for entry in entries:
+            if not self._legible([entry]):
+                named = mcp.entry_question(member, self.exchange.service.name, entry)
+                yield LeftOut(mcp.KINDS[member], named.name if named else "", "hidden characters in its texts")
 
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
         """Whether the tool is on and can be called, and where tools are pinned, whether this very entry is what was

@@ -20,7 +20,7 @@ from sidecar.arrival import EVERY, head_of
 from sidecar.errors import Reason, Refusal
 from sidecar.exchanges import Exchanges, empty
 from sidecar.federation.cursors import Seal
-from sidecar.federation.gathering import LEFT_OUT, UNAVAILABLE, Gathering, Page, Unavailable, note
+from sidecar.federation.gathering import UNAVAILABLE, Gathering, Page, Unavailable, note
 from sidecar.federation.merging import Merging
 from sidecar.federation.names import Names, joined
 from sidecar.federation.parts import Parts, is_whole, opened_exchange, set_level
@@ -30,6 +30,7 @@ from sidecar.identity import check_caller
 from sidecar.intents import END, JSON, STREAM, Ask, Intent
 from sidecar.metrics import Metrics
 from sidecar.oversight import end_of
+from sidecar.passage import LEFT_OUT, MAX_LEFT_OUT
 from sidecar.protocols import jsonrpc, mcp
 from sidecar.protocols.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, Response, malformed
@@ -44,7 +45,6 @@ HELLO_S: Final = 2.0  # how long a server may take to say what it can do before 
 TTL_MS: Final = 1_000  # how long a client may keep what was put together here: servers come and go
 MAX_DECLARED_BYTES: Final = 16 * 1024
 MAX_TTL_MS: Final = 86_400_000
-MAX_LEFT_OUT: Final = 32
 LISTED: Final[Mapping[str, str]] = {
     "tools/list": "tools",
     "prompts/list": "prompts",
@@ -366,8 +366,7 @@ def _meta(pages: Sequence[Page], missing: Sequence[Unavailable]) -> dict[str, An
     meta: dict[str, Any] = {}
     if missing:
         meta[UNAVAILABLE] = [one.told for one in missing]
-    left_out = [{"server": one.server, "name": name} for one in pages for name in one.left_out]
-    if left_out:
+    if left_out := [entry for one in pages for entry in one.left_out]:
         meta[LEFT_OUT] = left_out[:MAX_LEFT_OUT]
     return meta
 

@@ -7,7 +7,7 @@ waits for it longer than that. Only where none answered is there no answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,9 +20,10 @@ from sidecar.federation.names import Names
 from sidecar.federation.parts import Parts, opened_exchange
 from sidecar.federation.understanding import Spread
 from sidecar.metrics import Metrics
-from sidecar.passage import Passed, read_answer
+from sidecar.passage import LEFT_OUT, Passed, read_answer
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import Request, Response
+from sidecar.protocols.mcp import LeftOut
 from sidecar.relay import PROTOCOL_STATUSES
 from sidecar.snapshot import Service
 from sidecar.turn import Turn
@@ -32,7 +33,7 @@ from sidecar.vocabulary import Caller
 PATIENCE_S: Final = 10.0  # of whoever lists: a server that needs longer is named, not waited for
 AT_ONCE: Final = 64
 MAX_NAMED: Final = 64  # servers in one record
-UNAVAILABLE, LEFT_OUT = "sidecar/unavailable", "sidecar/left_out"
+UNAVAILABLE: Final = "sidecar/unavailable"
 _METHOD_NOT_FOUND: Final = -32601
 
 
@@ -52,7 +53,14 @@ class Page(NamedTuple):
 
     server: str
     result: Mapping[str, Any]
-    left_out: Sequence[str] = ()
+    unnamed: Sequence[LeftOut] = ()
+
+    @property
+    def left_out(self) -> Iterator[dict[str, str]]:
+        """What the server's list does not show, at its own address or here."""
+        meta = self.result.get("_meta", {})
+        told = meta.get(LEFT_OUT, ()) if isinstance(meta, dict) else ()
+        yield from ({"server": self.server, **one} for one in (*told, *(one.told for one in self.unnamed)))
 
     @property
     def cursor(self) -> str | None:

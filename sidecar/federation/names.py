@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -22,6 +23,7 @@ import orjson
 
 from sidecar.protocols import mcp
 from sidecar.protocols.jsonrpc import MAX_ID_CHARS, Id, Notification, Request
+from sidecar.protocols.mcp import LeftOut
 from sidecar.uris import fault_in_uri
 
 SEPARATOR: Final = "__"
@@ -97,15 +99,15 @@ def untagged(tag: object) -> tuple[str, Id] | None:
 class Names:
     """What one server's messages say, as they are said here. A `turn.Outward`.
 
-    Nothing that it is given is changed: evidence is of what the server said. `left_out` are the names of its tools and
-    prompts that would be longer than a name may be.
+    Nothing that it is given is changed: evidence is of what the server said. `left_out` are its tools and prompts whose
+    name would be longer than a name may be.
     """
 
     __slots__ = ("left_out", "server")
 
     def __init__(self, server: str) -> None:
         self.server = server
-        self.left_out: list[str] = []
+        self.left_out: list[LeftOut] = []
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]:
         """A judged result. Names are where MCP says they are, whatever was asked: a server may answer what it likes."""
@@ -152,13 +154,14 @@ class Names:
 
     def _entry_of(self, member: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
         if member in ("tools", "prompts"):
-            return self._named
+            return partial(self._named, mcp.KINDS[member])
         return self._template if member == "resourceTemplates" else self._located
 
-    def _named(self, entry: dict[str, Any]) -> dict[str, Any] | None:
+    def _named(self, kind: str, entry: dict[str, Any]) -> dict[str, Any] | None:
         name = joined(self.server, entry["name"])
         if len(name) > MAX_NAME_CHARS:
-            self.left_out.append(entry["name"])
+            reason = f"with its server's name it is longer than {MAX_NAME_CHARS} characters"
+            self.left_out.append(LeftOut(kind, entry["name"], reason))
             return None
         return self._described({**entry, "name": name})
 

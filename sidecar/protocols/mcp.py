@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import mcp_tasks
 from sidecar.protocols.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
+from sidecar.protocols.hidden import shown
 from sidecar.protocols.jsonrpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -28,6 +30,9 @@ from sidecar.uris import fault_in_uri, normal_uri
 from sidecar.vocabulary import Call, Question
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
+NAME_GRAMMAR = "1 to 128 characters of A-Z a-z 0-9 _ . - /"
+MAX_SHOWN_CHARS = 128  # of a name that is only told of
+MAX_UNNAMED = 100  # of one list, for operators
 MAX_SUBSCRIBED_URIS = 100
 LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 MAX_MEMBERS = 1_000  # of a result, or of an entry of a list: MCP names a dozen, and each is compared in any spelling
@@ -145,20 +150,85 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
     return any(known.get(key.casefold(), key) != key for key in keys)
 
 
-def entry_question(member: str, server: str, entry: object) -> Question | None:
+class LeftOut(NamedTuple):
+    """An entry of a list that is not shown, because no call can name it or because it cannot be used: what kind it is,
+    its name as far as that may be shown, and the reason."""
+
+    kind: str
+    name: str
+    reason: str
+
+    @property
+    def told(self) -> dict[str, str]:
+        return self._asdict()
+
+
+KINDS: Mapping[str, str] = {
+    "tools": "tool",
+    "prompts": "prompt",
+    "resources": "resource",
+    "resourceTemplates": "resource template",
+}
+_NAMED_BY: Mapping[str, str] = {"resources": "uri", "resourceTemplates": "uriTemplate"}
+
+
+def fault_in_entry(member: str, entry: object) -> str:
+    """Why no call could name an entry of the list `member`; "" if one can."""
+    if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS:
+        return "it is no object, or has too many members"
+    if _has_variant(entry, _JUDGED_IN_ENTRY):
+        return "it has a key that differs from name, uri or uriTemplate only in case"
+    key = _NAMED_BY.get(member, "name")
+    name = entry.get(key)
+    if not isinstance(name, str):
+        return f"its {key} is no string"
+    if key == "name":
+        return "" if NAME.match(name) else f"its name is not {NAME_GRAMMAR}"
+    fault = fault_in_uri(name)
+    return f"its {key} {fault}" if fault else ""
+
+
+def unnamed(member: str, entry: object) -> LeftOut | None:
+    """An entry that no call could name; None for one that a call can."""
+    reason = fault_in_entry(member, entry)
+    if not reason:
+        return None
+    name = entry.get(_NAMED_BY.get(member, "name")) if isinstance(entry, dict) else None
+    text = name if isinstance(name, str) else ""
+    text = text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+    return LeftOut(KINDS[member], shown(text), reason)
+
+
+def named_in(member: str, entries: Iterable[object]) -> tuple[str, ...]:
+    """The names, or URIs, of those of a list that a call can name."""
+    key = _NAMED_BY.get(member, "name")
+    return tuple(entry[key] for entry in entries if isinstance(entry, dict) and not fault_in_entry(member, entry))
+
+
+def unnamed_in(member: str, entries: Iterable[object]) -> tuple[LeftOut, ...]:
+    """Those of a list that no call could name, MAX_UNNAMED at most."""
+    return tuple(islice(filter(None, (unnamed(member, entry) for entry in entries)), MAX_UNNAMED))
+
+
+def entry_question(member: str, server: str, entry: Any) -> Question | None:
     """The question that using an entry of the list `member` would ask; None for one that no call could name."""
-    if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS or _has_variant(entry, _JUDGED_IN_ENTRY):
+    if fault_in_entry(member, entry):
         return None
     if member in ("tools", "prompts"):
-        name = entry.get("name")
-        if not isinstance(name, str) or not NAME.match(name):
-            return None
-        kind, action = ("tool", "tools/call") if member == "tools" else ("prompt", "prompts/get")
-        return Question(f"{kind}:{server}/{name}", action, server, name)
-    uri = entry.get("uriTemplate" if member == "resourceTemplates" else "uri")
-    if not isinstance(uri, str) or fault_in_uri(uri):
-        return None
-    return _resource(server, normal_uri(uri))
+        return _name_question(member, server, entry["name"])
+    return _resource(server, normal_uri(entry[_NAMED_BY[member]]))
+
+
+def left_out_question(left_out: LeftOut, server: str) -> Question:
+    """The question that using such an entry would ask if it could be named: who may hear of it is who could use it."""
+    if left_out.kind in ("tool", "prompt"):
+        return _name_question(f"{left_out.kind}s", server, left_out.name)
+    return _resource(server, left_out.name)
+
+
+def _name_question(member: str, server: str, name: str) -> Question:
+    kind, action = ("tool", "tools/call") if member == "tools" else ("prompt", "prompts/get")
+    return Question(f"{kind}:{server}/{name}", action, server, name)
 
 
 def asked_of_client(result: Mapping[str, Any]) -> list[str]:
@@ -334,7 +404,7 @@ _MEMBERS: Mapping[str, Spellings] = {
 def _name(params: Mapping[str, Any], where: str = "name") -> str:
     name = params.get("name")
     if not isinstance(name, str) or not NAME.match(name):
-        raise malformed(f"params.{where} must be 1 to 128 characters of A-Z a-z 0-9 _ . - /", INVALID_PARAMS)
+        raise malformed(f"params.{where} must be {NAME_GRAMMAR}", INVALID_PARAMS)
     return name
 
 

@@ -16,6 +16,7 @@ what callers' own streams bring (`stale`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from math import inf
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.mcp import LeftOut, named_in, unnamed_in
 from sidecar.upstreams.listing import Enquiry, Greeting
 from sidecar.upstreams.spellings import Spellings
 from sidecar.upstreams.tools import Tool, tools_from
@@ -36,7 +38,10 @@ RETRY_AFTER_S: Final = 1.0
 MAX_LISTEN_PAUSE_S: Final = 300.0
 SPELLINGS_EVERY_S: Final = 60.0
 MAX_EXPLORE_S: Final = 10.0  # in the conversation that tools are learned in: they must not wait for what nobody calls
+MAX_TOLD: Final = 200  # entries of one upstream that the log names
 _CLOSING_S: Final = 3.0
+
+log = logging.getLogger("sidecar.upstreams")
 
 
 class Catalogue:
@@ -64,8 +69,9 @@ class Catalogue:
         self._listener: asyncio.Task[None] | None = None
         self._failure: Refusal | None = None
         self._failed_at = -inf
-        self._prompts: tuple[str, ...] = ()
-        self._resources: tuple[str, ...] = ()
+        self._offers: dict[str, tuple[str, ...]] = {}
+        self._left_out: dict[str, tuple[LeftOut, ...]] = {}
+        self._told: set[LeftOut] = set()
         self.spellings = Spellings()
         self._spelled_until = -inf
         self._spelling = asyncio.Lock()
@@ -139,12 +145,13 @@ class Catalogue:
     async def explore(self) -> None:
         """Learn what else the upstream offers, for operators to see. Raises Refusal."""
         await self.learn(self._upstream.timeout_s)
-        named = self._enquiry.greeting.capabilities if self._enquiry.greeting else ()
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_EXPLORE_S):
-                self._prompts = await self._enquiry.list_names("prompts") if "prompts" in named else ()
-                self._resources = await self._enquiry.list_names("resources") if "resources" in named else ()
-        self.spellings.learn_all(self._resources)
+                async for kind, entries in self._enquiry.offers():
+                    self._offers[kind] = named_in(kind, entries)
+                    self._left_out[kind] = unnamed_in(kind, entries)
+        self.spellings.learn_all(self._offers.get("resources", ()))
+        self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
         """Have the upstream's resources listed before a URI that is not in normal form is read: it may be one that the
@@ -155,11 +162,27 @@ class Catalogue:
             self._spelled_until = self._clock() + SPELLINGS_EVERY_S
             with suppress(TimeoutError, Refusal):
                 async with asyncio.timeout(min(within_s / 2, MAX_EXPLORE_S)):
-                    self.spellings.learn_all(await self._enquiry.list_names("resources"))
+                    self.spellings.learn_all(named_in("resources", await self._enquiry.entries("resources")))
 
     def discovered(self) -> Mapping[str, Any]:
         """For operators: what the upstream has, by name."""
-        return {"tools": sorted(self._tools), "prompts": list(self._prompts), "resources": list(self._resources)}
+        offers = {kind: list(self._offers.get(kind, ())) for kind in ("prompts", "resources")}
+        return {"tools": sorted(self._tools), **offers}
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What no caller can use, and why: entries that no call can name, and quarantined tools."""
+        unusable = (tool for tool in self._tools.values() if tool.schema is None)
+        quarantined = (LeftOut("tool", tool.name, tool.quarantine_reason) for tool in unusable)
+        return (*quarantined, *(one for each in self._left_out.values() for one in each))
+
+    def _tell_of_left_out(self) -> None:
+        """In the log, each once, as many as a server has any business to bring."""
+        fresh = [one for one in self.left_out if one not in self._told][: max(0, MAX_TOLD - len(self._told))]
+        self._told.update(fresh)
+        for one in fresh:
+            about = {"upstream": self._upstream.name, "kind": one.kind, "entry": one.name, "reason": one.reason}
+            log.warning("a server's entry is left out", extra=about)
 
     def summary(self) -> Mapping[str, Any]:
         """For operators: how many tools, which are quarantined and why, the revision spoken, the last failure."""
@@ -167,11 +190,12 @@ class Catalogue:
         quarantined = {tool.name: tool.quarantine_reason for tool in self._tools.values() if tool.schema is None}
         return {
             "tools": len(self._tools),
-            "prompts": len(self._prompts),
-            "resources": len(self._resources),
+            "prompts": len(self._offers.get("prompts", ())),
+            "resources": len(self._offers.get("resources", ())),
             "server": greeting.server if greeting else None,
             "handshake_latency_ms": round(greeting.took_s * 1000, 3) if greeting else None,
             "quarantined": quarantined,
+            "left_out": [one.told for one in self.left_out],
             "protocol_version": self._enquiry.version,
             "failure": None if self._failure is None else self._failure.reason.value,
         }
@@ -230,6 +254,8 @@ class Catalogue:
             self._fail(Refusal(reason, refusal.detail, retry_after_s=refusal.retry_after_s))
         else:
             self._tools, self._failure = tools, None
+            self._left_out["tools"] = unnamed_in("tools", listing.entries)
+            self._tell_of_left_out()
             self.lists += 1
             self._covered, self._begun_at = changes, begun_at
             self._fresh_until = begun_at + listing.ttl_s

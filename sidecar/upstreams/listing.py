@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Literal
@@ -32,6 +33,8 @@ from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, Outbound, Upstream
 
+Kind = Literal["tools", "prompts", "resources", "resourceTemplates"]
+
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
 MAX_CAPABILITIES: Final = 64
@@ -46,6 +49,17 @@ MAX_TTL_S: Final = 3600.0
 MAX_NOTICE_BYTES: Final = 64 * 1024
 LISTEN_S: Final = 3600.0  # a stream that died without a word is noticed at the latest when it is opened anew
 _FAREWELL_S: Final = 2.0
+_OFFERED: Final[Mapping[Kind, str]] = {
+    "prompts": "prompts",
+    "resources": "resources",
+    "resourceTemplates": "resources",
+}
+_METHODS: Final[Mapping[Kind, str]] = {
+    "tools": "tools/list",
+    "prompts": "prompts/list",
+    "resources": "resources/list",
+    "resourceTemplates": "resources/templates/list",
+}
 _METHOD_NOT_FOUND: Final = -32601
 _FORGOTTEN: Final = frozenset({400, 404, 405})
 
@@ -116,12 +130,18 @@ class Enquiry:
         """Every page of `tools/list`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, UPSTREAM_OPEN."""
         return await self._list("tools")
 
-    async def list_names(self, kind: Literal["prompts", "resources"]) -> tuple[str, ...]:
-        """The names of all prompts, or the addresses of all resources. Raises Refusal as `list_tools`."""
-        listing = await self._list(kind)
-        member = "uri" if kind == "resources" else "name"
-        found = (entry.get(member) for entry in listing.entries if isinstance(entry, dict))
-        return tuple(name for name in found if isinstance(name, str) and len(name) <= MAX_CURSOR_CHARS)
+    async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
+        """Every list beside tools that the server says it has, with its entries unchecked. One that cannot be had is
+        passed over: a server need not know templates because it has resources."""
+        named = self.greeting.capabilities if self.greeting else ()
+        for kind, capability in _OFFERED.items():
+            if capability in named:
+                with suppress(Refusal):
+                    yield kind, await self.entries(kind)
+
+    async def entries(self, kind: Kind) -> list[object]:
+        """Every entry of one list, unchecked. Raises Refusal as `list_tools`."""
+        return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
         """Ask whether it is there, at most `within_s` for each message. Any answer of the protocol is a sign of life,
@@ -148,18 +168,18 @@ class Enquiry:
             return "server/discover"
         return "tools/list" if self._mute else "ping"
 
-    async def _list(self, kind: Literal["tools", "prompts", "resources"]) -> Listing:
+    async def _list(self, kind: Kind) -> Listing:
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             opened = not self.version
             if opened:
                 await self._open()
-            first = await self._call(f"{kind}/list", {})
+            first = await self._call(_METHODS[kind], {})
             if first.status in _FORGOTTEN and not (
                 opened or first.method_unknown
             ):  # restarted, or replaced by another version of itself
                 await self._open()
-                first = await self._call(f"{kind}/list", {})
+                first = await self._call(_METHODS[kind], {})
             return await self._pages(kind, first)
 
     async def changes(self) -> AsyncIterator[None]:
@@ -233,7 +253,7 @@ class Enquiry:
                 raise _failed(f"it answered HTTP {answer.status}")
         return reply.result
 
-    async def _pages(self, kind: str, page: _Reply) -> Listing:
+    async def _pages(self, kind: Kind, page: _Reply) -> Listing:
         entries: list[object] = []
         ttls: list[float] = []
         cursors: set[str] = set()
@@ -251,7 +271,7 @@ class Enquiry:
             if cursor in cursors or len(cursors) + 1 >= MAX_PAGES or len(entries) > MAX_TOOLS:
                 raise _failed(f"its list of {kind} is too long, or goes round in circles")
             cursors.add(cursor)
-            page = await self._call(f"{kind}/list", {"cursor": cursor})
+            page = await self._call(_METHODS[kind], {"cursor": cursor})
 
     async def _call(self, method: str, params: dict[str, Any], within_s: float | None = None) -> _Reply:
         request = self._request(method, params)

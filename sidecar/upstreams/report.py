@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from sidecar.errors import Refusal
+from sidecar.protocols.mcp import LeftOut, unnamed_in
 from sidecar.settings.moments import rfc3339
 from sidecar.upstreams.listing import Enquiry
 from sidecar.upstreams.tools import tools_from
@@ -21,13 +22,14 @@ HEALTHY: Final = "healthy"
 DEGRADED: Final = "degraded"
 UNHEALTHY: Final = "unhealthy"
 STDERR_LINES: Final = 20
+MAX_NAMED: Final = 10  # in one sentence
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
     """What one look showed. `degraded`: it greets us, and yet not all of it can be used. Latency is in seconds, of the
     handshake; `tools` is None where they could not be listed; `timestamp` is in seconds since the epoch; `stderr` is
-    the end of what a program wrote to its error output."""
+    the end of what a program wrote to its error output; `left_out` is what no caller can use, and why."""
 
     tool_name: str
     timestamp: float
@@ -40,6 +42,7 @@ class HealthReport:
     server: str = ""
     tools: int | None = None
     stderr: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """In values that JSON has."""
@@ -54,6 +57,7 @@ class HealthReport:
             "protocol_version": self.protocol_version or None,
             "server": self.server or None,
             "tools": self.tools,
+            "left_out": [one.told for one in self.left_out],
             "stderr": list(self.stderr),
         }
 
@@ -77,8 +81,13 @@ async def _asked(upstream: Upstream, now_s: float) -> HealthReport:
         return HealthReport(upstream.name, now_s, UNHEALTHY, False, took_s, sentence(refusal))
     greeting = enquiry.greeting
     assert greeting is not None
-    tools, trouble = await _tools(enquiry)
+    tools, left_out, trouble = await _tools(enquiry)
+    if tools is not None:
+        async for kind, entries in enquiry.offers():
+            left_out += unnamed_in(kind, entries)
     await enquiry.close()
+    if left_out and not trouble:
+        trouble = f"not usable: {', '.join(f'{one.kind} {one.name!r}' for one in left_out[:MAX_NAMED])}"
     return HealthReport(
         upstream.name,
         now_s,
@@ -90,17 +99,19 @@ async def _asked(upstream: Upstream, now_s: float) -> HealthReport:
         greeting.version,
         greeting.server,
         tools,
+        left_out=left_out,
     )
 
 
-async def _tools(enquiry: Enquiry) -> tuple[int | None, str]:
-    """How many there are, and what keeps them, or some of them, from being used."""
+async def _tools(enquiry: Enquiry) -> tuple[int | None, tuple[LeftOut, ...], str]:
+    """How many there are, which of them cannot be used, and what keeps them all from it."""
     try:
-        tools = tools_from((await enquiry.list_tools()).entries, {}).values()
+        entries = (await enquiry.list_tools()).entries
     except Refusal as refusal:
-        return None, sentence(refusal)
-    unusable = sorted(tool.name for tool in tools if tool.schema is None)
-    return len(tools), f"no schema can be used of {', '.join(unusable)}" if unusable else ""
+        return None, (), sentence(refusal)
+    tools = tools_from(entries, {}).values()
+    unusable = [LeftOut("tool", tool.name, tool.quarantine_reason) for tool in tools if tool.schema is None]
+    return len(tools), (*sorted(unusable), *unnamed_in("tools", entries)), ""
 
 
 def sentence(refusal: Refusal) -> str:

@@ -86,7 +86,9 @@ async def test_a_name_that_would_be_too_long_is_left_out_and_reported(tmp_path: 
         at = At(running, era)
         _, body, _ = await at.ask("tools/list")
         assert names_in(body) == [f"github__{fits}"]
-        assert body["result"]["_meta"] == {"sidecar/left_out": [{"server": "github", "name": long}]}
+        reason = "with its server's name it is longer than 128 characters"
+        left_out = {"server": "github", "kind": "tool", "name": long, "reason": reason}
+        assert body["result"]["_meta"] == {"sidecar/left_out": [left_out]}
         assert "result" in (await at.call(f"github__{fits}"))[1]
         assert reason_of(await at.call(f"github__{long}")) == "malformed-call"
 

@@ -312,3 +312,118 @@ async def test_to_subscribe_to_what_may_not_be_read_is_denied(tmp_path: Path) ->
             answer = await Talk(running, "session").ask(method, {"uri": "file:///docs/secret"})
             assert reason_of(answer) == "denied-by-rule"
         assert "initialize" in running.upstream.methods() and len(set(running.upstream.methods())) == 1
+
+
+# --- what is left out is told -----------------------------------------------------------------------------------------
+
+NAMELESS = "its name is not 1 to 128 characters of A-Z a-z 0-9 _ . - /"
+ODD: dict[str, tuple[str, list[Any], list[dict[str, str]]]] = {
+    "tools/list": (
+        "tools",
+        [{"name": name, "inputSchema": {"type": "object"}} for name in ("a b", "x:y", "n" * 129, "\u202eok")]
+        + [{"name": "bad", "inputSchema": {"type": "object", "$ref": "http://elsewhere.example/"}}, 7],
+        [
+            {"kind": "tool", "name": "a b", "reason": NAMELESS},
+            {"kind": "tool", "name": "x:y", "reason": NAMELESS},
+            {"kind": "tool", "name": "n" * 128 + "…", "reason": NAMELESS},
+            {"kind": "tool", "name": "\\u202eok", "reason": NAMELESS},
+            {
+                "kind": "tool",
+                "name": "bad",
+                "reason": "/$ref leads out of the schema: 'http://elsewhere.example/'",
+            },
+            {"kind": "tool", "name": "", "reason": "it is no object, or has too many members"},
+        ],
+    ),
+    "prompts/list": (
+        "prompts",
+        [{"name": "a b"}, {"title": "no name"}],
+        [
+            {"kind": "prompt", "name": "a b", "reason": NAMELESS},
+            {"kind": "prompt", "name": "", "reason": "its name is no string"},
+        ],
+    ),
+    "resources/list": (
+        "resources",
+        [{"uri": uri, "name": "n"} for uri in ("note://x y", "nouri")],
+        [
+            {
+                "kind": "resource",
+                "name": uri,
+                "reason": "its uri must be an absolute URI of at most 2,000 printable ASCII characters",
+            }
+            for uri in ("note://x y", "nouri")
+        ],
+    ),
+    "resources/templates/list": (
+        "resourceTemplates",
+        [{"uriTemplate": "/search/{query}", "name": "n"}],
+        [
+            {
+                "kind": "resource template",
+                "name": "/search/{query}",
+                "reason": "its uriTemplate must be an absolute URI of at most 2,000 printable ASCII characters",
+            }
+        ],
+    ),
+}
+
+
+class Odd(Upstream):
+    """A server with entries that no call can name, beside one that a call can."""
+
+    def answer(self, message: dict[str, Any]) -> web.Response:
+        method = message.get("method", "")
+        if method in ODD:
+            member, entries, _ = ODD[method]
+            good = {
+                "name": "good",
+                "uri": "note://good",
+                "uriTemplate": "note://{x}",
+                "inputSchema": {"type": "object"},
+            }
+            stateless_era = "_meta" in message.get("params", {})
+            more = {"resultType": "complete", "ttlMs": 1000} if stateless_era else {}
+            lying = {"sidecar/left_out": [{"name": "a lie"}], "own": 1}
+            return web.json_response(result(message, {member: [good, *entries], "_meta": lying, **more}))
+        if method in ("server/discover", "initialize"):
+            named = {"tools": {}, "prompts": {}, "resources": {}}
+            told = json.loads(super().answer(message).body)
+            return web.json_response(result(message, {**told["result"], "capabilities": named}))
+        return super().answer(message)
+
+
+EVERYTHING = "".join(
+    f"p, nhi:planner, {kind}:github/*, use, -, -, -, allow\n" for kind in ("tool", "prompt", "resource")
+)
+DENIED = "p, nhi:planner, tool:github/*, use, -, -, -, allow\np, *, tool:github/a*, tools/call, -, -, -, deny\n"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_no_call_can_name_is_told_with_the_reason(
+    tmp_path: Path, era: Era, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NR-215: by who could use it, in `_meta` of the list; by operators, in the log (once) and in /api/upstreams."""
+    async with world(tmp_path, rules=EVERYTHING, upstream=Odd()) as running:
+        talk = Talk(running, era)
+        for method, (member, _, left_out) in ODD.items():
+            told = (await talk.ask(method))[1]["result"]
+            assert [entry["name"] for entry in told[member]] == ["good"]
+            assert told["_meta"] == {"own": 1, "sidecar/left_out": left_out}
+        catalogue = running.app.live.current.services["github"].catalogue
+        await catalogue.explore()
+        expected = [one for _, _, left_out in ODD.values() for one in left_out]
+        told_of = running.app.upstreams()["github"]["left_out"]
+        assert sorted(told_of, key=str) == sorted(expected, key=str)
+        await catalogue.explore()
+        logged = [record for record in caplog.records if record.getMessage() == "a server's entry is left out"]
+        entries = [(record.__dict__["kind"], record.__dict__["entry"]) for record in logged]
+        assert sorted(entries) == sorted((one["kind"], one["name"]) for one in expected)
+
+
+async def test_what_is_left_out_is_told_to_who_could_use_it_alone(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=DENIED, upstream=Odd()) as running:
+        talk = Talk(running, "stateless")
+        names = [one["name"] for one in (await talk.ask("tools/list"))[1]["result"]["_meta"]["sidecar/left_out"]]
+        assert "x:y" in names and "a b" not in names
+        assert (await talk.ask("resources/list"))[1]["result"]["_meta"] == {"own": 1}

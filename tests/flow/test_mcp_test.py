@@ -49,6 +49,7 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
             "protocol_version": era,
             "server": None if era == STATELESS else "stub 1",
             "tools": 3,
+            "left_out": [],
             "stderr": [],
         },
     )
@@ -59,6 +60,21 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
 async def test_a_tool_that_cannot_be_called_degrades_it_and_is_named(tmp_path: Path) -> None:
     code, told = await report(tmp_path, Upstream(tools=[*TOOLS, BAD]))
     assert (code, told["status"], told["tools"]) == (0, "degraded", 4) and "bad" in told["error_message"]
+    (one,) = told["left_out"]
+    assert (one["kind"], one["name"]) == ("tool", "bad") and "type: object" in one["reason"]
+
+
+async def test_what_no_call_can_name_is_named_with_its_reason(tmp_path: Path) -> None:
+    """NR-215."""
+    async with listening(Upstream(tools=[*TOOLS, {"name": "a b", "inputSchema": {"type": "object"}}]).handle) as base:
+        write_folder(tmp_path, f"{base}/mcp")
+        result = await look(tmp_path)
+        listed = await asyncio.to_thread(
+            CliRunner().invoke, main, ["mcp", "tools", "github", "-c", str(tmp_path / "sidecar.yaml")]
+        )
+    reason = "its name is not 1 to 128 characters of A-Z a-z 0-9 _ . - /"
+    assert result.exit_code == 0 and f"    tool 'a b': {reason}" in result.output.splitlines()
+    assert f"left out: 'a b'  [{reason}]" in listed.output.splitlines()
 
 
 async def refuses(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:

@@ -12,6 +12,7 @@ import orjson
 
 from sidecar.cli.mcp.reaching import reached
 from sidecar.errors import ConfigError
+from sidecar.protocols.hidden import shown
 from sidecar.settings import Settings, load_settings
 from sidecar.upstreams.report import UNHEALTHY, HealthReport, report_on
 
@@ -54,8 +55,9 @@ def _print(report: HealthReport) -> None:
     for name, value in report.plain().items():
         if name in ("tool_name", "status") or value in (None, []):
             continue
-        if name == "stderr":
-            click.echo("\n".join(["  stderr", *(f"    {line}" for line in value)]))
+        if name in ("stderr", "left_out"):
+            lines = value if name == "stderr" else [f"{one.kind} {one.name!r}: {one.reason}" for one in report.left_out]
+            click.echo("\n".join([f"  {name.replace('_', ' ')}", *(f"    {shown(line)}" for line in lines)]))
             continue
         told = ", ".join(value) if isinstance(value, list) else value
         click.echo(f"  {name.replace('_', ' '):<22}{told}")

@@ -28,6 +28,7 @@ import orjson
 from sidecar.cli.mcp.reaching import reached
 from sidecar.errors import ConfigError, Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.hidden import revealed, shown
+from sidecar.protocols.mcp import LeftOut, unnamed_in
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.moments import rfc3339
 from sidecar.upstreams import Tool
@@ -79,12 +80,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """One server: its pins, None where it has none yet, the file they stand in, and every row."""
+    """One server: its pins, None where it has none yet, the file they stand in, every row, and the tools that no call
+    can name."""
 
     file: Path
     server: str
     pins: Mapping[str, Pin] | None
     rows: list[Row]
+    left_out: tuple[LeftOut, ...]
 
 
 @click.command()
@@ -109,9 +112,9 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, path: Path,
         book = _looked_up(path, server, pinning=pin)
         chosen = _chosen(book.rows, names, server)
         if as_json:
-            _print_json(chosen, book.pins is not None)
+            _print_json(chosen, book)
         else:
-            _show(chosen, in_full=pin or book.pins is not None)
+            _show(chosen, book.left_out, in_full=pin or book.pins is not None)
         if pin:
             _pin(book, chosen, ask=not yes, quiet=as_json)
         elif book.pins is not None and any(row.status != PINNED for row in chosen):
@@ -138,7 +141,7 @@ def _looked_up(path: Path, server: str, *, pinning: bool) -> Book:
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
     listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")
-    return Book(file, server, pins, _compared(entries, listed, pins or {}))
+    return Book(file, server, pins, _compared(entries, listed, pins or {}), unnamed_in("tools", entries))
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
@@ -184,13 +187,14 @@ def _chosen(rows: list[Row], names: Collection[str], server: str) -> list[Row]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _print_json(rows: list[Row], is_pinned: bool) -> None:
-    told = {"pinned": is_pinned, "tools": [row.plain() for row in rows]}
+def _print_json(rows: list[Row], book: Book) -> None:
+    left_out = [one.told for one in book.left_out]
+    told = {"pinned": book.pins is not None, "tools": [row.plain() for row in rows], "left_out": left_out}
     lines = orjson.dumps(told, option=orjson.OPT_INDENT_2).decode().split("\n")
     click.echo("\n".join(map(revealed, lines)))
 
 
-def _show(rows: list[Row], *, in_full: bool) -> None:
+def _show(rows: list[Row], left_out: Collection[LeftOut], *, in_full: bool) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row.name:<{width}}  {row.status}{_remarks(row)}")
@@ -198,6 +202,8 @@ def _show(rows: list[Row], *, in_full: bool) -> None:
             click.echo(f"    {line}")
     if not rows:
         click.echo("no tools")
+    for one in left_out:
+        click.echo(f"left out: {one.name!r}  [{shown(one.reason)}]")
     if not in_full:
         click.echo("nothing of this server is pinned: --pin approves its tools as they are")
 
