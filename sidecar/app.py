@@ -33,6 +33,7 @@ from sidecar.evidence import Evidence
 from sidecar.gauges import Gauges
 from sidecar.jobs import Jobs
 from sidecar.keeping import check_keeping
+from sidecar.known_names import Known, known
 from sidecar.limits import Limiter
 from sidecar.limits.showing import Showing, Wanted
 from sidecar.listeners import Listener, check_fast_parser
@@ -322,6 +323,10 @@ class App:
         now = self.live.current
         shown, more = await self.showing.show(wanted, now.limited, now.engine.roles_of)
         return {"store": self.limiter.store.kind, "limits": shown, "more": more}
+
+    def known_principal(self, name: str) -> Known:
+        """Whether anything names this principal, and the known name that is nearest to it."""
+        return known(name, self.live.current, self.showing.known)
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
         """Disable a principal, here and at every replica. Raises SwitchError."""

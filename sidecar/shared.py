@@ -63,15 +63,8 @@ class Shared:
             log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """As all but the two below ask. Raises ConnectionError."""
+        """As all but the one below ask. Raises ConnectionError."""
         return await run_at(self.limiter.store, script, key, arguments)
-
-    async def flips(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """As the kill switch asks those of other replicas: of a store that is out, again later."""
-        try:
-            return await self.limiter.store.run(script, key, arguments)
-        except StoreUnavailable:
-            return None
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
         """Whether a proof is new to all replicas. A store that is out lets none pass: raises Refusal."""

@@ -55,7 +55,7 @@ def way_from(
     audit, random = evidence.audit, secrets.SystemRandom().random
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)
-    switch = KillSwitch(ledger, share=shared.flips, witness=audit.control, clock=time.time)
+    switch = KillSwitch(ledger, share=shared.run, witness=audit.control, clock=time.time)
     exchanges = _exchanges(settings, live, switch, shared, States(audit.key.secret, time.time))
     session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
     federation = Federation(live, exchanges.sessions, exchanges, metrics, key=secrets.token_bytes(32))

@@ -27,7 +27,7 @@ from sidecar.admin.limits import UnclearError, wanted_in
 from sidecar.admin.principals import bare_order_of, order_of, plain, tool_order_of
 from sidecar.arrival import Entrance, check_entrance, headers_of
 from sidecar.desk import Desk
-from sidecar.disabled import Entry, SwitchError
+from sidecar.disabled import Entry, SwitchError, is_name
 from sidecar.errors import ConfigError, Refusal
 from sidecar.limits import StoreUnavailable
 from sidecar.limits.showing import Wanted
@@ -74,6 +74,9 @@ class Operated(Protocol):
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now."""
+
+    def known_principal(self, name: str) -> tuple[bool, str]:
+        """Whether anything names this principal, and the known name that is nearest to it."""
 
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> Entry:
         """Disable a principal. Raises SwitchError."""
@@ -185,18 +188,21 @@ class Admin:
 
     async def _disable(self, asked: Asked) -> web.Response:
         try:
-            reason, until = await order_of(asked.request)
+            reason, until, if_known = await order_of(asked.request)
+            known, nearest = self.app.known_principal(asked.name)
+            if if_known and not known and is_name(asked.name):
+                return _unknown(asked.name, nearest)
             entry = await self.app.disable(asked.name, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
-            return problem(str(error), 400 if error.invalid else 500)
-        return answered({"principal": asked.name, "disabled": True, "entry": plain(entry)})
+            return problem(str(error), error.status)
+        return answered({"principal": asked.name, "disabled": True, "known": known, "entry": plain(entry)})
 
     async def _enable(self, asked: Asked) -> web.Response:
         try:
             await bare_order_of(asked.request)
             changed = await self.app.enable(asked.name, by=asked.by)
         except SwitchError as error:
-            return problem(str(error), 400 if error.invalid else 500)
+            return problem(str(error), error.status)
         still = [e for e in self.app.disabled_principals() if glob(asked.name, e.principal)]
         answer: dict[str, Any] = {"principal": asked.name, "disabled": bool(still), "changed": changed}
         if still:
@@ -219,7 +225,7 @@ class Admin:
             tool, reason, until = await tool_order_of(asked.request)
             entry = await self.app.switch_off(asked.name, tool, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
-            return problem(str(error), 400 if error.invalid else 500)
+            return problem(str(error), error.status)
         listed = self.app.discovered(asked.name)["tools"]
         known = not tool or not listed or tool in listed  # before there is a list, nobody can say
         answer = {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known}
@@ -230,8 +236,14 @@ class Admin:
             tool, _, _ = await tool_order_of(asked.request)
             changed = await self.app.switch_on(asked.name, tool, by=asked.by)
         except SwitchError as error:
-            return problem(str(error), 400 if error.invalid else 500)
+            return problem(str(error), error.status)
         return answered({"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed})
+
+
+def _unknown(name: str, nearest: str) -> web.Response:
+    meant = f'; did you mean "{nearest}"?' if nearest else ""
+    told = f"nothing is disabled: no rule, role, key or setting names {name}, and it has not called{meant}"
+    return problem(told, 404, reason="principal-unknown", nearest=nearest or None)
 
 
 _Handler = Callable[[Admin, Asked], Awaitable[web.StreamResponse]]

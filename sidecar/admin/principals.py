@@ -14,10 +14,11 @@ from sidecar.errors import Refusal
 from sidecar.settings.moments import rfc3339, seconds_of
 
 
-async def order_of(request: web.BaseRequest) -> tuple[str, float | None]:
-    """Reason and end of `{"reason": "...", "until": "..."}`: both, either or nothing at all. Raises SwitchError."""
-    order = await _order_of(request, ("reason", "until"))
-    return order["reason"] or "", _moment(order["until"])
+async def order_of(request: web.BaseRequest) -> tuple[str, float | None, bool]:
+    """Reason and end of `{"reason": "...", "until": "..."}`, and whether only a known name is meant
+    (`"if_known": true`): each may be missing. Raises SwitchError."""
+    order = await _order_of(request, ("reason", "until"), flag="if_known")
+    return order["reason"] or "", _moment(order["until"]), order["if_known"] is True
 
 
 async def tool_order_of(request: web.BaseRequest) -> tuple[str, str, float | None]:
@@ -31,30 +32,33 @@ async def bare_order_of(request: web.BaseRequest) -> None:
     await _order_of(request, ())
 
 
-async def _order_of(request: web.BaseRequest, members: Sequence[str]) -> dict[str, str | None]:
-    """An object of strings, each of which may be missing. Raises SwitchError."""
+async def _order_of(request: web.BaseRequest, members: Sequence[str], flag: str = "") -> dict[str, Any]:
+    """An object of strings, and a flag, each of which may be missing. Raises SwitchError."""
     try:
         body = await body_of(request)
     except Refusal as refusal:
-        raise SwitchError(refusal.detail, invalid=True) from None
+        raise SwitchError(refusal.detail, 400) from None
     try:
         order = orjson.loads(body) if body.strip() else {}
     except orjson.JSONDecodeError:
-        raise SwitchError("the body is not JSON", invalid=True) from None
-    if not isinstance(order, dict) or not order.keys() <= set(members):
-        form = ", ".join(f'"{member}": "..."' for member in members)
-        raise SwitchError(f"the body is {{{form}}}" + (", and all may be missing" if members else ""), invalid=True)
+        raise SwitchError("the body is not JSON", 400) from None
+    flags = {flag} - {""}
+    if not isinstance(order, dict) or not order.keys() <= {*members, *flags}:
+        form = ", ".join([*(f'"{member}": "..."' for member in members), *(f'"{one}": true' for one in flags)])
+        raise SwitchError(f"the body is {{{form}}}" + (", and all may be missing" if members else ""), 400)
     given = {member: order.get(member) for member in members}
     if not all(isinstance(value, str | None) for value in given.values()):
-        raise SwitchError(f"{', '.join(members)} are strings", invalid=True)
-    return given
+        raise SwitchError(f"{', '.join(members)} are strings", 400)
+    if not all(isinstance(order.get(one, False), bool) for one in flags):
+        raise SwitchError(f"{flag} is true or false", 400)
+    return {**given, **{one: order.get(one, False) for one in flags}}
 
 
 def _moment(until: str | None) -> float | None:
     try:
         return None if until is None else seconds_of(until)
     except ValueError as error:
-        raise SwitchError(f"until: {error}", invalid=True) from None
+        raise SwitchError(f"until: {error}", 400) from None
 
 
 def plain(entry: Entry) -> dict[str, Any]:

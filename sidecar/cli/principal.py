@@ -16,6 +16,8 @@ from sidecar.cli.control import told
 from sidecar.cli.lazy import Group
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
+HINTS = {"principal-unknown": "an issuer may name anybody: --force disables the name as it stands"}
+DEADLINE_S = 10.0  # it is told to the disk, the evidence and a store that may be out
 
 _config = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
@@ -32,12 +34,14 @@ def principal() -> None:
 @click.argument("name")
 @click.option("--reason", default="", help="Why, for whoever reads the list and the evidence.")
 @click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
+@click.option("--force", is_flag=True, help="Also a name that nothing here knows.")
 @_config
 @_json
-def disable(name: str, reason: str, until: str | None, path: Path, as_json: bool) -> None:
+def disable(name: str, reason: str, until: str | None, force: bool, path: Path, as_json: bool) -> None:
     """Refuse everything that NAME (user:<id> or nhi:<id>) calls, takes part in or is the target of."""
-    order = {"reason": reason, "until": until}
-    answer = told(path, f"/api/principals/{quote(name, safe='')}/disable", as_json, order, hint=HINT)
+    order = {"reason": reason, "until": until, "if_known": not force}
+    where = f"/api/principals/{quote(name, safe='')}/disable"
+    answer = told(path, where, as_json, order, hint=HINT, hints=HINTS, deadline_s=DEADLINE_S)
     if not as_json:
         ends = answer["entry"]["until"]
         click.echo(f"{name} is disabled" + (f" until {ends}" if ends else ""))

@@ -12,7 +12,7 @@ it is off; no mode of policy changes the answer. A store makes it reach every
 replica; without one, or while it is out, what this replica knows stays in force.
 """
 
-from sidecar.disabled.entries import NOBODY, Disabled, Entry, object_of
+from sidecar.disabled.entries import NOBODY, Disabled, Entry, is_name, object_of
 from sidecar.disabled.file import DISABLED_FILE, load_disabled
 from sidecar.disabled.ledger import LEDGER_FILE, Ledger
 from sidecar.disabled.switch import KillSwitch, Share, SwitchError
@@ -27,6 +27,7 @@ __all__ = [
     "Ledger",
     "Share",
     "SwitchError",
+    "is_name",
     "load_disabled",
     "object_of",
 ]

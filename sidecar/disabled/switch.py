@@ -27,7 +27,8 @@ MERGE = Path(__file__).with_name("merge.lua").read_text(encoding="utf-8")
 log = logging.getLogger("sidecar.disabled")
 
 Share = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""Run a script on one key that all replicas share. None: there is no such store, or it does not answer now."""
+"""Run a script on one key that all replicas share. None: there is no such store. Raises ConnectionError where it does
+not answer now."""
 
 
 class Witness(Protocol):
@@ -37,11 +38,12 @@ class Witness(Protocol):
 
 
 class SwitchError(Exception):
-    """What an operator asked for is not done, or not all of it. `invalid`: it never could be."""
+    """What an operator asked for is not done, or not all of it. `status` is that of HTTP: 400 for what never could be
+    done, 503 for what is done here and not yet told to the other replicas."""
 
-    def __init__(self, message: str, *, invalid: bool = False) -> None:
+    def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
-        self.invalid = invalid
+        self.status = status
 
 
 class Words(NamedTuple):
@@ -56,6 +58,7 @@ class Words(NamedTuple):
 WORDS = Words("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
 TOOL_WORDS = Words("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
 
+_UNTOLD = "other replicas have not heard of it: the store does not answer. They hear of it when it does"
 _FORGED = "somebody else wrote it into the store; stop all replicas, and remove it there and from disabled.json"
 
 
@@ -79,6 +82,7 @@ class KillSwitch:
         self._stale: list[str] = []
         self._listing: Mapping[str, _Listed] = {}
         self._unsaved = False
+        self._unheard = False
         self._turning = asyncio.Lock()
 
     @property
@@ -109,7 +113,7 @@ class KillSwitch:
     async def _disable(self, principal: str, reason: str, until: float | None, by: str) -> Entry:
         now_s = self._clock()
         if until is not None and until <= now_s:
-            raise SwitchError("this time is over already", invalid=True)
+            raise SwitchError("this time is over already", 400)
         if principal not in self._ledger.flips and len(self._ledger.flips) >= MAX_FLIPS:
             raise SwitchError(f"more than {MAX_FLIPS} principals: use a pattern in policies/disabled.yaml")
         flip = Flip(principal, True, self._ledger.next_number(), reason, until, by, now_s)
@@ -119,6 +123,7 @@ class KillSwitch:
         await self.sync()
         if failed:
             raise SwitchError(f"{principal} is disabled here, but {' and '.join(failed)}")
+        self._check_told(flip, f"{principal} is disabled here")
         return flip.entry
 
     async def enable(self, principal: str, *, by: str) -> bool:
@@ -146,7 +151,13 @@ class KillSwitch:
                 raise SwitchError(f"{principal} stays disabled: {failed[0]}")
             self._take(flip)
         await self.sync()
+        self._check_told(flip, f"{principal} is enabled here")
         return True
+
+    def _check_told(self, flip: Flip, done: str) -> None:
+        """Raises SwitchError for a turn that the store did not take."""
+        if self._unheard and self._untold.get(flip.principal) is flip:
+            raise SwitchError(f"{done}, but {_UNTOLD}", 503)
 
     async def run(self) -> None:
         """Keep up with the other replicas, and with a disk that was full. Runs as long as the process."""
@@ -162,7 +173,12 @@ class KillSwitch:
         async with self._turning:
             for _ in range(ROUNDS):
                 sent = dict(self._untold)
-                told = await self._share(MERGE, KEY, self._arguments())
+                try:
+                    told = await self._share(MERGE, KEY, self._arguments())
+                except ConnectionError:
+                    self._unheard = True
+                    return
+                self._unheard = False
                 if not _is_told(told) or not await self._heard(told, sent):
                     return
 
@@ -226,16 +242,16 @@ class KillSwitch:
 
 def _check(principal: str, reason: str = "") -> None:
     if not is_name(principal):
-        raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", invalid=True)
+        raise SwitchError(f"{principal[:300]!r} names no principal: write user:<id> or nhi:<id>", 400)
     if not is_reason(reason):
-        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
 
 
 def _check_object(name: str, reason: str = "") -> None:
     if not is_object(name):
-        raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", invalid=True)
+        raise SwitchError(f"{name[:300]!r} names no server, or no tool of one", 400)
     if not is_reason(reason):
-        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", invalid=True)
+        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
 
 
 def _is_told(told: Any) -> bool:

@@ -83,6 +83,10 @@ class ApiKeys:
         self._records = {record.id: record for record in records}
         self._pepper = pepper
 
+    def owners(self) -> frozenset[str]:
+        """Every principal that has a key."""
+        return frozenset(record.principal for record in self._records.values())
+
     def check(self, text: str, now: float) -> Workload:
         """Who the key belongs to. Raises Refusal(BAD_CREDENTIAL)."""
         match = _KEY.fullmatch(text)

@@ -213,6 +213,10 @@ class Identity:
         still name whom it named. Asked of what was let in before these settings were in force."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
+    def key_owners(self) -> frozenset[str]:
+        """Every principal that has an API key."""
+        return self._api_keys.owners()
+
     def has_keys_of(self, caller: Caller) -> bool:
         """Whether the issuers of a caller's tokens sign with the same keys still: a token that is shown again would
         be proven. Keys are exchanged in the ordinary way too, so only what is open rests on them."""

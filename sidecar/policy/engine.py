@@ -17,6 +17,7 @@ from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.links import Answer, Docket, Evaluation
 from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
+from sidecar.policy.table import DENY
 from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, Rule
 
 # CONTRACT 6: of several reasons, the first of these is told.
@@ -34,6 +35,7 @@ class Engine:
         sets.holding("")  # found once, here and not while a call waits
         ways = {"g": roles, "g2": sets}
         self._askers = Askers(roles)
+        self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
         self._dockets = {
             kind: Docket(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
             for kind, model in source.models.items()
@@ -74,6 +76,19 @@ class Engine:
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Every role of a principal, from its token and from `g` rows."""
         return self._askers.roles_of(principal)
+
+    def names(self) -> Iterator[str]:
+        """Every text that a row has as a subject or an object, and every member of a role; some more than once."""
+        for docket in self._dockets.values():
+            table = docket.table
+            yield from (table.texts.texts[number] for number in {*table.sub, *table.obj})
+        yield from self._members
+
+    def allowed_patterns(self) -> frozenset[str]:
+        """The subjects with a `*` of all rows that allow."""
+        tables = [docket.table for docket in self._dockets.values()]
+        found = {table.text("sub", row) for table in tables for row in range(len(table)) if not table.flags[row] & DENY}
+        return frozenset(text for text in found if "*" in text)
 
     def forget(self) -> None:
         """Forget whose roles it knows and what was asked: for who measures what a decision costs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ import sidecar.disabled.switch
 from sidecar.app import App
 from sidecar.cli import main
 from sidecar.cli.control import ask_control
-from sidecar.disabled import Ledger
+from sidecar.disabled import Ledger, SwitchError
 from sidecar.disabled.flips import FORGOTTEN_AFTER_S, Flip, encode
 from sidecar.disabled.ledger import MAX_FLIPS
 from sidecar.errors import SettingsError
@@ -379,13 +380,50 @@ async def test_a_command_reaches_the_sidecar_that_runs(planner: World) -> None:
     code, listed, _ = await command(folder, "list")
     assert (code, listed.split("  ")[:3]) == (0, ["nhi:planner", "switch", f"until {ends}"])
     assert "by local:uid=" in listed and "Incident 12" in listed
-    code, printed, _ = await command(folder, "disable", "user:corp/alice", "--json")
+    code, printed, _ = await command(folder, "disable", "user:corp/alice", "--force", "--json")
     assert (code, json.loads(printed)["entry"]["principal"]) == (0, "user:corp/alice")
     for wrong in (("disable", "planner"), ("disable", "nhi:x", "--until", "soon"), ("enable", "role:x")):
         code, printed, said = await command(folder, *wrong)
         assert (code, printed) == (2, "") and said
     code, printed, said = await command(folder / "elsewhere", "list")
     assert (code, printed) == (3, "") and "sidecar.yaml" in said
+
+
+KEYS = f'version: 1\nkeys: [{{id: AAAAAAAAAAAA, principal: "nhi:ci", hash: "hmac-sha256:{"ab" * 32}"}}]\n'
+WANTED = [
+    ("nhi:planner", "", True),
+    ("nhi:github", "", True),
+    ("user:corp/alice", "", True),
+    ("nhi:ci", "", True),
+    ("user:dora", "", True),
+    ("nhi:batch-7", "", True),
+    ("nhi:plannner", "nhi:planner", False),
+    ("nhi:git-hub", "nhi:github", False),
+    ("user:corp/alicia", "user:corp/alice", False),
+    ("nhi:batch", "", False),
+    ("user:zoe", "", False),
+]
+
+
+async def test_a_name_that_nobody_has_is_asked_about(tmp_path: Path) -> None:
+    rules = RULES + "p, nhi:batch-*, tool:github/*, use, -, -, -, allow\np, nhi:*, tool:x/*, use, -, -, -, deny\n"
+    given = {
+        "policies/roles.csv": "g, user:dora, role:oncall\n",
+        "keys.yaml": KEYS,
+        "data/keys/api-keys.pepper": secrets.token_hex(32),
+    }
+    settings = SETTINGS + "identity: {api_keys_path: keys.yaml}\n"
+    async with world(tmp_path, rules=rules, settings=settings, files=files() | given) as running:
+        for name, meant, known in WANTED:
+            code, printed, said = await command(tmp_path, "disable", name)
+            assert (code, printed) == ((0, f"{name} is disabled\n") if known else (1, "")), (name, said)
+            assert known or ("nothing is disabled" in said and "--force" in said)
+            assert (f'did you mean "{meant}"?' in said) is bool(meant)
+        assert {entry.principal for entry in running.app.disabled_principals()} == {n for n, _, ok in WANTED if ok}
+        assert (await command(tmp_path, "disable", "nhi:plannner", "--force"))[0] == 0
+        status, body = await turn(running, "user:zoe", "disable")  # programs say the name as an alert has it
+        assert (status, body["disabled"], body["known"]) == (200, True, False)
+        assert (await turn(running, "user:zoe", "disable", {"if_known": "yes"}))[0] == 400
 
 
 async def test_it_survives_a_kill(planner: World) -> None:
@@ -506,10 +544,14 @@ async def test_while_the_store_is_out_each_replica_goes_on_by_itself(tmp_path: P
         shared.server.terminate()
         try:
             started_s = time.monotonic()
-            await disable(a, "nhi:planner")
+            with pytest.raises(SwitchError, match="nhi:planner is disabled here, but other replicas"):
+                await disable(a, "nhi:planner")
             assert time.monotonic() - started_s < 1
             assert knows(a, "nhi:before", "nhi:planner")() and knows(b, "nhi:before")()
-            assert await b.app.enable("nhi:before", by="test")
+            code, printed, said = await command(a.folder, "disable", "nhi:planner", "--reason", "again")
+            assert (code, printed) == (1, "") and "other replicas have not heard of it" in said
+            with pytest.raises(SwitchError, match="nhi:before is enabled here, but other replicas"):
+                await b.app.enable("nhi:before", by="test")
         finally:
             shared.server.start()
         for each in (a, b):  # empty it came back: both tell it what they know
@@ -521,7 +563,9 @@ async def test_of_two_turns_at_once_the_safer_wins(tmp_path: Path, shared: Valke
         await disable(a, "nhi:planner")
         await until(knows(b, "nhi:planner"), SPREAD_S)
         with shared.frozen():  # neither hears of the other
-            await asyncio.gather(a.app.enable("nhi:planner", by="test"), disable(b, "nhi:planner"))
+            turns = (a.app.enable("nhi:planner", by="test"), disable(b, "nhi:planner"))
+            untold = await asyncio.gather(*turns, return_exceptions=True)
+        assert all(isinstance(one, SwitchError) and one.status == 503 for one in untold)
         await until(knows(a, "nhi:planner"), 8.0)
         await asyncio.sleep(0.5)
         assert knows(a, "nhi:planner")() and knows(b, "nhi:planner")()
@@ -549,7 +593,8 @@ async def test_garbage_in_the_store_disables_nobody_and_hides_nobody(tmp_path: P
         with shared.client() as client:
             client.set(key, "no hash at all")
         await asyncio.sleep(0.5)
-        await disable(b, "nhi:other")
+        with pytest.raises(SwitchError, match="other replicas have not heard"):
+            await disable(b, "nhi:other")
         assert knows(b, "nhi:other", "nhi:planner", "nhi:x")()
         with shared.client() as client:
             client.delete(key)
