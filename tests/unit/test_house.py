@@ -19,6 +19,7 @@ LOCKS = (
     "requirements.lock",
     "deploy/runtime.lock",
     *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis")),
+    *(f"tests/peers/clients/{name}.lock" for name in ("clients", "clients-mcp1")),
 )
 NAMED_BY_THE_USER = {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}
 NEEDED_BY_TOOLS = {"Makefile", "bench", "deploy", "docs", "examples", "requirements.lock"}
@@ -122,7 +123,7 @@ def test_what_the_dockerfile_copies_reaches_the_build() -> None:
 
 def test_every_target_of_the_makefile_is_one_line() -> None:
     text = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("demo", "test", "smoke", "check", "fix", "bench", "lock"):
+    for target in ("demo", "test", "smoke", "check", "fix", "bench", "clients", "lock"):
         assert re.search(rf"^{target}: .*;.*[^\\]$", text, re.MULTILINE), target
 
 
