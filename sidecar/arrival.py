@@ -345,7 +345,12 @@ def _bounded(body: Body, bounds: Bounds) -> Body:
 def correlation_of(headers: Headers, name: str) -> str:
     """A run, thread or request id that the caller names: recorded, bounded, and never used to decide."""
     lines = headers.get(name, ())
-    return lines[0] if len(lines) == 1 and _CORRELATION.match(lines[0]) else ""
+    return correlation_in(lines[0]) if len(lines) == 1 else ""
+
+
+def correlation_in(value: object) -> str:
+    """The same, named in a message; "" for what is none."""
+    return value if isinstance(value, str) and _CORRELATION.match(value) else ""
 
 
 def trace_headers(headers: Headers) -> list[tuple[str, str]]:
@@ -362,7 +367,12 @@ def trace_headers(headers: Headers) -> list[tuple[str, str]]:
 def trace_id_of(headers: Headers) -> str:
     """The trace id of a W3C `traceparent`, or ""."""
     lines = headers.get("traceparent", ())
-    match = _TRACE_PARENT.match(lines[0]) if len(lines) == 1 else None
+    return trace_id_in(lines[0]) if len(lines) == 1 else ""
+
+
+def trace_id_in(value: object) -> str:
+    """The trace id of a W3C `traceparent` in a message, or ""."""
+    match = _TRACE_PARENT.match(value) if isinstance(value, str) else None
     return match[1] if match else ""
 
 

@@ -243,6 +243,7 @@ class Pipeline:
             agent, owning = self.agents.agent(turn, route), self.agents.owning(caller, intent)
             if agent.unable(intent.operation) is None:  # else nothing is told of any task
                 await owning.check()
+                turn.record.task_id = owning.task
             agent.account.breaker.check()
             async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
                 return await self.agents.carry_out(turn, agent, decision, intent, owning, lease, timeout_s)
@@ -393,6 +394,8 @@ class Pipeline:
             decision = turn.record.decision = custody.joined(decision, again)
             if not turn.shadow:
                 decision.or_refuse()
+        if len(call.tasks) == 1:
+            turn.record.task_id = call.tasks[0]
         if questions and call.method != mcp_tasks.CANCEL:
             self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision

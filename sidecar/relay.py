@@ -109,6 +109,7 @@ class Relay:
             passed = passed._replace(out=self._instead(message, passed.withheld))
         if passed.created is not None:
             await self.custody.keep(passed.created)
+            self._record.task_id = passed.created.task.id
         return passed
 
     def _instead(self, message: jsonrpc.Message, reason: Reason) -> bytes:

@@ -15,7 +15,17 @@ from typing import Any, Literal, Protocol
 from aiohttp import web
 
 from sidecar.answers import Manner, Shape, Told
-from sidecar.arrival import AGENTS, EVERY, MCP, TASK_API, Headers, read_body, trace_headers
+from sidecar.arrival import (
+    AGENTS,
+    EVERY,
+    MCP,
+    TASK_API,
+    Headers,
+    correlation_in,
+    read_body,
+    trace_headers,
+    trace_id_in,
+)
 from sidecar.audit import Recording
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
@@ -163,8 +173,17 @@ class Turn:
             self.shape = Shape.SESSION
             return
         self.asks(message.method)
+        self._correlate(message.params.get("_meta"))
         if not eras.names_stateless(head, message):
             self.shape = Shape.SESSION
+
+    def _correlate(self, meta: Mapping[str, Any] | None) -> None:
+        """Which run, thread and trace the message says that it is of: nearer to the call than a header is."""
+        if meta:
+            record = self.record
+            record.run_id = correlation_in(meta.get("run_id")) or record.run_id
+            record.thread_id = correlation_in(meta.get("thread_id")) or record.thread_id
+            record.trace_id = trace_id_in(meta.get("traceparent")) or record.trace_id
 
     def address_faulty(self, envelope: object, head: Head) -> None:
         """There is a JSON value that is no message: its refusal is told to its id, if it is meant as a request."""

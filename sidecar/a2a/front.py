@@ -203,11 +203,17 @@ class AgentFront:
                 costing = Costing(turn)
                 costing.hear(answer)
                 costing.end()
-                admitted = await owning.admit(answer)
+                admitted = await self._admitted(turn, owning, answer)
                 await pushing.settle(admitted)
                 return await _whole(turn, _dialect(turn).result(intent.operation, await pushing.shown(admitted)))
             finally:
                 await pushing.undo()
+
+    async def _admitted(self, turn: Turn, owning: Owning, result: dict[str, Any]) -> dict[str, Any]:
+        """What its caller may have of an answer or an event; the record names the task that it is about."""
+        admitted = await owning.admit(result)
+        turn.record.task_id = owning.task
+        return admitted
 
     async def _listed(
         self, overseen: Overseen, agent: Agent, outgoing: Outgoing, owning: Owning, lease: Lease
@@ -276,7 +282,7 @@ class AgentFront:
                     if isinstance(first, AgentError):
                         Costing(turn).failed()
                         return await _whole(turn, dialect.error(first))
-                    first = await owning.admit(first)
+                    first = await self._admitted(turn, owning, first)
                     await pushing.settle(first)
                 return await self._passed_on(overseen, heard, events, first, owning)
         finally:
@@ -320,7 +326,7 @@ class AgentFront:
                         break
                     else:
                         costing.hear(event)
-                        await sent.write(dialect.event(operation, await owning.admit(event)))
+                        await sent.write(dialect.event(operation, await self._admitted(turn, owning, event)))
             costing.end()
             await turn.ended(200, sent.bytes_out)
             await sent.end()

@@ -78,6 +78,15 @@ class Owning:
         if pushes(self.intent.params):
             raise Refusal(Reason.UNAUTHENTICATED, "what is pushed is pushed to somebody, and nobody said who")
 
+    @property
+    def task(self) -> str:
+        """The task that the operation is about: the one that it names, or that its answer began; "" for none."""
+        params, operation = self.intent.params, self.intent.operation
+        if operation not in (SEND, STREAM):
+            return "".join(self.intent.tasks[:1])
+        begun = (name for namespace, name in self.known if namespace == TASKS)
+        return str(params["message"].get("taskId", "")) or next(begun, "")
+
     async def can_find(self) -> bool:
         """Whether there may be anything that is asked for. A list of another's conversation, and of one that there is
         not, is empty, and the agent is not asked: its pages would tell the two apart."""

@@ -46,6 +46,7 @@ BLANK: Mapping[str, Any] = {
     "trace_id": None,
     "run_id": None,
     "thread_id": None,
+    "task_id": None,
     "peer": None,
     "credential": (),
     "credential_fault": None,

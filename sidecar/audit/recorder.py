@@ -185,6 +185,7 @@ class Recording:
     `enforcement` is the mode that was in force; in shadow mode the record says what would have denied the call: policy,
     as the decision has it, and what is `excused` beside.
     `charged` says whether `limits` are charged as they say: 1 while the call may be forwarded, 0 once that came back.
+    `task_id` is the task that the call is about, once that is known to be its caller's.
     `tool_error` says that the answer tells of a failure at the upstream.
     `credential_fault` is what was wrong with a bad credential.
     `redactions` counts what was taken out of the answer, None where no rule looked.
@@ -199,6 +200,7 @@ class Recording:
     trace_id: str | None = None
     run_id: str | None = None
     thread_id: str | None = None
+    task_id: str | None = None
     caller: Caller | None = None
     call: Call | None = None
     decision: Decision | None = None
@@ -327,6 +329,7 @@ class Recording:
         else:
             record = self._gather(await self._hashed(self._args_hash_if_any), charged=0)
         answer = ANSWERS[reason] if reason is not None else None
+        record["task_id"] = shape.optional_text(self.task_id)  # an answer may have begun it
         record["redactions"] = self.redactions
         record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
         record["evidence"] = [named._asdict() for named in self._kept]
@@ -381,6 +384,7 @@ class Recording:
             "trace_id": shape.optional_text(self.trace_id),
             "run_id": shape.optional_text(self.run_id),
             "thread_id": shape.optional_text(self.thread_id),
+            "task_id": shape.optional_text(self.task_id),
             "peer": shape.optional_text(self.peer),
             "protocol": shape.optional_text(self.protocol),
             "upstream": shape.optional_text(self.upstream),

@@ -400,6 +400,7 @@ class Course:
     def _new_recording(self, intent: Operate) -> Recording:
         """The evidence of what is done for this task, from its first word to the agent to its end."""
         recording = self.means.audit.recording(protocol="a2a", peer="sidecar", request_id=self.record.id)
+        recording.task_id = self.record.id
         recording.caller, recording.call = self.caller, intent.call
         recording.upstream, recording.method = self.record.target, intent.call.method
         return recording

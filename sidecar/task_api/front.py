@@ -118,12 +118,12 @@ class TaskFront:
         turn.asks("message/send")
         arrival.check_no_query(turn.raw_path)
         order, task_id = order_in(turn.now, caller, await turn.body()), self.new_id()
-        turn.record.request_id = task_id
+        turn.record.request_id = turn.record.task_id = task_id
         return Create(sends(task_id, order.target, order.task_type, order.input), order, task_id)
 
     def _understood(self, turn: Turn, caller: Caller, asked: Asked) -> Asked:
         if isinstance(asked, Show | Cancel):
-            turn.record.request_id = asked.record.id
+            turn.record.request_id = turn.record.task_id = asked.record.id
         turn.goes_to(asked.call.upstream)
         turn.record.call = asked.call
         turn.record.mark("parse")

@@ -63,6 +63,7 @@ class Orders:
         means = self.runner.means
         now = means.live.take()
         recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
+        recording.task_id = task_id
         recording.caller, recording.upstream, recording.method = caller, target, SEND.action
         order = Order(target, task_type, payload, context=context, answers=answers)
         placing = _Placing(self, now, caller, order, recording)

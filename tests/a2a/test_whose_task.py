@@ -92,3 +92,26 @@ async def test_how_long_it_takes_tells_nothing(tmp_path: Path) -> None:
                 assert answered.reason == "task-unknown"
             foreign, missing = (median(times) for times in took.values())
             assert max(foreign, missing) < 10 * min(foreign, missing), (action, foreign, missing)
+
+
+@pytest.mark.parametrize(("version", "binding"), SPOKEN)
+async def test_the_record_of_a_call_names_its_task(version: Any, binding: Any, tmp_path: Path) -> None:
+    """What a caller only says, and is not theirs, stands nowhere."""
+    async with agent_world(tmp_path, agent_in("TASK_STATE_WORKING")) as world:
+        for action, params in (
+            ("message/send", {"message": HELLO}),
+            ("tasks/get", of("tasks/get", "t1")),
+            ("message/stream", {"message": {**HELLO, "taskId": "t1"}}),
+            ("tasks/cancel", of("tasks/cancel", "t9")),
+        ):
+            await ask(world, version, binding, action, params)
+        told = [(record["event"], record["action"], record["task_id"]) for record in world.records()[1:]]
+        assert told == [
+            ("decision", "message/send", None),  # nobody knows it yet
+            ("outcome", "message/send", "t1"),
+            ("decision", "tasks/get", "t1"),
+            ("outcome", "tasks/get", "t1"),
+            ("decision", "message/stream", "t1"),
+            ("outcome", "message/stream", "t1"),
+            ("refusal", "tasks/cancel", None),
+        ]

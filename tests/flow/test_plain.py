@@ -178,6 +178,22 @@ async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) ->
         assert not {"Cookie", "X-Custom", "X-Run-Id", "Authorization"} & set(sent)
 
 
+@pytest.mark.parametrize("era", ["stateless", "session"])
+async def test_a_message_says_itself_which_run_it_is_of(tmp_path: Path, era: Any) -> None:
+    """CONTRACT 7: `_meta` of a call; what is not well formed there leaves what the head says."""
+    trace, other = "0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c"
+    head = {"X-Run-Id": "run-7", "X-Thread-Id": "thread-7", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    said = {"run_id": "run-8", "thread_id": "thread-8", "traceparent": f"00-{other}-b7ad6b7169203331-01"}
+    bad = {"run_id": "a b", "thread_id": 7, "traceparent": "00-0-0-01"}
+    async with world(tmp_path) as running:
+        talk = Talk(running, era)
+        for own, expected in ((said, ("run-8", "thread-8", other)), (bad, ("run-7", "thread-7", trace))):
+            params = {"name": "search_code", "arguments": GOOD, "_meta": own}
+            assert (await talk.ask("tools/call", params, headers=head))[0] == 200
+            for record in running.records()[-2:]:
+                assert (record["run_id"], record["thread_id"], record["trace_id"]) == expected
+
+
 async def test_the_evidence_of_a_plain_call_is_that_of_an_mcp_call(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         await plain(running).call("search_code", GOOD)

@@ -557,3 +557,16 @@ async def test_an_owner_is_known_after_a_kill_and_so_is_everybody_else(tmp_path:
         for key, reason in ((owner, ""), (other, "task-unknown")):
             answer = await ask_served(running, http, key, "tasks/get", created["taskId"])
             assert answer.get("error", {}).get("data", {}).get("reason", "") == reason
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_record_of_a_call_names_its_task(era: Era, tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        talk = on.talk("nhi:planner", era)
+        task_id = await on.create(talk)
+        await op(talk, "tasks/get", task_id)
+        await op(talk, "tasks/get", "nobodys")
+        told = {(record["event"], record["action"]): record["task_id"] for record in on.running.records()}
+        assert told["decision", "tools/call"] is None and told["outcome", "tools/call"] == task_id
+        assert told["decision", "tasks/get"] == told["outcome", "tasks/get"] == task_id
+        assert told["refusal", "tasks/get"] is None

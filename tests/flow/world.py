@@ -176,7 +176,12 @@ class World:
 
 def stateless(method: str, params: dict[str, Any], *, id: int | str = 1) -> dict[str, Any]:
     """A request of the stateless era."""
-    return {"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": {**META}}}
+    return {
+        "jsonrpc": "2.0",
+        "id": id,
+        "method": method,
+        "params": {**params, "_meta": {**META, **params.get("_meta", {})}},
+    }
 
 
 def request(method: str, params: dict[str, Any] | None = None, *, id: int | str = 1) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
         "trace_id": "t" * 32,
         "run_id": "run",
         "thread_id": "th",
+        "task_id": None,
         "peer": "127.0.0.1:5000",
         "credential": [{"kind": "jwt", "issuer": "https://idp.acme.example", "key_id": "key-1"}],
         "chain": ["user:corp/alice", "nhi:corp/researcher"],
