@@ -304,6 +304,11 @@ class Exchanges:
             if exchange.endless and not self._awaited(exchange):
                 exchange.cut_off(Reason.DRAINING)
 
+    def cut_off(self) -> None:
+        """End all that is under way: the grace time is over."""
+        for exchange in {*self.streams, *self.oversight.calls}:
+            exchange.cut_off(Reason.DRAINING)
+
     def _awaited(self, exchange: Overseen) -> bool:
         """Whether answers are still to go out on this stream."""
         session = exchange.session if isinstance(exchange, Exchange) else None

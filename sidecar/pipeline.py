@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -63,6 +64,7 @@ from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Pr
 from sidecar.whole import Silence, Whole
 
 DRAIN_LOOK_S = 0.05
+LAST_EVENTS_S = 0.5  # after the grace time, for those who are told that it is over
 METADATA_FOLDERS = {
     arrival.METADATA: arrival.MCP,
     arrival.AGENT_METADATA: arrival.AGENTS,
@@ -95,7 +97,7 @@ class Pipeline:
     pace: Pace = field(default_factory=Pace)
     draining: bool = False
     inside: int = 0
-    grace_over: bool = False
+    _under_way: dict[asyncio.Task[Any], Turn] = field(default_factory=dict)
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
@@ -107,12 +109,18 @@ class Pipeline:
 
     async def _answered(self, turn: Turn, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
         """Whatever happens on the way, there is one answer to it, and one end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[task] = turn
         try:
             return await way
         except Refusal as refusal:
             return await self._refuse(turn, refusal)
         except asyncio.CancelledError:
-            gone = Refusal(Reason.DRAINING if self.grace_over else Reason.CALLER_GONE)
+            if turn.cut and turn.begun is None:
+                task.uncancel()
+                return await self._refuse(turn, Refusal(Reason.DRAINING))
+            gone = Refusal(Reason.DRAINING if turn.cut else Reason.CALLER_GONE)
             if not self._closes(turn, gone):
                 await turn.remember(gone, 499)
             raise
@@ -120,6 +128,7 @@ class Pipeline:
             log.exception("bug", extra={"decision_id": turn.record.decision_id})
             return await self._refuse(turn, Refusal(Reason.INTERNAL))
         finally:
+            del self._under_way[task]
             if not turn.handed_on:
                 self._finish(turn)
 
@@ -341,15 +350,26 @@ class Pipeline:
                 raise
 
     async def drain(self, grace_s: float) -> None:
-        """Let nobody in any more, end what would never end, and wait for the answers of those inside, `grace_s`
-        seconds at most."""
+        """Let nobody in any more, end what would never end, and wait for the answers of those who are here, `grace_s`
+        seconds at most. Who is here then hears that the sidecar goes: 503, or the last event of a stream."""
         self.draining = self.task_front.orders.closed = True
+        await self._wait_for_answers(grace_s, self.exchanges.drain)  # again: a stream may only now have begun
+        self.exchanges.cut_off()
+        await self._wait_for_answers(LAST_EVENTS_S, self.exchanges.cut_off)
+        for task, turn in self._under_way.items():
+            turn.cut = True
+            task.cancel()
+        await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
+
+    async def _wait_for_answers(self, within_s: float, again: Callable[[], None]) -> None:
+        now_s = asyncio.get_running_loop().time()
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self.inside:
-                    self.exchanges.drain()  # again: a stream that was on its way may only now have begun
+            async with asyncio.timeout(within_s):
+                while any(
+                    turn.started_s <= now_s for turn in self._under_way.values()
+                ):  # who comes now is told at once
+                    again()
                     await asyncio.sleep(DRAIN_LOOK_S)
-        self.grace_over = True  # who is cut off from now on did not leave by itself
 
     async def _identify(
         self, turn: Turn, server: str, entrance: Entrance, folder: str = arrival.MCP, alias: str = ""

@@ -72,9 +72,9 @@ class Turn:
     by. `paired` is the stream on which its answer goes out, where that is another request's (`paired.py`); HTTP has
     heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
     callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
-    it is. `unanswered`: it was closed without a word. `dialect` is how refusals are told where not as MCP tells them.
-    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels. `alias` is the path that
-    an agent was called by, where that is one of its own.
+    it is. `unanswered`: it was closed without a word. `cut`: the sidecar goes, and waits for it no more. `dialect` is
+    how refusals are told where not as MCP tells them. `lease` is what the call holds of its limits. `large`: its
+    body is one that the loop feels. `alias` is the path that an agent was called by, where that is one of its own.
     """
 
     request: web.BaseRequest
@@ -102,6 +102,7 @@ class Turn:
     paired: Paired | None = None
     handed_on: bool = False
     unanswered: bool = False
+    cut: bool = False
     prefix: str = ""
     base: str = ""
     presented: Presented = NOTHING_PRESENTED

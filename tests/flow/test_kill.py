@@ -253,9 +253,10 @@ async def test_a_call_that_outlasts_the_grace_is_cut_and_recorded() -> None:
         await held.until(1)
         client.running.signal(signal.SIGTERM)
         assert await client.running.ended(8) == 0
-        await asyncio.gather(in_flight, return_exceptions=True)
+        status, answer = await in_flight
+        assert (status, answer["error"]["data"]["reason"]) == (503, "draining")
         ends = [record for record in client.running.records() if record["event"] == "outcome"]
-        assert [record["reason"] for record in ends] == ["draining"]
+        assert [(record["reason"], record["http_status"]) for record in ends] == [("draining", 503)]
 
 
 # --- asked to read its files again ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Threats S7, S10, D3, reports BL-037, BL-091.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -31,7 +33,9 @@ from tests.flow.guests import (
     stream,
 )
 from tests.flow.idp import bearer
-from tests.flow.streams import Ear, Emitter, event, hearing
+from tests.flow.raw import wire
+from tests.flow.streams import Ear, Emitter, event, hearing, streamed
+from tests.flow.talk import Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, stateless, until
 
 
@@ -161,6 +165,43 @@ async def test_draining_ends_streams_and_lets_calls_finish(tmp_path: Path) -> No
             await draining
         statuses = [record["status"] for record in running.ends()]
         assert statuses == ["success"] * 3
+
+
+async def test_who_is_there_when_the_grace_time_is_over_hears_so_and_the_record_says_so(tmp_path: Path) -> None:
+    """Nothing was sent yet: 503 (in a session 200 and the same error). A stream had begun: it ends with the error."""
+    arrived: list[str] = []
+
+    async def hangs(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        tool = message["params"]["name"]
+        arrived.append(tool)
+        if tool == "get_file":
+            note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
+            return await streamed(request, event(note), pause_s=60)
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with gateway(tmp_path, upstream=Upstream(script={"tools/call": hangs})) as running:
+        alice, token = await opened(running), {"_meta": {"progressToken": 1}}
+        once = Talk(running, "stateless", headers=alice.headers)
+        plain = Talk(running, "plain", headers=alice.headers)
+        slow_body = f"POST /mcp/github HTTP/1.1\r\nHost: {urlsplit(running.url).netloc}\r\n".encode()
+        slow_body += b"".join(f"{name}: {value}\r\n".encode() for name, value in alice.headers.items())
+        slow_body += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        async with wire(running) as waiting:
+            await waiting.send(slow_body)
+            calls = [talk.call("search_code", GOOD) for talk in (once, plain, alice)]
+            calls.append(alice.ask("tools/call", {"name": "get_file", "arguments": {"path": "a"}, **token}))
+            asked = [asyncio.create_task(call) for call in calls]
+            await until(lambda: len(arrived) == 4)
+            before = len(running.ends())
+            await running.app.pipeline.drain(0.1)
+            answers = [await one for one in asked]
+            assert (await waiting.response())[0] == 503
+        assert [answer[0] for answer in answers] == [503, 503, 200, 200]
+        assert [reason_of(answer) for answer in answers[:3]] == ["draining"] * 3
+        *_, last = answers[3][1].strip().split(b"\n")
+        assert json.loads(last.removeprefix(b"data: "))["error"]["data"]["reason"] == "draining"
+        assert [record["reason"] for record in running.ends()[before:]] == ["draining"] * 5
 
 
 async def test_a_session_holds_four_streams_and_the_oldest_gives_way(house: World) -> None:
