@@ -144,7 +144,8 @@ class Listening:
             calls = Calls(
                 handle,
                 name,
-                lambda: live.current.lone_in_grpc,
+                lambda label: live.current.meant_in_grpc(label),
+                (settings.server.grpc_authority_header or "").lower(),
                 patience_s=settings.server.body_timeout_s,
                 at_once=settings.server.max_connections,
                 turned_away=self.pipeline.refusals.turned_away,

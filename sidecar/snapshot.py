@@ -209,6 +209,11 @@ class Snapshot:
         found = [name for name in self.agents if self.speaks(name, "grpc")]
         return found[0] if len(found) == 1 else ""
 
+    def meant_in_grpc(self, label: str) -> str:
+        """The agent that a call over gRPC means which names none itself; `label` is the first one of the authority that
+        it was sent to, "" where nobody says."""
+        return label if label in self.agents else self.lone_in_grpc
+
     def audience(self, server: str, folder: str = MCP) -> Audience:
         """What a token must be meant for, to be used at this upstream's address."""
         place = place_of(server, folder)

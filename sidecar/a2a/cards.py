@@ -8,7 +8,7 @@ kept from shared caches. The seed's form is made of the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -20,9 +20,11 @@ from sidecar.arrival import AGENTS
 from sidecar.compact import compact_json
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.a2a import cards
-from sidecar.protocols.a2a.operations import SEND, STREAM, Binding
+from sidecar.protocols.a2a.operations import CARD, SEND, STREAM, Binding
 from sidecar.settings.addresses import Address
+from sidecar.settings.fields import AGENT_PLACE
 from sidecar.settings.offers import Transport
+from sidecar.settings.server import ServerSettings
 from sidecar.snapshot import Snapshot
 from sidecar.upstreams.agents import Agent
 from sidecar.vocabulary import Chain, Question
@@ -50,22 +52,32 @@ def named(now: Snapshot, name: str) -> Agent:
 
 
 class View(NamedTuple):
-    """What our card of an agent depends on, beside the agent's own: our addresses, and the skills that it shows."""
+    """What our card of an agent depends on, beside the agent's own: our addresses, the skills that it shows, what its
+    callers must prove, and whether its reader may read more of it."""
 
     interfaces: tuple[cards.Interface, ...]
     skills: frozenset[str]
     security: cards.Security = cards.BEARER
+    has_extended: bool = False
 
 
-def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, at: str, now_s: float) -> View:
-    """How this chain may see a card of the agent's; `at` is the agent's address as the caller called it. Raises
-    Refusal(UPSTREAM_UNKNOWN) where nobody could call it: what is spoken there came with a reload, and its listener
-    needs a restart."""
-    if not (found := interfaces(now, agent, at)):
+class Place(NamedTuple):
+    """Where a caller reads a card: the agent's address as it was called, and whether that is a local listener's, whose
+    caller needs no credential there and has none anywhere else."""
+
+    at: str
+    is_local: bool
+
+
+def view_of(now: Snapshot, agent: Agent, card: Mapping[str, Any], chain: Chain, place: Place, now_s: float) -> View:
+    """How this chain may see a card of the agent's. Raises Refusal(UPSTREAM_UNKNOWN) where nobody could call it: what
+    is spoken there came with a reload, and its listener needs a restart."""
+    if not (found := interfaces(now, agent, place)):
         raise Refusal(Reason.UPSTREAM_UNKNOWN)
     may_use = _may_use(now, agent, chain, now_s)
     skills = frozenset(skill["id"] for skill in card.get("skills", ()) if may_use(skill["id"]))
-    return View(found, skills, security_of(now, agent))
+    has_extended = bool(card["capabilities"].get("extendedAgentCard")) and _may_read_more(now, agent, chain, now_s)
+    return View(found, skills, security_of(now, agent), has_extended)
 
 
 def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:
@@ -75,35 +87,56 @@ def ours(agent: Agent, card: Mapping[str, Any], view: View) -> dict[str, Any]:
         view.interfaces,
         view.skills.__contains__,
         agent_url=agent.url,
-        has_extended=True,
+        has_extended=view.has_extended,
         security=view.security,
     )
 
 
-def address_of(now: Snapshot, agent: Agent, alias: str, base: str) -> str:
-    """An agent's address as its caller called it: by the `alias` that it has, or as all agents are; `base` is ours."""
-    return f"{base or now.base_url}{alias or f'/{AGENTS}/{agent.name}'}"
+def place_of(now: Snapshot, agent: Agent, alias: str, base: str) -> Place:
+    """Where an agent's card is read: by the `alias` that it has, or as all agents are; `base` is ours as a local caller
+    knows it, "" for any other."""
+    return Place(f"{base or now.base_url}{alias or f'/{AGENTS}/{agent.name}'}", bool(base))
 
 
-def interfaces(now: Snapshot, agent: Agent, at: str) -> tuple[cards.Interface, ...]:
-    """Every address of ours for this agent, in the order in which we would be called, beginning with that one."""
+def interfaces(now: Snapshot, agent: Agent, place: Place) -> tuple[cards.Interface, ...]:
+    """Every address of ours for this agent that its reader can use, in the order in which we would be called."""
+    at = place.at
     found = [
         cards.Interface(f"{at}/", "jsonrpc", "1.0"),
         cards.Interface(at, "http_json", "1.0"),
         cards.Interface(f"{at}/", "jsonrpc", "0.3"),
         cards.Interface(at, "http_json", "0.3"),
     ]
-    address = now.settings.server.grpc
-    if isinstance(address, Address):
-        host = urlsplit(at).hostname or address.host
-        own = agent.grpc_port
-        port = own if own is not None else address.port
-        if port:  # what the system chose is nobody's to tell from here
-            tenant = "" if own is not None else agent.name
-            found.append(cards.Interface(f"{host}:{port}", "grpc", "1.0", tenant))
-            if own is not None or now.lone_in_grpc == agent.name:
-                found.append(cards.Interface(f"{host}:{port}", "grpc", "0.3"))
+    if not place.is_local:  # the gRPC listener would ask its caller for a credential
+        found += _grpc_interfaces(now, agent, at)
     return tuple(one for one in found if now.speaks(agent.name, TRANSPORT_OF[one.binding]))
+
+
+def _grpc_interfaces(now: Snapshot, agent: Agent, at: str) -> Iterator[cards.Interface]:
+    """The addresses over gRPC. One at which no other agent can be meant needs no tenant, and so serves 0.3 too."""
+    server, own = now.settings.server, agent.grpc_port
+    if not isinstance(server.grpc, Address) or not (url := _grpc_url(server, own, at)):
+        return
+    is_its_own = own is not None or AGENT_PLACE in url
+    url = url.replace(AGENT_PLACE, agent.name)
+    yield cards.Interface(url, "grpc", "1.0", "" if is_its_own else agent.name)
+    if is_its_own or now.lone_in_grpc == agent.name:
+        yield cards.Interface(url, "grpc", "0.3")
+
+
+def _grpc_url(server: ServerSettings, own: int | None, at: str) -> str:
+    """Where callers reach gRPC; "" where the system chose the port, which is nobody's to tell from here."""
+    told, address = server.grpc_url, server.grpc
+    if told is not None and (own is None or AGENT_PLACE in told):
+        return told
+    assert isinstance(address, Address)
+    port = address.port if own is None else own
+    if told is not None:
+        scheme, slashes, place = told.rpartition("://")
+        return f"{scheme}{slashes}{place.partition(':')[0]}:{port}" if port else ""
+    split = urlsplit(at)
+    host = split.hostname or address.host
+    return f"{split.scheme}://{f'[{host}]' if ':' in host else host}:{port}" if port else ""
 
 
 def security_of(now: Snapshot, agent: Agent) -> cards.Security:
@@ -130,6 +163,12 @@ def _may_use(now: Snapshot, agent: Agent, chain: Chain, now_s: float) -> Callabl
         )
 
     return may
+
+
+def _may_read_more(now: Snapshot, agent: Agent, chain: Chain, now_s: float) -> bool:
+    """Whether a caller that we know may read the agent's extended card."""
+    question = Question(f"nhi:{agent.name}", CARD.action, "")
+    return bool(chain) and (now.shadows(now_s) or now.engine.may_list(chain, question, now_s))
 
 
 def proofs_of(view: View) -> str:

@@ -129,8 +129,8 @@ class AgentFront:
             if chain:
                 raise
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # to a stranger as an agent that is not there
-        at = cards.address_of(turn.now, agent, route.alias, turn.base)
-        view = cards.view_of(turn.now, agent, card, chain, at, now_s)
+        place = cards.place_of(turn.now, agent, route.alias, turn.base)
+        view = cards.view_of(turn.now, agent, card, chain, place, now_s)
         signer = cards.signer_of(turn.now)
 
         def write() -> dict[str, Any]:
@@ -239,8 +239,8 @@ class AgentFront:
             documents.check(card)
         except UnreadableError as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
-        at = cards.address_of(now, agent, turn.alias, turn.base)
-        view = cards.view_of(now, agent, card, overseen.caller.chain, at, self.exchanges.live.clock())
+        place = cards.place_of(now, agent, turn.alias, turn.base)
+        view = cards.view_of(now, agent, card, overseen.caller.chain, place, self.exchanges.live.clock())
         shown = cards.ours(agent, card, view)
         return await _whole(turn, _dialect(turn).result(CARD, documents.signed(shown, cards.signer_of(now))))
 

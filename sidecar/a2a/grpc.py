@@ -2,8 +2,9 @@
 
 A listener of its own, with one handler for every method of both versions, unary and streaming alike (threats G4): each
 call becomes a request like any other, and goes the one way (`pipeline.py`). What differs is the dialect: bytes of
-Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says its tenant (1.0), or the port that
-it came to; where there is one agent only, it is that.
+Protocol Buffers, and gRPC's own status where HTTP has one. Whom a call is for says the port that it came to, its tenant
+(1.0), or the authority that it was sent to, which a proxy passes on in a header, as grpc does not show it; where there
+is one agent only, it is that.
 
 grpc itself waits for ever, for a message that does not come and for a reader who does not read; so messages are read
 and written here, each within its time.
@@ -197,7 +198,8 @@ class GrpcOutlet:
 
 
 class Calls(grpc.GenericRpcHandler):
-    """Every method of every version, at one port. `agent` is whom the port is for, `lone` the only one there is,
+    """Every method of every version, at one port. `agent` is whom the port is for; of a call that names none, `meant`
+    says it by the first label of the authority that a proxy passes on in the header `authority` ("" for none).
     `patience_s` how long a message may take to come, and `at_once` how many calls there may be; `turned_away` hears of
     each beyond (grpc's own bound would tell nobody). `guests` are those who are connected."""
 
@@ -205,7 +207,8 @@ class Calls(grpc.GenericRpcHandler):
         self,
         handle: Handle,
         agent: str,
-        lone: Callable[[], str],
+        meant: Callable[[str], str],
+        authority: str,
         *,
         patience_s: float,
         at_once: int,
@@ -214,7 +217,8 @@ class Calls(grpc.GenericRpcHandler):
     ) -> None:
         self._handle = handle
         self._agent = agent
-        self._lone = lone
+        self._meant = meant
+        self._authority = authority
         self._patience_s = patience_s
         self._at_once = at_once
         self._turned_away = turned_away
@@ -242,7 +246,7 @@ class Calls(grpc.GenericRpcHandler):
         self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
     ) -> None:
         body, broken = await self._message(messages)
-        agent = self._agent or _tenant(operation, version, body) or self._lone()
+        agent = self._agent or _tenant(operation, version, body) or self._meant(_label(context, self._authority))
         dialect, sent = GrpcDialect(version), GrpcOutlet(context)
         name = agent if _NAME.fullmatch(agent) else ""
         request = GrpcRequest(name, operation, body, broken, context, _headers(context, version), dialect, sent)
@@ -282,6 +286,13 @@ def _tenant(operation: Operation, version: Version, body: bytes) -> str:
     if version != "1.0":
         return ""
     return WIRES["1.0"].text_in(operation.request, body, "tenant")
+
+
+def _label(context: Any, header: str) -> str:
+    """The first label of the authority that a call was sent to, as far as a proxy says so, once."""
+    found = {value for name, value in context.invocation_metadata() or () if name == header}
+    label, dot, _ = str(found.pop()).partition(".") if len(found) == 1 else ("", "", "")
+    return label if dot else ""
 
 
 def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
@@ -221,9 +221,26 @@ def _host(text: str) -> str:
     return text.lower()
 
 
+AGENT_PLACE: Final = "{agent}"
+
+
+def _grpc_url(text: str) -> str:
+    """`https://host:port`, `http://host:port`, or `host:port` alone, with `{agent}` as the first label or not."""
+    scheme, slashes, place = text.rpartition("://")
+    named = place.replace(f"{AGENT_PLACE}.", "agent.", 1) if place.startswith(AGENT_PLACE) else place
+    if scheme.lower() not in (("http", "https") if slashes else ("",)) or not is_host_name(named.partition(":")[0]):
+        hint = "such as https://grpc.acme.example, https://{agent}.grpc.acme.example or grpc.acme.example:443"
+        reject(Finding("this is no address of gRPC", "S127", hint))
+    if not re.fullmatch(r"[^/?#:]*(:[0-9]{1,5})?", named) or (not slashes and ":" not in named):
+        reject(Finding("an address of gRPC is a host and a port, and nothing more", "S127", "write host:port"))
+    return text
+
+
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 KeyUrl = Annotated[str, AfterValidator(_key_url)]
 PublicUrl = Annotated[str, AfterValidator(_public_url)]
+GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
+"""Where callers reach gRPC, as a card says it."""
 Origin = Annotated[str, AfterValidator(_origin)]
 Host = Annotated[str, AfterValidator(_host)]
 

@@ -11,6 +11,8 @@ from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.fields import (
     Bytes,
     Count,
+    GrpcUrl,
+    HeaderName,
     Host,
     Listen,
     Many,
@@ -72,7 +74,14 @@ class ServerSettings(Section):
     """Values of the Origin header that are served. None by default: agents are no browsers."""
     grpc: Listen | None = None
     """Address of the A2A gRPC listener. Its certificate is that of `tls`. A call is for the agent that its tenant names
-    (1.0); without one, for the only agent there is. An agent can have a port of its own (`a2a.grpc_port`)."""
+    (1.0), else for that of `grpc_authority_header`, else for the only agent there is. An agent can have a port of its
+    own (`a2a.grpc_port`)."""
+    grpc_url: GrpcUrl | None = None
+    """That address as cards tell it, where a proxy is in front: `https://gw.acme.example`, or `host:port` for clients
+    that give it to gRPC as it is; `{agent}` as the first label is the agent's name. By default the host of
+    `public_url` and the port of `grpc`."""
+    grpc_authority_header: HeaderName | None = None
+    """The header in which a proxy passes on the `:authority` of a gRPC call: its first label names the agent."""
     max_body_bytes: Bytes = 2**20
     """Largest request body."""
     max_response_bytes: Bytes = 10 * 2**20
@@ -117,6 +126,9 @@ class ServerSettings(Section):
             yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
         if isinstance(self.grpc, UnixAddress):
             yield Finding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
+        for key in ("grpc_url", "grpc_authority_header"):
+            if self.grpc is None and getattr(self, key) is not None:
+                yield Finding(f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,))
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue

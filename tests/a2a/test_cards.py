@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 
+from sidecar.cli.free_ports import free_ports
 from sidecar.loading import check_files
 from tests.a2a.world import (
     ALICE,
@@ -104,6 +106,86 @@ async def test_the_signature_is_ours_and_the_official_sdk_verifies_it(tmp_path: 
         told["skills"][0]["id"] = "other"
         with pytest.raises(Exception, match=r"(?i)signature"):
             verify(parse_agent_card(told))
+
+
+def over_grpc(told: Any) -> list[tuple[str, str, str | None]]:
+    return [
+        (one["protocolVersion"][:3], one["url"], one.get("tenant"))
+        for one in told["supportedInterfaces"]
+        if one["protocolBinding"] == "GRPC"
+    ]
+
+
+NAMES = "https://{agent}.grpc.acme.example"
+
+
+@pytest.mark.parametrize(
+    ("more", "a2a", "alone", "told"),
+    [
+        ("", "", True, [("1.0", "http://127.0.0.1:PORT", "researcher"), ("0.3", "http://127.0.0.1:PORT", None)]),
+        ("", "", False, [("1.0", "http://127.0.0.1:PORT", "researcher")]),
+        ("", "grpc_port: OWN", False, [("1.0", "http://127.0.0.1:OWN", None), ("0.3", "http://127.0.0.1:OWN", None)]),
+        ("grpc_url: 'https://gw.acme.example'", "", False, [("1.0", "https://gw.acme.example", "researcher")]),
+        ("grpc_url: 'gw.acme.example:443'", "", False, [("1.0", "gw.acme.example:443", "researcher")]),
+        (
+            "grpc_url: 'https://gw.acme.example'",
+            "grpc_port: OWN",
+            False,
+            [("1.0", "https://gw.acme.example:OWN", None), ("0.3", "https://gw.acme.example:OWN", None)],
+        ),
+        (
+            f"grpc_url: '{NAMES}'",
+            "",
+            False,
+            [(version, NAMES.replace("{agent}", "researcher"), None) for version in ("1.0", "0.3")],
+        ),
+    ],
+)
+async def test_a_card_tells_absolute_addresses_of_grpc(
+    more: str, a2a: str, alone: bool, told: list[tuple[str, str, str | None]], tmp_path: Path
+) -> None:
+    """Clients read an address by its scheme; ADK refuses a bare `host:port`."""
+    shared, own = map(str, free_ports(2))
+    settings = f'server: {{listen: "127.0.0.1:0", grpc: "127.0.0.1:{shared}"{more and ", "}{more}}}\n'
+    if not alone:
+        settings += "agents: {second: {executable: cat}}\n"
+    async with agent_world(tmp_path, rules=RULES, settings=settings, a2a=a2a.replace("OWN", own)) as world:
+        _, document, _ = await card(world, PLANNER)
+        assert over_grpc(document) == [
+            (version, url.replace("PORT", shared).replace("OWN", own), tenant) for version, url, tenant in told
+        ]
+        for one in document["additionalInterfaces"]:
+            assert "://" in one["url"] or more.endswith(":443'")
+
+
+async def test_the_card_of_a_local_listener_offers_no_grpc_that_would_refuse_its_caller(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    settings = f'server: {{listen: "127.0.0.1:0", grpc: "127.0.0.1:{port}"}}\n'
+    settings += 'local: [{listen: "127.0.0.1:0", principal: "nhi:planner"}]\n'
+    async with agent_world(tmp_path, rules=RULES, settings=settings) as world:
+        assert over_grpc((await card(world, PLANNER))[1])
+        local = replace(world, url=f"http://127.0.0.1:{world.app.listeners[1].port}")
+        told = (await card(local))[1]
+        assert not over_grpc(told) and "GRPC" not in json.dumps(told)
+        assert told["url"] == f"{local.url}/agents/researcher/"
+        told = (await ask(local, "1.0", "jsonrpc", "card/extended", {}, {})).results[0]
+        assert not over_grpc(told)
+
+
+async def test_an_extended_card_is_told_of_where_there_is_one_and_its_reader_may_read_it(tmp_path: Path) -> None:
+    rules = {
+        "user_to_nhi": "p, user:alice, nhi:researcher, card/extended, -, -, -, allow\n"
+        "p, user:bob, nhi:researcher, use, -, -, -, allow\n"
+    }
+    has_one = {**CARD_10, "capabilities": {**CARD_10["capabilities"], "extendedAgentCard": True}}
+    seen = {}
+    for name, given in (("some", has_one), ("none", CARD_10)):
+        async with agent_world(tmp_path / name, ScriptedAgent(card=given), rules=rules) as world:
+            for who, proof in (("nobody", None), ("bob", BOB), ("alice", ALICE)):
+                told = (await card(world, proof))[1]
+                seen[name, who] = told["capabilities"].get("extendedAgentCard", False)
+                assert told.get("supportsAuthenticatedExtendedCard", False) is seen[name, who]
+    assert {one for one, has in seen.items() if has} == {("some", "alice")}
 
 
 @pytest.mark.parametrize("way", SPOKEN)

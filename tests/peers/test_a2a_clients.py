@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 import pytest_asyncio
+from a2a.client.card_resolver import parse_agent_card
+from a2a.utils.errors import A2AError
 
 from sidecar.app import App
 from sidecar.cli.free_ports import free_ports
-from sidecar.protocols.a2a.operations import BY_ACTION
+from sidecar.protocols.a2a.operations import BY_ACTION, CARD
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
 from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
 from tests.flow.world import started
-from tests.peers.a2a_client import HOOK, play
+from tests.peers.a2a_client import HOOK, Play, play
 
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
@@ -229,7 +233,8 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
     rules = {"nhi_to_nhi": f"p, nhi:planner, nhi:*, {EVERYTHING}, -, -, -, allow\n"}
     write(folder, new.rpc, rules=rules)
     settings = (folder / "sidecar.yaml").read_text().partition("upstreams:")[0] + CALLED_BACK + "upstreams:\n"
-    settings = settings.replace('grpc: "127.0.0.1:0"', f'grpc: "127.0.0.1:{free_port()}"')
+    by_header = "grpc_authority_header: X-Forwarded-Host"
+    settings = settings.replace('grpc: "127.0.0.1:0"', f'grpc: "127.0.0.1:{free_port()}", {by_header}')
     for behind in BEHIND:
         line, binding, version = behind
         one = new if line == "new" else aged
@@ -240,6 +245,7 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
         settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
     (folder / "own.token").write_text(OWN_TOKEN)
     own = 'authentication: {type: api_key, header_name: X-Agent-Token, token_path: own.token, principal: "nhi:planner"}'
+    settings += f'  shared: {{a2a: {{url: "{new.rpc}"}}}}\n'
     settings += f'  door: {{a2a: {{url: "{new.rpc}", base_path: {ALIAS}, grpc_port: {free_port()}, {own}}}}}\n'
     (folder / "sidecar.yaml").write_text(settings)
     app = await started(folder)
@@ -270,6 +276,54 @@ async def test_a_client_is_led_through_an_agents_own_door(between: Between) -> N
     }
 
 
+async def test_of_many_agents_at_one_grpc_port_a_client_finds_the_one_it_means_by_its_tenant(between: Between) -> None:
+    at = between.url(SIMPLEST).rpartition("/")[0] + "/shared"
+    assert await play(at, "GRPC", "1.0", PLANNER) == seen_by_new()
+
+
+@asynccontextmanager
+async def proxied(port: int, authority: str) -> AsyncIterator[str]:
+    """A proxy before that port of gRPC, which passes on by what name it was called; its address."""
+
+    async def passed(method: str, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        said = [(name, value) for name, value in context.invocation_metadata() if name != "user-agent"]
+        call: Any = line.stream_stream(method)(messages, metadata=[*said, ("x-forwarded-host", authority)])
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details(), tuple(error.trailing_metadata() or ()))
+
+    class Passing(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            return grpc.stream_stream_rpc_method_handler(partial(passed, details.method))
+
+    server = grpc.aio.server(handlers=[Passing()])
+    here = server.add_insecure_port("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as line:
+        await server.start()
+        try:
+            yield f"http://127.0.0.1:{here}"
+        finally:
+            await server.stop(0)
+
+
+async def test_of_many_agents_at_one_grpc_port_a_proxy_names_the_one_by_its_authority(between: Between) -> None:
+    async with aiohttp.ClientSession() as http, proxied(between.app.grpc_ports[""], "shared.gw.acme.example") as at:
+        url = between.url(SIMPLEST).rpartition("/")[0] + "/shared/.well-known/agent-card.json"
+        async with http.get(url, headers=PLANNER) as response:
+            told = await response.json()
+        plays = {}
+        for version in ("1.0", "0.3"):
+            told["supportedInterfaces"] = [{"url": at, "protocolBinding": "GRPC", "protocolVersion": version}]
+            plays[version] = play(parse_agent_card(dict(told)), "GRPC", version, PLANNER)
+        assert await together(plays) == {"1.0": seen_by_new(), "0.3": seen_by_new(OF_03["GRPC"])}
+    async with proxied(between.app.grpc_ports[""], "nobody.gw.acme.example") as at:
+        told["supportedInterfaces"] = [{"url": at, "protocolBinding": "GRPC", "protocolVersion": "1.0"}]
+        seen = await play(parse_agent_card(dict(told)), "GRPC", "1.0", PLANNER)
+        assert set(seen.values()) <= {"A2AClientError", "MethodNotFoundError"}, "it means no agent, and reaches none"
+
+
 @old
 async def test_an_old_client_is_led_to_an_agent_of_1_0(between: Between) -> None:
     plays = {binding: old_client(between.url(SIMPLEST), binding, PLANNER) for binding in BINDINGS}
@@ -287,9 +341,11 @@ async def test_an_old_client_who_may_nothing_is_denied_every_operation(
 ) -> None:
     reached, refused = await arrivals(new), len(between.refused())
     seen = await old_client(between.url(SIMPLEST), binding, WHO["nhi:other"])
+    assert seen.pop("card") in {False, *DENIED[binding]}, "its card tells of no extended one"
     assert set(seen.values()) == DENIED[binding]
     told = between.refused()[refused:]
-    assert {action for _, action, _ in told} == BY_ACTION.keys() - {"tasks/list", "push/list", "push/delete"}
+    asked = BY_ACTION.keys() - {"tasks/list", "push/list", "push/delete", CARD.action}
+    assert {action for _, action, _ in told} - {CARD.action} == asked
     assert await arrivals(new) == reached
 
 
@@ -299,11 +355,36 @@ async def test_who_may_nothing_is_denied_every_operation(
 ) -> None:
     reached, refused = await arrivals(new), len(between.refused())
     seen = await play(between.url(SIMPLEST), binding, version, WHO["nhi:other"])
+    assert seen.pop("card") in {False, "A2AClientError"}, "its card tells of no extended one"
     assert set(seen.values()) == {"A2AClientError"} | ({_NOT_ASKED} if version == "0.3" else set())
     told = between.refused()[refused:]
     assert {(of, reason) for of, _, reason in told} == {(version, "no-matching-rule")}
-    assert {action for _, action, _ in told} == BY_ACTION.keys() - (UNASKED[binding] if version == "0.3" else set())
+    asked = BY_ACTION.keys() - {CARD.action} - (UNASKED[binding] if version == "0.3" else set())
+    assert {action for _, action, _ in told} - {CARD.action} == asked
     assert await arrivals(new) == reached
+
+
+async def test_a_client_reads_why_it_was_denied_where_json_rpc_carries_it(between: Between) -> None:
+    """Under a 403 the SDK drops the body."""
+    said: dict[str, list[str]] = {}
+
+    async def hear(style: str, play: Play) -> None:
+        for client in (play.plain, play.streaming):
+            try:
+                [_ async for _ in play.events(client, "echo: hi")]
+            except A2AError as error:
+                said.setdefault(style, []).append(str(error))
+
+    file = between.folder / "sidecar.yaml"
+    before = file.read_text()
+    for style in ("auto", "jsonrpc"):
+        file.write_text(f"{before}answers: {{deny_style: {style}}}\n")
+        await between.app.reload("test")
+        await play(between.url(SIMPLEST), "JSONRPC", "1.0", WHO["nhi:other"], partial(hear, style))
+    file.write_text(before)
+    await between.app.reload("test")
+    reads = {style: ["No rule allows this call" in words for words in told] for style, told in said.items()}
+    assert reads == {"auto": [False, False], "jsonrpc": [True, True]}
 
 
 async def arrivals(one: Agent) -> int:
