@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.audit.record import FIELDS
+from sidecar.audit.record import FIELDS, SEED_FIELDS
 from sidecar.errors import ANSWERS, CredentialFault
 from sidecar.metrics import Metrics
 from sidecar.openapi import document
@@ -148,7 +148,7 @@ def answers() -> str:
 # --- audit.md ---------------------------------------------------------------------------------------------------------
 
 MEANINGS: Mapping[str, str] = {
-    "v": "version of this format: 1",
+    "v": "version of this format: 2",
     "event": "`decision`, `outcome`, `refusal` or `control`",
     "seq": "place in the chain, from 1 on, without gaps",
     "id": "of this record: a UUID of version 7",
@@ -174,8 +174,9 @@ MEANINGS: Mapping[str, str] = {
     "protocol_version": "the MCP revision",
     "upstream": "the server that the call went to; null for one to all servers",
     "federation": "at the address of all servers: which were asked, and which did not answer and why; elsewhere null",
-    "tool_name": "the server that the question is about",
-    "method": "the tool, prompt or URI; else the method on the wire",
+    "server": "the server or agent that the call is about (the seed's `tool_name`)",
+    "tool": "the tool, prompt or URI, or the skill that an agent is asked for; null for none (the seed's `method`)",
+    "method": "the method on the wire, e.g. `tools/call`; of an agent its canonical name, e.g. `message/send`",
     "action": "what policy was asked, e.g. `tools/call`",
     "object": "what it was asked about, e.g. `tool:github/search_code`; a URI's query and fragment are cut off",
     "args_hash": "keyed digest of the arguments",
@@ -204,6 +205,11 @@ MEANINGS: Mapping[str, str] = {
     "prev_hash": "`hash` of the line before; 64 zeros in the first",
     "hash": "SHA-256 of this line up to here",
 }
+
+
+def seed_fields() -> str:
+    """The seed's names for fields of an audit record."""
+    return table(("the seed's name", "our field"), [(f"`{name}`", f"`{ours}`") for name, ours in SEED_FIELDS.items()])
 
 
 def fields() -> str:
@@ -295,6 +301,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "answers": answers,
     "fields": fields,
+    "seed-fields": seed_fields,
     "metrics": metrics,
     "methods": methods,
     "crossings": crossings,

@@ -23,7 +23,7 @@ from sidecar.compact import compact_json
 from sidecar.errors import LimitState, Refusal
 from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Fact, Link, Question, Rule
 
-VERSION = 1
+VERSION = 2  # 1 had the server in `tool_name`, and the tool or else the method in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
 Event = Literal["decision", "outcome", "refusal", "control"]
 
@@ -58,7 +58,8 @@ BLANK: Mapping[str, Any] = {
     "protocol_version": None,
     "upstream": None,
     "federation": None,
-    "tool_name": None,
+    "server": None,
+    "tool": None,
     "method": None,
     "action": None,
     "object": None,
@@ -87,6 +88,23 @@ BLANK: Mapping[str, Any] = {
     "prev_hash": None,
 }
 FIELDS = (*BLANK, "hash")
+
+# The seed's AuditLog: its own names, and what stands for them in our records.
+SEED_FIELDS: Mapping[str, str] = {
+    "id": "id",
+    "timestamp": "timestamp",
+    "run_id": "run_id",
+    "thread_id": "thread_id",
+    "agent_id": "agent_id",
+    "agent_role": "agent_role",
+    "tool_name": "server",
+    "method": "tool",
+    "args_hash": "args_hash",
+    "redaction_applied": "redaction_applied",
+    "duration_ms": "duration_ms",
+    "status": "status",
+    "error_message": "error_message",
+}
 
 # Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, whatever is escaped.
 ID_CHARS = 256  # ids of requests, traces, runs, threads; names of tools and methods
@@ -179,18 +197,35 @@ class Describer:
 
 
 def about_call(call: Call) -> dict[str, Any]:
-    """What they asked for: the question that names the call. `method` is its tool, or the word on the wire."""
+    """What they asked for: the question that names the call. `tool` is its tool, prompt, URI or skill."""
     question = call.question
     shown_object = _without_query(question, question.object)
+    tool = _without_query(question, question.name)
     return {
         "protocol_version": optional_text(call.protocol_version),
         "upstream": optional_text(call.upstream),
-        "tool_name": optional_text(question.server),
-        "method": text(_without_query(question, question.name) or call.method, OBJECT_CHARS),
+        "server": optional_text(question.server or call.upstream),
+        "tool": optional_text(tool, OBJECT_CHARS),
+        "method": optional_text(call.method),
         "action": text(question.action, ID_CHARS),
         "object": text(shown_object, OBJECT_CHARS),
         "redaction_applied": bool(question.arguments) or shown_object != question.object,
     }
+
+
+def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of any version under the seed's names. A call of no tool has the method on the wire for its method."""
+    if record.get("v") == 1:
+        return {name: record.get(name) for name in SEED_FIELDS}
+    said = {name: record.get(ours) for name, ours in SEED_FIELDS.items()}
+    return {**said, "method": said["method"] or record.get("method")}
+
+
+def skill_in(record: Mapping[str, Any]) -> object:
+    """The tool, prompt, URI or skill that a record of any version names; None for none."""
+    if record.get("v") != 1:
+        return record.get("tool")
+    return None if record.get("method") == record.get("action") else record.get("method")
 
 
 def rule_names(values: Sequence[str]) -> list[str]:

@@ -296,7 +296,8 @@ class Recording:
         not reach the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(None, charged=0) | self._described(decision, enforcement)
         record["decision_id"] = self.audit.new_id()
-        record["method"] = record["action"] = question.action
+        record["tool"], record["method"] = None, question.action
+        record["action"] = question.action
         record["object"] = question.object
         record["reason"] = None if enforcement == "shadow" else decision.reason
         await self.audit.write("decision", record)

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-_BEGINNING = re.compile(rb'\{"v":1,"event":"[a-z]+","seq":([1-9]\d{0,18}),"id":"')
+_BEGINNING = re.compile(rb'\{"v":[12],"event":"[a-z]+","seq":([1-9]\d{0,18}),"id":"')
 _BEFORE = b',"prev_hash":"'
 _SEAL_BYTES = len(b',"hash":"') + 64 + len(b'"}')
 _DECISION_ID = b'"decision_id":"'
+_AFTER_VERSION = len(b'{"v":1')
 _FIRST_OF_EVENT = len(b'{"v":1,"event":"')
 DECISION, OUTCOME, REFUSAL, CONTROL = b"dorc"
 _NAMES = {DECISION: b"decision", OUTCOME: b"outcome", REFUSAL: b"refusal", CONTROL: b"control"}
-_BEGINNINGS = {first: b'{"v":1,"event":"%b","seq":%%d,"id":"' % name for first, name in _NAMES.items()}
+_VERSIONS = b'{"v":1', b'{"v":2'
+_BEGINNINGS = {first: b',"event":"%b","seq":%%d,"id":"' % name for first, name in _NAMES.items()}
 _OF_CALLS = (DECISION, OUTCOME)
 _NO_EVIDENCE = b'"evidence":[]'
 
@@ -75,7 +77,9 @@ def scan(block: bytes, wanted: Sequence[int] = (), *, with_evidence: bool = Fals
         if not line.endswith(_BEFORE + before + b'","hash":"' + digest + b'"}'):
             return None
         event = line[_FIRST_OF_EVENT]
-        if event not in counts or not line.startswith(_BEGINNINGS[event] % seq):
+        if event not in counts or not line.startswith(_VERSIONS):
+            return None
+        if not line.startswith(_BEGINNINGS[event] % seq, _AFTER_VERSION):
             return None
         counts[event] += 1
         if event in _OF_CALLS:

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
-from sidecar.audit.record import INPUTS
+from sidecar.audit.record import INPUTS, skill_in
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols import mcp
@@ -117,8 +117,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
     question = question_of(named_object(_word(fields["object"])), _word(fields["action"]))
     if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
-    if fields.get("protocol") == "a2a" and fields["method"] != question.action:  # the skill that was asked for
-        question = question._replace(name=_word(fields["method"]))
+    if fields.get("protocol") == "a2a" and (skill := skill_in(fields)) is not None:
+        question = question._replace(name=_word(skill))
     return Asked(
         seq=int(fields["seq"]),
         decision_id=_word(fields["decision_id"]),

@@ -192,6 +192,6 @@ async def test_in_a_storm_of_reloads_every_decision_is_the_old_or_the_new_one_an
     assert set(Counter(record["policy_revision"] for record in ends)) == set(names)
     for record in ends:
         revision = names[record["policy_revision"]]
-        allowed = record["method"] == ALLOWS[revision]
+        allowed = record["tool"] == ALLOWS[revision]
         assert (record["http_status"], record["reason"]) == ((200, None) if allowed else (403, "no-matching-rule"))
         assert record["links"][0]["rules"] == ([revision] if allowed else [])

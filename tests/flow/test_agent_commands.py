@@ -269,7 +269,7 @@ async def test_a_run_that_asks_is_answered_on_behalf_of_whom_it_is(tmp_path: Pat
         me = "nhi:operator"
         assert acts == [(mine[1], me)] * 2 + [(as_planner, "nhi:planner"), (nightly, "nhi:nightly"), (again, me)]
         decided = [one for one in running.records() if one["event"] == "decision" and one["chain"] == ["nhi:nightly"]]
-        assert {one["method"] for one in decided} == {"scheduled"}, "rules read an answer's skill as that of the order"
+        assert {one["tool"] for one in decided} == {"scheduled"}, "rules read an answer's skill as that of the order"
 
 
 # --- over the admin listener ------------------------------------------------------------------------------------------

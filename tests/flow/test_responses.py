@@ -139,7 +139,7 @@ async def test_an_answer_on_a_later_stream_is_under_the_rules_of_its_own_call(tm
             [answer] = await ear.rest()
         assert answer["result"]["content"][0]["text"] == GONE
         kept = evidence(running)[0]
-        asked = next(each for each in running.records() if each["event"] == "decision" and each["method"] == "get_file")
+        asked = next(each for each in running.records() if each["event"] == "decision" and each["tool"] == "get_file")
         assert kept["mcp_invocation_id"] == asked["decision_id"]
         assert [each["id"] for each in running.ends()[-1]["evidence"]] == [kept["id"]]
 

@@ -367,7 +367,7 @@ async def _listening(stage: Stage, peer: Any, mode: str) -> AsyncIterator[None]:
 
 
 def _ended(stage: Stage, method: str) -> list[dict[str, Any]]:
-    return [record for record in stage.world.ends() if record["method"] == method]
+    return [record for record in stage.world.ends() if method in (record["tool"], record["method"])]
 
 
 def _port(stage: Stage) -> int:

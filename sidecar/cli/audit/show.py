@@ -18,7 +18,7 @@ import orjson
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.evidence import named_in, read_evidence
 from sidecar.audit.following import follow, lines
-from sidecar.audit.record import EVENTS
+from sidecar.audit.record import EVENTS, as_seed
 from sidecar.audit.render import plain, render_kept, render_record, wants_colour
 from sidecar.audit.statistics import Statistics
 from sidecar.cli.audit.files import FILE, LOG, logs, reading, unreadable
@@ -80,6 +80,7 @@ class Filter:
 @click.option("--evidence", "kept", is_flag=True, help="The results that were kept, in place of the records.")
 @click.option("--evidence-file", type=FILE, help="Where they are; by default the files of evidence/ beside audit/.")
 @click.option("--json", "as_json", is_flag=True, help="The lines themselves, as JSON Lines; with --stats one object.")
+@click.option("--seed", is_flag=True, help="As JSON Lines under the names of the seed's AuditLog.")
 def show(
     paths: tuple[Path, ...],
     object_: str,
@@ -90,6 +91,7 @@ def show(
     kept: bool,
     evidence_file: Path | None,
     as_json: bool,
+    seed: bool,
     **exact: Any,
 ) -> None:
     """Print the records of a log's folder or of its files, oldest first. This does not check them: `audit verify` does.
@@ -99,6 +101,8 @@ def show(
     """
     if sum((follows, stats, kept)) > 1:
         raise click.UsageError("--follow, --stats and --evidence each need to be alone")
+    if seed and (stats or kept):
+        raise click.UsageError("--seed is for records: --stats and --evidence have names of their own")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
     files = logs(paths)
     colour = wants_colour(sys.stdout, os.environ)
@@ -112,7 +116,9 @@ def show(
             _show_statistics(records, as_json)
             return
         for record in records:
-            click.echo(ascii_json(record) if as_json else render_record(record, colour=colour), color=colour)
+            shown = as_seed(record) if seed else record
+            told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)
+            click.echo(told, color=colour)
 
 
 def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,9 @@ _LINK = {"kind", "action", "decision"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 _NOTIFICATION = "notifications/"
 _SHADOW = "shadow"
-_SKIPPED = (b'{"v":1,"event":"outcome"', b'{"v":1,"event":"control"')  # how our writer begins them; others are parsed
+_SKIPPED = tuple(
+    b'{"v":%d,"event":"%b"' % (v, name) for v in (1, 2) for name in (b"outcome", b"control")
+)  # how our writer begins them; others are parsed
 
 
 class Triple(NamedTuple):

@@ -120,6 +120,16 @@ def test_show_as_json_gives_the_very_lines_of_the_file(path: Path) -> None:
     assert run("show", path, "--json").stdout_bytes == path.read_bytes()
 
 
+def test_show_has_the_seeds_names_too(path: Path) -> None:
+    ours = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    seeds = [orjson.loads(line) for line in run("show", path, "--seed").output.splitlines()]
+    assert [one["id"] for one in seeds] == [one["id"] for one in ours]
+    named = next(index for index, one in enumerate(ours) if one["tool"])
+    said = (seeds[named]["tool_name"], seeds[named]["method"])
+    assert said == (ours[named]["server"], ours[named]["tool"]) and "links" not in seeds[named]
+    assert run("show", path, "--seed", "--stats").exit_code == 2
+
+
 @pytest.mark.parametrize("options", [("--since", "yesterday"), ("--reason", "because"), ("--event", "party")])
 def test_show_refuses_what_it_does_not_understand(path: Path, options: tuple[str, ...]) -> None:
     assert run("show", path, *options).exit_code == 2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sidecar.audit import time_ordered_ids
 from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
 from sidecar.audit.digest import Digests
-from sidecar.audit.record import FIELDS, REMEMBERED, Describer
+from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed
 from sidecar.audit.recorder import Audit
 from sidecar.audit.stamps import ENTROPY_BYTES
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
@@ -25,14 +25,14 @@ from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, understood
 
-SEED_FIELDS = (
+SEEDS = (
     "id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied duration_ms status"
     " error_message"
 )
 OUR_FIELDS = (
-    "v event instance seq prev_hash hash key_id decision_id request_id trace_id peer credential chain protocol"
-    " protocol_version upstream object action links reason policy_revision enforcement facts limits http_status"
-    " bytes_in bytes_out latency would_deny"
+    "v event instance seq prev_hash hash key_id decision_id request_id trace_id peer credential chain protocol server"
+    " tool method protocol_version upstream object action links reason policy_revision enforcement facts limits"
+    " http_status bytes_in bytes_out latency would_deny"
 )
 
 
@@ -56,7 +56,11 @@ def test_every_field_of_the_contract_is_in_every_event_in_one_order(audit: Audit
     assert [record["event"] for record in written] == ["control", "decision", "outcome", "refusal"]
     for record in written:
         assert tuple(record) == FIELDS
-    assert {*SEED_FIELDS.split(), *OUR_FIELDS.split()} <= set(FIELDS)
+    assert (
+        {*OUR_FIELDS.split()} <= set(FIELDS)
+        and " ".join(SEED_FIELDS) == SEEDS
+        and {*SEED_FIELDS.values()} <= set(FIELDS)
+    )
     assert FIELDS[-1] == "hash"
 
 
@@ -70,7 +74,7 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
     decision, outcome = records(path)
     digest = peer.args_hash(KEY.secret, "corp", "tools/call", "tool:github/search", ARGUMENTS)
     expected = {
-        "v": 1,
+        "v": 2,
         "event": "outcome",
         "seq": 2,
         "timestamp": "2026-11-18T11:06:40.500000Z",
@@ -90,8 +94,9 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
         "protocol": "mcp",
         "protocol_version": "2026-07-28",
         "upstream": "github",
-        "tool_name": "github",
-        "method": "search",
+        "server": "github",
+        "tool": "search",
+        "method": "tools/call",
         "action": "tools/call",
         "object": "tool:github/search",
         "args_hash": digest,
@@ -252,7 +257,7 @@ def test_a_uris_query_and_fragment_are_hashed_and_not_shown(audit: Audit, path: 
     for uri in uris:
         forward(audit, object=f"resource:files/{uri}", action="resources/read", server="files", name=uri, arguments={})
     written = records(path)[::2]
-    assert {(record["object"], record["method"]) for record in written} == {("resource:files/file:///a", "file:///a")}
+    assert {(record["object"], record["tool"]) for record in written} == {("resource:files/file:///a", "file:///a")}
     assert all(record["redaction_applied"] for record in written)
     assert len({record["args_hash"] for record in written}) == 3
     assert b"hunter" not in path.read_bytes()
@@ -261,7 +266,19 @@ def test_a_uris_query_and_fragment_are_hashed_and_not_shown(audit: Audit, path: 
 def test_a_method_without_a_name_is_called_by_its_word_on_the_wire(audit: Audit, path: Path) -> None:
     forward(audit, object="nhi:github", action="tools/list", name="", arguments={})
     record = records(path)[0]
-    assert (record["method"], record["redaction_applied"]) == ("tools/call", False)
+    assert (record["tool"], record["method"], record["redaction_applied"]) == (None, "tools/call", False)
+    assert as_seed(record)["method"] == "tools/call"
+
+
+def test_the_seeds_names_are_there_for_records_of_every_version(audit: Audit, path: Path) -> None:
+    """22: `tool_name` held the server and `method` the tool: now names say what is there, the seed's are aliases."""
+    forward(audit)
+    new = records(path)[-1]
+    assert (new["v"], new["server"], new["tool"], new["method"]) == (2, "github", "search", "tools/call")
+    old = {name: value for name, value in new.items() if name not in ("server", "tool", "tool_error")}
+    old |= {"v": 1, "tool_name": "github", "method": "search"}
+    assert as_seed(new) == as_seed(old) and " ".join(as_seed(new)) == SEEDS
+    assert (as_seed(new)["tool_name"], as_seed(new)["method"]) == ("github", "search")
 
 
 def test_raw_arguments_and_fact_inputs_are_nowhere(audit: Audit, path: Path) -> None:

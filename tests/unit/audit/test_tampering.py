@@ -113,6 +113,11 @@ def test_runs_and_single_lines_come_to_the_same(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_sealed_and_is_not_as_we_write_it_is_looked_at_line_by_line() -> None:
-    for change in ({"event": "party"}, {"event": "decision", "decision_id": None}, {"v": 2}):
+    for change in ({"event": "party"}, {"event": "decision", "decision_id": None}, {"v": 3}):
         line, _ = seal({**record(0), "seq": 1, "prev_hash": "0" * 64, **change})
         assert scan(line) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_lines_of_older_versions_are_a_run_too(version: int) -> None:
+    assert scan(seal({**record(0), "v": version, "seq": 1, "prev_hash": "0" * 64})[0]) is not None
