@@ -65,7 +65,8 @@ class McpError:
     detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
     details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
     retry_after_s: Annotated[int | None, "when to come again, in seconds"] = None
-    limit: Annotated[float | None, "of the limit that refused"] = None
+    limit: Annotated[str | None, "the name of the limit that refused, where `answers.disclosure` is `reason`"] = None
+    most: Annotated[float | None, "how much it allows"] = None
     remaining: Annotated[float | None, "what is left of it"] = None
     unit: Annotated[str | None, "of both, where it is not calls that count: usd, tokens"] = None
     reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
@@ -126,7 +127,9 @@ def _facts(refusal: Refusal, answer: Answer, decision_id: str, disclosure: Discl
     if refusal.retry_after_s is not None:
         facts["retry_after_s"] = _whole_seconds(refusal.retry_after_s)
     if refusal.limit is not None:
-        facts["limit"], facts["remaining"] = refusal.limit.limit, refusal.limit.remaining
+        if disclosure == "reason":
+            facts["limit"] = refusal.limit.told
+        facts["most"], facts["remaining"] = refusal.limit.limit, refusal.limit.remaining
         if refusal.limit.unit:
             facts["unit"] = refusal.limit.unit
         if refusal.limit.reset_at is not None:

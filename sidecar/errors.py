@@ -212,6 +212,14 @@ class LimitState(NamedTuple):
     unit: str = ""
     charged: float = 1
 
+    @property
+    def told(self) -> str:
+        """Its name, for a caller: a row's limit by the name of its column, because no rule is told."""
+        return ROW_LIMIT if self.name.startswith("rule:") else self.name
+
+
+ROW_LIMIT = "max_calls_per_hour"
+
 
 class Refusal(Exception):
     """The caller's call ends here, for one reason. Never carries a secret, an argument's value or a rule.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.settings.streams import StreamSettings
 from sidecar.vocabulary import Caller
 
@@ -30,9 +30,10 @@ class Places:
         """A place for as long as the block lasts. Raises Refusal(TOO_MANY_CONCURRENT)."""
         owner = caller.binding
         if self.taken.get(owner, 0) >= bounds.max_per_principal:
-            raise self._refusal("too many open streams of one caller")
+            limit = LimitState("streams.max_per_principal", bounds.max_per_principal, 0)
+            raise self._refusal("too many open streams of one caller", limit)
         if self.count >= bounds.max:
-            raise self._refusal("too many open streams")
+            raise self._refusal("too many open streams", LimitState("streams.max", bounds.max, 0))
         self.taken[owner] = self.taken.get(owner, 0) + 1
         self.count += 1
         try:
@@ -43,6 +44,6 @@ class Places:
             if not self.taken[owner]:
                 del self.taken[owner]
 
-    def _refusal(self, detail: str) -> Refusal:
+    def _refusal(self, detail: str, limit: LimitState) -> Refusal:
         wait_s = MIN_RETRY_S + self.random() * (MAX_RETRY_S - MIN_RETRY_S)
-        return Refusal(Reason.TOO_MANY_CONCURRENT, detail, retry_after_s=wait_s)
+        return Refusal(Reason.TOO_MANY_CONCURRENT, detail, limit=limit, retry_after_s=wait_s)

@@ -57,6 +57,7 @@ async def test_limits_count_calls_of_agents_as_of_tools(way: Any, tmp_path: Path
             if n < 2:
                 assert answered.error is None, answered
         assert (answered.status, answered.reason) == (429, "rate-limited")
+        assert "'limit': 'max_calls_per_hour'" in str(answered.error), answered.error  # which one, in every binding
         assert len(world.agent.seen) == 2
 
 

@@ -278,6 +278,7 @@ async def test_limits_hold_for_tasks_as_for_messages(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": _hello()})).error is None
         status, said = await call(world, "POST", body=ORDER)
         assert (status, said["reason"], said["error_code"]) == (429, "rate-limited", "RateLimitExceeded")
+        assert (said["limit"], said["most"]) == ("max_calls_per_hour", 2)
 
 
 async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_time_is_allowed(tmp_path: Path) -> None:

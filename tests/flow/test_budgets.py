@@ -187,7 +187,7 @@ async def test_who_has_spent_a_budget_hears_how_much_and_until_when(tmp_path: Pa
         status, body, headers = await running.call("search_code", GOOD)
         data = body["error"]["data"]
         assert (status, data["reason"]) == (429, "budget-spent")
-        assert (data["limit"], data["remaining"], data["unit"]) == (0.005, 0.001, "usd")
+        assert (data["most"], data["remaining"], data["unit"]) == (0.005, 0.001, "usd")
         assert data["reset_at"].endswith("-01T00:00:00+00:00")
         assert headers["Retry-After"] == str(data["retry_after_s"])
         assert headers["RateLimit-Policy"].startswith('"limit";q=5000;qu="micro-usd";w=2')

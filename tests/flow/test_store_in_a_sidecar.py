@@ -28,7 +28,12 @@ async def test_an_instance_that_counts_by_itself_says_so_on_every_side_and_never
         assert [status for status, *_ in answers] == [200, 200, 503, 503]
         assert {reason_of(answer) for answer in answers[2:]} == {"store-unavailable"}
         data = answers[-1][1]["error"]["data"]
-        assert (data["limit"], data["remaining"], data["retry_after_s"]) == (9, 0, 1)
+        assert (data["limit"], data["most"], data["remaining"], data["retry_after_s"]) == (
+            "max_calls_per_hour",
+            9,
+            0,
+            1,
+        )
         assert [end["enforcement"] for end in running.ends()] == ["degraded"] * 2 + ["enforce"] * 2
         moved = series_moved(before, await running.metrics())
         assert 'sidecar_limit_checks_total{limit="rule:search",outcome="degraded"} +2' in moved

@@ -237,8 +237,25 @@ def test_a_limit_is_told_in_the_fields_of_the_draft_and_in_the_facts(shape: Shap
     assert answer.headers["RateLimit"] == '"limit";r=0;t=18'
     body = json.loads(answer.body)
     facts = body if shape is PLAIN else body["error"]["data"]
-    expected = {"limit": 120, "remaining": 0, "retry_after_s": 18, "reset_at": "2026-11-18T11:06:40+00:00"}
+    expected = {
+        "limit": "max_calls_per_hour",
+        "most": 120,
+        "remaining": 0,
+        "retry_after_s": 18,
+        "reset_at": "2026-11-18T11:06:40+00:00",
+    }
     assert {key: facts[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("shape", Shape)
+@pytest.mark.parametrize(("disclosure", "named"), [("reason", True), ("kind", False), ("hide", False)])
+def test_a_limit_is_named_where_the_operator_lets_it_be(shape: Shape, disclosure: Any, named: bool) -> None:
+    limit = LimitState("principals:role:interns:hour", 500, 0)
+    answer = told(Refusal(Reason.RATE_LIMITED, limit=limit), shape, Manner(disclosure=disclosure))
+    body = json.loads(answer.body)
+    facts = body if shape is PLAIN else body["error"]["data"]
+    assert facts.get("limit") == ("principals:role:interns:hour" if named else None)
+    assert (facts["most"], b"interns" in answer.body) == (500, named)
 
 
 def test_a_limit_without_window_or_end_is_told_without_them() -> None:
@@ -335,9 +352,19 @@ def test_denials_cannot_be_told_apart_where_reasons_are_kept_back(disclosure: An
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason not in DENIALS])
 @pytest.mark.parametrize("disclosure", ["kind", "hide"])
 def test_what_is_no_denial_is_told_whatever_is_kept_back(reason: Reason, disclosure: Any) -> None:
+    """All but the name of a limit."""
     for shape in Shape:
         manner = Manner(disclosure=disclosure)
-        assert told(refusal_for(reason), shape, manner) == told(refusal_for(reason), shape)
+        kept_back, in_full = whole(told(refusal_for(reason), shape, manner)), whole(told(refusal_for(reason), shape))
+        facts = in_full["body"] if shape is PLAIN else facts_in(in_full["body"])
+        assert (facts.pop("limit", None) is not None) == (reason in LIMITS)
+        assert kept_back == in_full
+
+
+def facts_in(body: dict[str, Any]) -> dict[str, Any]:
+    """What a refusal carries, in an error or in a tool's result."""
+    found: dict[str, Any] = body["error"]["data"] if "error" in body else body["result"]["_meta"]["sidecar/refusal"]
+    return found
 
 
 @pytest.mark.parametrize("disclosure", ["reason", "kind", "hide"])
