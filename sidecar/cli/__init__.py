@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "wrap": ("sidecar.cli.clients", "Let an MCP client's configuration lead through a sidecar."),
     "unwrap": ("sidecar.cli.clients", "Put back what wrap changed."),
     "client-config": ("sidecar.cli.clients", "What an MCP client writes to reach our upstreams."),
+    "connect": ("sidecar.cli.connect", "Be a program that an MCP client starts, and lead to a sidecar's address."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
     "limits": ("sidecar.cli.limits", "Who used what, and how much is left."),
     "audit": ("sidecar.cli.audit", "Verify the evidence, or read it."),

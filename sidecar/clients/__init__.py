@@ -7,4 +7,5 @@ hiding         what of it is a secret, and may stand in no sidecar.yaml?
 folder         those servers as upstreams, files of secrets and first rules of a working folder
 wrapping       the client's own file, edited to go through us, and back
 snippets       the same for a client that has no file yet
+bridge         a stdio server that leads to an address, for a client that only starts programs
 """

@@ -275,7 +275,7 @@ NhiName = Annotated[
     AfterValidator(named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner")),
 ]
 HeaderName = Annotated[
-    str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9-]+", "header name", "such as X-Api-Key"))
+    str, Field(max_length=128), AfterValidator(named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key"))
 ]
 HeaderValue = Annotated[
     str,

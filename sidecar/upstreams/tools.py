@@ -94,7 +94,7 @@ def _tool_from(name: str, schema: object, output: object, known: Tool | None) ->
         return known
     try:
         compiled = compile_schema(schema)
-        mirrored = _mirrored(schema)
+        mirrored = mirrored_in(schema)
     except SchemaRefused as refused:
         return Tool(name, None, refused.reason, {}, digest)
     try:
@@ -113,7 +113,7 @@ def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{member}: {', '.join(kinds)}" for member, kinds in named))
 
 
-def _mirrored(schema: object) -> dict[str, tuple[str, ...]]:
+def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
     """The `x-mcp-header` annotations. MCP 2026-07-28: a tool with a misplaced or ambiguous one is not to be used."""
     found: dict[str, tuple[str, ...]] = {}
     _collect(schema, (), found)

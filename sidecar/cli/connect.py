@@ -1,0 +1,93 @@
+"""Be a stdio MCP server that leads to a sidecar, for a client that only starts programs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import click
+
+from sidecar.clients.bridge import MAX_LINE_BYTES, Bridge, Headers
+from sidecar.clients.snippets import KEY_VARIABLE
+from sidecar.egress import Client, Origin, parse_origin
+from sidecar.settings.secrets import read_secret
+
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[:=]\s*(.*)")
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="${VAR} is filled in from the environment."
+)
+@click.option("--api-key-path", type=_FILE, help=f"File of an API key, read with each request; else ${KEY_VARIABLE}.")
+@click.option("--bearer-path", type=_FILE, help="File of a token for Authorization: Bearer, read with each request.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86_400), default=600.0, show_default=True)
+def connect(
+    url: str, headers: tuple[str, ...], api_key_path: Path | None, bearer_path: Path | None, timeout_s: float
+) -> None:
+    """Carry MCP between standard input and output and the server at URL (Streamable HTTP).
+
+    For clients that only start programs, such as Claude Desktop: `sidecar connect http://127.0.0.1:8070/mcp/github`.
+    """
+    try:
+        origin = parse_origin(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="URL") from None
+    given = [_header(text) for text in headers]
+    if api_key_path is None and not bearer_path and (key := os.environ.get(KEY_VARIABLE)):
+        given.append(("X-API-Key", key))
+
+    def shown() -> Sequence[tuple[str, str]]:
+        more = [("X-API-Key", read_secret(api_key_path, "theirs"))] if api_key_path else []
+        more += [("Authorization", f"Bearer {read_secret(bearer_path, 'theirs')}")] if bearer_path else []
+        return [*given, *more]
+
+    shown()  # a file that is not there is told now
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sidecar connect: %(message)s")
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        asyncio.run(_carried(origin, shown, timeout_s))
+
+
+async def _carried(origin: Origin, shown: Headers, timeout_s: float) -> None:
+    bridge = Bridge(Client(origin), origin, _write, shown, timeout_s)
+    await bridge.run(_lines())
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """The lines of standard input. Raises ClickException for one that is too long."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    try:
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    except ValueError:
+        raise click.UsageError("standard input is a file: an MCP client starts this command with pipes") from None
+    try:
+        while line := await reader.readline():
+            yield line
+    except ValueError:
+        raise click.ClickException(f"a line has more than {MAX_LINE_BYTES} bytes") from None
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _header(text: str) -> tuple[str, str]:
+    found = _HEADER.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text.partition('=')[0]!r} is no header: write NAME=VALUE", param_hint="--header")
+    missing = [name for name in _REFERENCE.findall(found[2]) if name not in os.environ]
+    if missing:
+        raise click.BadParameter(f"the variable {missing[0]} is not set", param_hint="--header")
+    return found[1], _REFERENCE.sub(lambda match: os.environ[match[1]], found[2])
