@@ -24,6 +24,8 @@ from urllib.parse import unquote, urljoin
 import jsonschema_rs
 import orjson
 
+from sidecar.similar_keys import Keys, keys_of
+
 MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_LEVELS: Final = 64
 MAX_PATTERNS: Final = 64
@@ -88,13 +90,15 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
-    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded."""
+    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded; `keys`
+    are its properties, place by place."""
 
     weight: int
     patterns: int
     branches: int
     cyclic: bool
     _validator: Any
+    keys: Keys | None = None
 
     def violation(self, arguments: Any) -> Violation | None:
         """The first thing wrong with parsed arguments, or with a result, or None. Bounded in time whatever they are."""
@@ -150,7 +154,8 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise SchemaRefused(_why_uncompiled(error)) from None
-    return ArgumentSchema(weight, patterns, survey.branches, survey.cyclic, compiled)
+    keys = keys_of(schema, survey.led)
+    return ArgumentSchema(weight, patterns, survey.branches, survey.cyclic, compiled, keys)
 
 
 def every_subschema(root: object) -> Iterator[dict[str, Any]]:
@@ -231,6 +236,7 @@ class _Survey:
         self.cyclic = False
         self.branches = 1
         self.patterns = 0
+        self.led: dict[int, list[object]] = {}
         self.places = _Places(dialect)
         self.places.note(root)
         self._root = root
@@ -266,15 +272,17 @@ class _Survey:
             branching += below if keyword in _BRANCHES else 0
         for keyword in ("$ref", _DYNAMIC_REF, _RECURSIVE_REF):
             if keyword in node:
-                below, within = self._weigh_reference(keyword, node[keyword], at, level, base)
+                below, within = self._weigh_reference(keyword, node, at, level, base)
                 weight, patterns = weight + below, patterns + within
         self.branches = max(self.branches, branching)
         return weight, patterns
 
-    def _weigh_reference(self, keyword: str, reference: object, at: str, level: int, base: str) -> tuple[int, int]:
+    def _weigh_reference(self, keyword: str, node: dict[str, Any], at: str, level: int, base: str) -> tuple[int, int]:
         """The heaviest of the schemas that a reference may lead to: where a dynamic one does, the call says."""
         place = f"{at}/{keyword}"
-        weighed = [self.weigh(target, place, level, base) for target in self._targets(keyword, reference, place, base)]
+        targets = self._targets(keyword, node[keyword], place, base)
+        self.led.setdefault(id(node), []).extend(targets)
+        weighed = [self.weigh(target, place, level, base) for target in targets]
         return max(below for below, _ in weighed), max(within for _, within in weighed)
 
     def _refuse_keywords(self, node: dict[str, Any], at: str) -> None:

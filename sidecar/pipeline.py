@@ -35,6 +35,7 @@ from aiohttp import web
 from sidecar import arrival, custody, fronts, intents
 from sidecar.a2a.front import AgentFront
 from sidecar.answers import Shape, Told, tell
+from sidecar.arguments import Violation
 from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
 from sidecar.disabled import KillSwitch
@@ -53,8 +54,9 @@ from sidecar.paired import Paired
 from sidecar.pressure import Pressure
 from sidecar.protocols import eras, mcp_tasks, sse
 from sidecar.protocols.eras import Era
-from sidecar.protocols.jsonrpc import Message, Notification, Request
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Notification, Request, malformed
 from sidecar.refusals import Refusals
+from sidecar.similar_keys import SIMILAR_KEY, Keys, similar_key
 from sidecar.snapshot import Live, Service
 from sidecar.task_api.front import Cancel, TaskFront
 from sidecar.tasks import Tasks
@@ -211,7 +213,7 @@ class Pipeline:
             service.account.breaker.check()  # before anybody waits for its tools, or is charged
         intent = self._resumed(caller, intent)
         await turn.breathe()
-        await self._check_arguments(turn, service, intent)
+        await self._check_arguments(turn, service, intent, decision)
         async with self._charged(turn, caller, intent.call, decision) as (lease, timeout_s):
             if turn.front == arrival.EVERY:
                 return await self._carry_federated(turn, service, caller, decision, intent, lease, timeout_s)
@@ -398,6 +400,8 @@ class Pipeline:
             decision.or_refuse()
         if call.session:
             self._charge_session_call(turn, caller, call)
+        elif call.method != "tools/call" and (key := _similar_key(turn, call, decision)) is not None:
+            raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
         return decision
 
     def _refuse_disabled(self, turn: Turn, caller: Caller, call: Call) -> None:
@@ -437,7 +441,7 @@ class Pipeline:
             if not turn.excuse(refusal):
                 raise
 
-    async def _check_arguments(self, turn: Turn, service: Service, intent: Intent) -> None:
+    async def _check_arguments(self, turn: Turn, service: Service, intent: Intent, decision: Decision) -> None:
         """No call reaches a tool unvalidated."""
         if not isinstance(intent, Ask):
             return
@@ -451,7 +455,10 @@ class Pipeline:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
         if not turn.now.approves(question.server, tool.name, tool.definition.digest):
             raise Refusal(Reason.PIN_MISMATCH)  # in shadow mode too: nobody approved what this tool is now
-        violation = tool.schema.violation(question.arguments)
+        similar = _similar_key(turn, intent.call, decision, tool.schema.keys)
+        violation = (
+            Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
+        )
         if violation is not None:
             pointer = f"/arguments{violation.pointer}"
             data = {"pointer": pointer, "keyword": violation.keyword}
@@ -533,6 +540,16 @@ def _unreached(refusal: Refusal) -> bool:
     """Whether the upstream took no part of the call. What comes after its first word is no refusal of the call, but of
     its stream (`relay.py`)."""
     return isinstance(refusal.__cause__, ConnectFailed | Crowded)
+
+
+def _similar_key(turn: Turn, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
+    """A pointer to a key that a rule, or the upstream, may take for another one. What a message to an agent holds
+    matters only where a rule reads it."""
+    upstream = turn.now.settings.upstreams.get(call.upstream)
+    if upstream is not None and upstream.similar_keys == "allow":
+        return None
+    reads = turn.now.engine.names_read(decision)
+    return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
 
 
 def _begins(intent: Intent | Spread) -> bool:

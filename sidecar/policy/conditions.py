@@ -25,6 +25,7 @@ from cel_expr_python import cel
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.syntax import Called, Path, Syntax, syntax_of
+from sidecar.similar_keys import Read, read_of
 from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_CONDITION_CHARS = 4096
@@ -141,7 +142,8 @@ class Scene(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller` if it reads what the caller writes: `args`, or `call.meta`."""
+    """One compiled `when`. `from_caller` if it reads what the caller writes: `args`, or `call.meta`; `names` are those
+    that it reads of `args`."""
 
     text: str
     digest: str
@@ -156,6 +158,7 @@ class Condition:
     range_nodes: int
     per_char: float
     per_square: float
+    names: Read
 
     @property
     def trusts_meta(self) -> bool:
@@ -274,7 +277,14 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         range_nodes=syntax.range_nodes,
         per_char=max([_UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
         per_square=_CONTAINS_SQUARE if any(c.function == "contains" and c.dynamic for c in syntax.calls) else 0,
+        names=_names(syntax),
     )
+
+
+def _names(syntax: Syntax) -> Read:
+    paths = [path[1:] for path in (*(read.path for read in syntax.reads), *syntax.sought) if path[0] == "args"]
+    loops = any(read.ranged and read.path[0] == "args" for read in syntax.reads)
+    return read_of(paths, syntax.inner if loops else ())
 
 
 def _units_per_char(call: Called) -> float:

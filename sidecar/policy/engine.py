@@ -18,6 +18,7 @@ from sidecar.policy.links import Answer, Docket, Evaluation
 from sidecar.policy.roles import Ways
 from sidecar.policy.source import PolicySource
 from sidecar.policy.table import DENY
+from sidecar.similar_keys import Read
 from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, Rule
 
 # CONTRACT 6: of several reasons, the first of these is told.
@@ -41,6 +42,7 @@ class Engine:
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
+        self._names = {condition.digest: condition.names for condition in source.conditions.values()}
         self._guarded = bool(len(self._guardrails.table))
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
@@ -72,6 +74,12 @@ class Engine:
             docket, last = self._dockets[PermissionKind.AGENT_TO_TOOL], len(chain) - 1
             answers[last] = docket.opened(answers[last], evaluation.askers[last], question.server, now_s)
         return self._decision(evaluation, answers, limited=False)
+
+    def names_read(self, decision: Decision) -> list[Read]:
+        """What the conditions that a decision asked read of the arguments."""
+        facts = [fact for link in decision.links for fact in link.facts]
+        found = [self._names[fact.condition] for fact in facts if fact.condition in self._names]
+        return [read for read in found if read.tree or read.anywhere]
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         """Every role of a principal, from its token and from `g` rows."""

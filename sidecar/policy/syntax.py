@@ -46,10 +46,13 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What was found. `loops` is how deeply macros are nested; `loop_nodes` and `range_nodes` how much stands inside
+    """What was found. `sought` are the keys that `in` looks for; `inner` the names that macros read of what they run
+    over; `loops` is how deeply macros are nested; `loop_nodes` and `range_nodes` how much stands inside
     their bodies and inside what they run over."""
 
     reads: tuple[Read, ...]
+    sought: tuple[Path, ...]
+    inner: frozenset[str]
     calls: tuple[Called, ...]
     loops: int
     loop_nodes: int
@@ -63,7 +66,15 @@ def syntax_of(serialized: bytes) -> Syntax:
     source = next((value for number, value in parts if number == _SOURCE_INFO), b"")
     walk = _Walk(_positions(_bytes(source)))
     walk.visit(_bytes(next(value for number, value in parts if number == _CHECKED_EXPR)), frozenset(), 0)
-    return Syntax(tuple(walk.reads), tuple(walk.calls), walk.loops, walk.loop_nodes, walk.range_nodes)
+    return Syntax(
+        tuple(walk.reads),
+        tuple(walk.sought),
+        frozenset(walk.inner),
+        tuple(walk.calls),
+        walk.loops,
+        walk.loop_nodes,
+        walk.range_nodes,
+    )
 
 
 class _Walk:
@@ -72,6 +83,8 @@ class _Walk:
     def __init__(self, positions: dict[int, int]) -> None:
         self._positions = positions
         self.reads: list[Read] = []
+        self.sought: list[Path] = []
+        self.inner: set[str] = set()
         self.calls: list[Called] = []
         self.loops = 0
         self.loop_nodes = 0
@@ -84,7 +97,9 @@ class _Walk:
         fields = dict(_fields(expr))
         path = _path(expr)
         if path is not None:
-            if path[0] not in bound:
+            if path[0] in bound:
+                self.inner.update(path[1:])
+            else:
                 self.reads.append(Read(path, self._offset(fields), depth > 0, self._ranges > 0))
         elif _SELECT in fields:
             self.visit(_only(dict(_fields(_only(fields, _SELECT))), 1), bound, depth)
@@ -109,6 +124,8 @@ class _Walk:
             self.visit(argument, bound, depth)
             if index == 0:
                 first = tuple(read.path for read in self.reads[before:])
+        if function == "@in" and (sought := _sought(arguments)) is not None:
+            self.sought.append(sought)
         dynamic = any(_CONST not in dict(_fields(argument)) for argument in arguments[1:])
         self.calls.append(Called(function, first, dynamic, self._offset(fields)))
 
@@ -154,6 +171,15 @@ def _indexed(parts: list[tuple[int, bytes | int]]) -> Path | None:
     if function != b"_[_]" or len(arguments) != 2:
         return None
     below, key = _path(arguments[0]), dict(_fields(arguments[1])).get(_CONST)
+    text = dict(_fields(key)).get(_STRING_VALUE) if isinstance(key, bytes) else None
+    return (*below, text.decode()) if below is not None and isinstance(text, bytes) else None
+
+
+def _sought(arguments: list[bytes]) -> Path | None:
+    """The path of a constant text that is looked for in a map."""
+    if len(arguments) != 2:
+        return None
+    below, key = _path(arguments[1]), dict(_fields(arguments[0])).get(_CONST)
     text = dict(_fields(key)).get(_STRING_VALUE) if isinstance(key, bytes) else None
     return (*below, text.decode()) if below is not None and isinstance(text, bytes) else None
 

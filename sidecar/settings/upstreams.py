@@ -139,6 +139,10 @@ class Upstream(Section):
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
     """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
     `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    similar_keys: Literal["refuse", "allow"] = "refuse"
+    """What becomes of calls whose arguments have keys that differ only in case or in Unicode normal form from each
+    other, from a property of the tool's schema, or from a name that a condition reads. `allow` is for servers that tell
+    such keys apart and need them: a rule then reads one of them, and the server is trusted to read the same one."""
     responses: Responses | None = None
     """What of its answers may reach callers, and what of them is kept."""
     breaker: Breaker = Field(default_factory=Breaker)

@@ -22,6 +22,7 @@ from sidecar.audit.digest import AuditKey, Digests
 from sidecar.errors import Refusal
 from sidecar.policy.conditions import Condition, Purse, Scene
 from sidecar.policy.source import PolicySource
+from sidecar.similar_keys import Read
 from sidecar.workbench.records import GRANTS_UNKNOWN, Asked, RecordedFact
 
 Outcome = Literal["true", "false", "error"]
@@ -187,6 +188,11 @@ class StandIn:
     digest: str
     paths: tuple[Steps, ...]
     from_caller: bool
+
+    @property
+    def names(self) -> Read:
+        """What it reads of arguments."""
+        return self.condition.names
 
     def run(self, scene: Scene, purse: Purse) -> tuple[Outcome, Mapping[str, Any]]:
         """How it comes out for the record that is under decision."""

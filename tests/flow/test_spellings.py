@@ -114,3 +114,45 @@ async def test_a_row_in_another_spelling_is_told_at_the_start(tmp_path: Path) ->
         ("P122", 'read as "resource:github/file:///etc/*"'),
         ("P122", 'read as "resource:github/notes://hr/*"'),
     ]
+
+
+# --- keys of arguments ----------------------------------------------------------------------------------------------
+
+CONDITIONS = """\
+p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
+p, nhi:planner, tool:github/get_file, use, -, -, -, allow
+p, nhi:planner, prompt:*, use, -, -, -, allow
+p, *, tool:github/get_file, *, -, -, has(args.path) && args.path.startsWith('/etc'), deny
+p, *, prompt:*, *, -, -, has(args.topic) && args.topic == 'pay', deny
+"""
+LOOSE = [{"name": name, "inputSchema": {"type": "object", "properties": {"ref": {}}}} for name in
+         ("search_code", "get_file")]  # fmt: skip
+SIMILAR = (
+    ("search_code", {"repo": "acme/x", "Repo": "evil/x"}, "/arguments/Repo"),
+    ("get_file", {"Path": "/etc/passwd"}, "/arguments/Path"),
+    ("get_file", {"Ref": "main"}, "/arguments/Ref"),
+    ("get_file", {"o": {"\u00e9": 1, "e\u0301": 2}}, "/arguments/o/e\u0301"),
+)
+
+
+@pytest.mark.parametrize("era", (*ERAS, "plain"))
+async def test_a_key_in_another_spelling_reaches_no_tool(tmp_path: Path, era: Era) -> None:
+    async with world(tmp_path, rules=CONDITIONS, upstream=Upstream(tools=LOOSE)) as running:
+        talk = Talk(running, era)
+        for tool, arguments, pointer in SIMILAR:
+            said = str((await talk.call(tool, arguments))[1])
+            assert f"{pointer} does not satisfy distinct-names" in said, said
+            assert running.ends()[-1]["reason"] == "bad-arguments"
+        if era != "plain":
+            answer = await talk.ask("prompts/get", {"name": "p", "arguments": {"Topic": "pay"}})
+            assert reason_of(answer) == "malformed-call"
+        assert running.upstream.calls() == running.upstream.calls("prompts/get") == []
+
+
+async def test_an_upstream_that_needs_such_keys_may_have_them(tmp_path: Path) -> None:
+    upstream = Upstream(tools=LOOSE)
+    settings = "similar_keys: allow"
+    async with world(tmp_path, rules=CONDITIONS, upstream=upstream, upstream_settings=settings) as running:
+        for tool, arguments, _ in SIMILAR:
+            assert "result" in (await Talk(running, "stateless").call(tool, arguments))[1]
+    assert [call["params"]["arguments"] for call in upstream.calls()] == [arguments for _, arguments, _ in SIMILAR]
