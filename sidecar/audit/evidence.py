@@ -156,9 +156,14 @@ class EvidenceFile:
         return size - self._size
 
     def _is_ours(self) -> bool:
-        """Whether it is as we left it. What was deleted or cut is missing, and `verify` says so; what comes is kept."""
+        """Whether it is as we left it. What was deleted, moved away or cut is missing, and `verify` says so; what comes
+        is kept."""
         status = os.fstat(self._file)
-        return status.st_nlink > 0 and status.st_size == self._size
+        try:
+            there = self._path is not None and os.path.samestat(self._path.stat(), status)
+        except OSError:
+            there = False
+        return there and status.st_size == self._size
 
     def _take_back(self) -> None:
         """Back to the last whole line; where even that fails, the next `append` opens anew and finds it torn."""

@@ -76,7 +76,7 @@ class AuditFile:
     def __init__(
         self, path: Path, key: AuditKey, descriptor: int, head_descriptor: int, found: Found, *, to_disk: bool
     ) -> None:
-        self.path = path
+        self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found = found
         self.end = found.end
         self._key = key
@@ -147,8 +147,8 @@ class AuditFile:
         return self._size
 
     def turn_over(self, part: Path) -> None:
-        """Call the file `part` from now on, and go on in a new one. Raises OSError; the file is then where it was, or
-        nowhere but under its new name, and goes on to be written."""
+        """Call the file `part` from now on, and go on in a new one. Raises OSError; the file is then where it was and
+        goes on to be written, or nowhere but under its new name and takes nothing more."""
         self.settle()
         if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
             raise OSError(errno.EEXIST, "the part is there, or the file is another")
@@ -174,12 +174,14 @@ class AuditFile:
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self) -> None:
-        """A file that somebody deleted, cut or wrote to takes no record: it would be lost, or stand in the wrong place.
-        A start finds out what is left, and says so."""
-        for descriptor, name in ((self._file, self.path.name), (self._head, f"{self.path.name}{HEAD_SUFFIX}")):
-            status = os.fstat(descriptor)
+        """A file that somebody deleted, moved away, cut or wrote to takes no record: it would be lost, or stand in the
+        wrong place. A start finds out what is left, and says so."""
+        for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
+            status, name = os.fstat(descriptor), path.name
             if status.st_nlink == 0:
                 raise OSError(errno.ESTALE, f"{name} was deleted; start the sidecar anew")
+            if not _is_at(path, status):
+                raise OSError(errno.ESTALE, f"{name} was moved away; put it back, or start the sidecar anew")
             if descriptor == self._file and status.st_size != self._size:
                 message = f"{name} has {status.st_size} bytes and not {self._size}; start the sidecar anew"
                 raise OSError(errno.ESTALE, message)
@@ -191,6 +193,14 @@ class AuditFile:
             os.ftruncate(self._file, self._size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
         self._unsettled = False
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether the open file of this status is the one that stands there."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
 
 
 def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, older: Sequence[AuditKey]) -> Found:

@@ -77,18 +77,22 @@ async def test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else(tmp_path
     assert len(ends) == len(set(ends)), "nobody has two ends"
 
 
-async def test_a_log_that_was_deleted_beneath_us_lets_nothing_pass_until_a_start_has_said_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("act", "found"), [("unlink", ["removed"]), ("rename", ["removed"])])
+async def test_a_log_that_was_deleted_or_moved_beneath_us_lets_nothing_pass_until_a_start_has_said_so(
+    tmp_path: Path, act: str, found: list[str]
+) -> None:
     async with world(tmp_path, rules=RULES) as running:
         talk = Talk(running, "stateless")
         assert (await talk.call("search_code", GOOD))[0] == 200
         reached = len(running.upstream.calls())
-        running.app.settings.audit_path.unlink()
+        log = running.app.settings.audit_path
+        log.unlink() if act == "unlink" else log.rename(tmp_path / "moved.jsonl")
         assert (await talk.call("search_code", GOOD))[0] == 503
         assert len(running.upstream.calls()) == reached and not running.app.audit.writer.up
         assert running.app.readiness()[1]["status"] == "degraded"
     async with world(tmp_path, rules=RULES) as running:
         assert (await Talk(running, "stateless").call("search_code", GOOD))[0] == 200
-    assert [problem.kind for problem in verify([running.app.settings.audit_path]).problems] == ["removed"]
+    assert [problem.kind for problem in verify([running.app.settings.audit_path]).problems] == found
 
 
 @pytest.mark.parametrize("durability", ["disk", "best_effort"])

@@ -56,8 +56,10 @@ def test_a_file_that_was_deleted_or_cut_takes_no_further_results_with_it(tmp_pat
         file.append(b'{"id":"%d"}' % number)
         path.unlink() if number else path.write_bytes(b"")
     file.append(b'{"id":"3"}')
+    path.rename(tmp_path / "moved")
+    file.append(b'{"id":"4"}')
     file.close()
-    assert path.read_bytes() == b'{"id":"3"}\n'
+    assert path.read_bytes() == b'{"id":"4"}\n' and (tmp_path / "moved").read_bytes() == b'{"id":"3"}\n'
 
 
 @pytest.mark.parametrize("before", [b"my diary", b"{" + b"x" * (MAX_LINE_BYTES + 10)])

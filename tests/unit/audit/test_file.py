@@ -356,12 +356,29 @@ def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, 
     assert [problem.kind for problem in verify([path], key=KEY).problems] == found
 
 
-def test_a_file_that_was_moved_takes_records_where_it_is_now(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("instead", [None, b"", b"of somebody else"])
+def test_a_file_that_was_moved_away_takes_no_record_until_it_is_back(
+    path: Path, tmp_path: Path, instead: bytes | None
+) -> None:
+    """21: it went on being written where nobody looks for it, and the sidecar was ready."""
     audit = open_audit(path)
     forward(audit)
+    written = path.read_bytes()
     moved = path.rename(tmp_path / "audit.1.jsonl")
+    if instead is not None:
+        path.write_bytes(instead)
+    for _ in range(2):
+        with pytest.raises(Refusal):
+            at_once(audit.control("reload", "signal"))
+    assert moved.read_bytes() == written and (instead is None or path.read_bytes() == instead)
+    moved.rename(path)
     forward(audit)
+    head_of(path).rename(tmp_path / "head")
+    with pytest.raises(Refusal):
+        at_once(audit.control("reload", "signal"))
+    (tmp_path / "head").rename(head_of(path))
     at_once(audit.close())
+    moved = path.rename(tmp_path / "audit.1.jsonl")
     assert found_at_start(path) == ("continued",)
     assert verify([moved, path], key=KEY).ok
 

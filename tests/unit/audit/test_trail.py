@@ -23,6 +23,7 @@ from sidecar.audit.herald import Herald
 from sidecar.audit.parts import aside, files_of, given, last_seq_of, parts_of
 from sidecar.audit.trail import RETRY_S, Attester, Rotation
 from sidecar.audit.verify import verify
+from sidecar.errors import Refusal
 from sidecar.signing_keys import generate
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
@@ -463,7 +464,8 @@ def test_what_stands_in_the_way_of_a_part_is_left_alone(path: Path) -> None:
     blocking.write_text("hello")
     path.rename(moved := path.with_name("moved"))
     path.write_text("somebody else's")
-    forward(audit)
+    with pytest.raises(Refusal):
+        forward(audit)
     at_once(audit.close())
     assert blocking.read_text() == "hello" and path.read_text() == "somebody else's"
     assert moved.read_bytes().endswith(b"}\n")
