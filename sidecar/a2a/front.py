@@ -76,9 +76,9 @@ class AgentFront:
         assert isinstance(dialect, RpcDialect)
         if turn.verb != "POST":
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        dialect.version = version_of(turn.headers, _query(turn))
         envelope = jsonrpc.parse_json(await turn.body(a2a=True))
-        dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.id_in(envelope)
+        dialect.request_id = turn.request_id = turn.record.request_id = jsonrpc.request_id_in(envelope)
+        dialect.version = version_of(turn.headers, _query(turn))  # a refusal of it is told to the request's id, too
         message = jsonrpc.message_from(envelope)
         return _understood(turn, read_rpc(route.server, dialect, message, extensions_of(turn.headers)))
 

@@ -36,6 +36,13 @@ async def test_what_is_no_good_message_hears_its_own_id(message: dict[str, Any],
         assert (said["id"], said["error"]["code"]) == (message["id"], code)
 
 
+async def test_a_version_that_is_not_spoken_is_told_to_the_id(tmp_path: Path) -> None:
+    async with agent_world(tmp_path) as world:
+        status, _, body = await posted(world, {**SENT, "id": 2**64 - 1}, version="9.9")
+        said = json.loads(body)
+        assert (status, said["id"]) == (400, 2**64 - 1) and "0.3 and 1.0" in said["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("message", "code"),
     [

@@ -48,6 +48,18 @@ async def test_its_card_is_a_sign_of_life(tmp_path: Path) -> None:
         assert world.app.upstreams()["researcher"]["protocol"] == "a2a"
 
 
+@pytest.mark.parametrize("way", [way for way in SPOKEN if way[1] != "grpc"])  # whose numbers are doubles
+async def test_integers_of_64_bits_pass_unchanged(way: Any, tmp_path: Path) -> None:
+    large = {"n": [2**53 + 1, 2**63, 2**64 - 1, -(2**63)]}
+    told = {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"data": large}]}}
+    agent = ScriptedAgent(script={"SendMessage": lambda method, params: told})
+    async with agent_world(tmp_path, agent) as world:
+        message = {**SEND["message"], "parts": [{"data": large}]}
+        answered = await ask(world, *way, "message/send", {"message": message})
+        assert json.dumps(large["n"], separators=(",", ":")).encode() in answered.raw
+        assert world.agent.seen[-1][1]["params"]["message"]["parts"] == [{"data": large}]
+
+
 @pytest.mark.parametrize("way", SPOKEN)
 async def test_limits_count_calls_of_agents_as_of_tools(way: Any, tmp_path: Path) -> None:
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}

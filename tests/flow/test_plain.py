@@ -178,6 +178,26 @@ async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) ->
         assert not {"Cookie", "X-Custom", "X-Run-Id", "Authorization"} & set(sent)
 
 
+LARGE = [2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("era", ["stateless", "session", "plain"])
+async def test_integers_of_64_bits_pass_unchanged(tmp_path: Path, era: Any) -> None:
+    """NR-207, CONTRACT 5: in arguments, where a condition reads them, and in results."""
+
+    async def echo(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        result = {"content": [], "structuredContent": message["params"]["arguments"], "resultType": "complete"}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    schema = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}}
+    upstream = Upstream(tools=[{"name": "search_code", "inputSchema": schema}], script={"tools/call": echo})
+    rules = "p, nhi:planner, tool:github/search_code, use, -, -, args.n.size() > 1, allow\n"
+    async with world(tmp_path, upstream=upstream, rules=rules) as running:
+        _, body, _ = await Talk(running, era).call("search_code", {"n": LARGE})
+        assert body["result"]["structuredContent"] == {"n": LARGE}
+        assert [call["params"]["arguments"]["n"] for call in upstream.calls()] == [LARGE]
+
+
 @pytest.mark.parametrize("era", ["stateless", "session"])
 async def test_a_message_says_itself_which_run_it_is_of(tmp_path: Path, era: Any) -> None:
     """CONTRACT 7: `_meta` of a call; what is not well formed there leaves what the head says."""
