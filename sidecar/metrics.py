@@ -181,6 +181,12 @@ class Metrics:
             "Sessions that the upstream had opened and did not know any more.",
             {"upstream": self._upstreams},
         )
+        self._messages_dropped = Table(
+            "counter",
+            "upstream_messages_dropped_total",
+            "Messages of the upstream, beside answers, that were dropped because they were malformed.",
+            {"upstream": self._upstreams},
+        )
         self._pin_mismatches = Table(
             "gauge",
             "pin_mismatches",
@@ -357,6 +363,7 @@ class Metrics:
         self._schema_violations.declare(of_servers)
         self._upstream_up.declare(sorted(self._upstreams))
         self._sessions_lost.declare(of_servers)
+        self._messages_dropped.declare(of_servers)
         self._pin_mismatches.declare(of_servers)
         self._hidden_text.declare(of_servers)
         self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
@@ -443,6 +450,10 @@ class Metrics:
     def session_lost(self, upstream: str) -> None:
         """It lost a session that it had opened."""
         self._sessions_lost.add((upstream,))
+
+    def message_dropped(self, upstream: str) -> None:
+        """A message of its was dropped."""
+        self._messages_dropped.add((upstream,))
 
     def pins_mismatched(self, upstream: str, count: int) -> None:
         """So many of its tools are not what was approved."""

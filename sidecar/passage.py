@@ -59,6 +59,11 @@ class Passage:
     switch: KillSwitch
     states: States
 
+    @property
+    def answers(self) -> Id | None:
+        """The id of the one request whose answer this is; None for a stream that answers none, or many."""
+        return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
+
     async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> Passed:
         """One message of the upstream; of the tasks that it is about, `owned` are its reader's. However long its lists
         are, others have their turn in between. Raises Refusal: RESPONSE_REFUSED, or a denial of what the server asks.
@@ -296,6 +301,8 @@ class Passage:
         if self._beginning:
             return Passed()  # nobody can answer yet; a server has to do without (MCP 2025-11-25, lifecycle)
         if session is None:
+            if request.method == "ping":  # a server goes on without its answer
+                return Passed()
             raise refused("it asks the client outside of a result")  # MCP 2026-07-28 forbids it
         shown = request if self._outward is None else self._outward.request(request)
         if shown is None or (request.method != "ping" and request.method not in mcp.SERVER_REQUESTS):
@@ -368,10 +375,10 @@ def _no(request_id: Id, error: dict[str, Any]) -> jsonrpc.Response:
     return jsonrpc.Response(request_id, error=error)
 
 
-def read_answer(raw: bytes | str) -> jsonrpc.Message:
+def read_answer(raw: bytes) -> jsonrpc.Message:
     """One message of the upstream's. Raises Refusal(RESPONSE_REFUSED); its own fault is never the caller's 400."""
     try:
-        return jsonrpc.message_from(jsonrpc.parse_answer(raw.encode() if isinstance(raw, str) else raw))
+        return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
         raise refused(refusal.detail) from None
 

@@ -24,6 +24,7 @@ from sidecar.outlets import Outlet, Sink
 from sidecar.paired import Paired
 from sidecar.passage import Passage, Passed, read_answer, refused
 from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.streamed import Streamed, addressed
 from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer, Waiting
 from sidecar.upstreams.transport import MAX_ERROR_BYTES
@@ -72,13 +73,13 @@ class Relay:
         if answer.media_type == EVENT_STREAM:
             async with aclosing(self.read(answer)) as events:
                 async for event in events:
-                    passed = await self._judge(event.data) if event.data else Passed()
+                    passed = await self._hear(event.message) if event.message else Passed()
                     if passed.final:
                         return passed
             raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
         if answer.media_type != JSON:
             raise refused("its media type is neither JSON nor an event stream")
-        passed = await self._judge(await answer.read(self._max_bytes))
+        passed = await self._read(await answer.read(self._max_bytes))
         if not passed.final:
             raise refused("its body is not an answer")
         return passed
@@ -93,22 +94,38 @@ class Relay:
             withhold(answer)
             raise
 
-    async def _judge(self, raw: bytes | str) -> Passed:
-        """What may pass of one message; whose a task is that it creates is on record before it goes out."""
+    async def _hear(self, data: str) -> Passed:
+        """What may pass of one message of a stream: nothing of one that is dropped."""
+        raw, passage = data.encode(), self.passage
+        if passage is None or self.custody is None:
+            return Passed(raw)
+        reader = Streamed(passage.expected, passage.answers, self.exchange.service.account.message_dropped)
+        try:
+            message = reader.read(raw)
+        except Refusal as refusal:
+            raise refused(refusal.detail) from None
+        return Passed() if message is None else await self._judge(passage, self.custody, message, raw)
+
+    async def _read(self, raw: bytes) -> Passed:
+        """What may pass of a whole body."""
         if self.passage is None or self.custody is None:
-            return Passed(raw.encode() if isinstance(raw, str) else raw)
-        message = read_answer(raw)
+            return Passed(raw)
+        message = addressed(read_answer(raw), self.passage.answers)
+        return await self._judge(self.passage, self.custody, message, raw)
+
+    async def _judge(self, passage: Passage, custody: Custody, message: jsonrpc.Message, raw: bytes) -> Passed:
+        """What may pass of one message; whose a task is that it creates is on record before it goes out."""
         if len(raw) > LONG_BYTES:  # to read it took milliseconds, and to write it will: others have their turn
             await asyncio.sleep(0)
-        owned = await self.custody.of(message)
+        owned = await custody.of(message)
         inspection = await inspect(self.exchange, message, raw, owned)
-        passed = await self.passage.judge(message, owned)
+        passed = await passage.judge(message, owned)
         if inspection is not None:
             await inspection.settle(passed)
         if passed.withheld is not None:
             passed = passed._replace(out=self._instead(message, passed.withheld))
         if passed.created is not None:
-            await self.custody.keep(passed.created)
+            await custody.keep(passed.created)
             self._record.task_id = passed.created.task.id
         return passed
 
@@ -261,11 +278,11 @@ class Relay:
         self._mark(event)
         event_id = None if sent.shared else self._sealed(event.id)
         sent.resumable = sent.resumable or event_id is not None
-        if not event.data:
+        if not event.message:
             if not sent.shared:
-                await sent.write(sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data is not None))
+                await sent.write(_hint(event, event_id))
             return False
-        passed = await self._judge(event.data)
+        passed = await self._hear(event.message)
         if passed.reply is not None:
             await self._reply(passed.reply)
         if passed.out is None:
@@ -300,6 +317,14 @@ class Relay:
         """Answer the server in the caller's place: it asked for something that the caller may not be asked."""
         with await self.exchange.post(reply):
             pass
+
+
+def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
+    """What the caller hears of an event without a message: how far the stream is, when to come back for the rest, or
+    only that it is alive."""
+    if event.data and event_id is None and event.retry_ms is None:  # one of another type
+        return sse.KEEP_ALIVE
+    return sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data == "")
 
 
 def withhold(answer: object) -> None:

@@ -278,8 +278,8 @@ class Merging:
         relay = self.exchanges.relay(exchange, session.sent if session is not None else ())
         sent, told = _Into(self.pipe), not self._subscribes
         async for event in relay.read(answer):
-            if not told and event.data:
-                accepted = _accepted(event.data)
+            if not told and event.message:
+                accepted = _accepted(event.message)
                 if accepted is None:
                     raise Refusal(Reason.RESPONSE_REFUSED, "its first message is no acknowledgement")
                 told = True

@@ -234,7 +234,9 @@ def _unparsable(detail: str) -> Refusal:
 
 
 def _call_from(envelope: dict[str, Any]) -> Request | Notification:
-    method, params = envelope["method"], envelope.get("params", {})
+    method, params = envelope["method"], envelope.get("params")
+    if params is None:  # `"params": null` is what some libraries write where there are none
+        params = {}
     if "result" in envelope or "error" in envelope:
         raise malformed("a message is a call or a response, never both")
     if not isinstance(method, str) or not 0 < len(method) <= 128:
@@ -253,9 +255,12 @@ def _call_from(envelope: dict[str, Any]) -> Request | Notification:
 
 
 def _response_from(envelope: dict[str, Any]) -> Response:
-    if "params" in envelope or ("result" in envelope) == ("error" in envelope):
+    named = [name for name in ("result", "error") if name in envelope]
+    if len(named) == 2:  # some libraries write both members of every response, one of them null
+        named = [name for name in named if envelope[name] is not None]
+    if "params" in envelope or len(named) != 1:
         raise malformed("a message has a method, or exactly one of result and error")
-    if "error" not in envelope:
+    if named == ["result"]:
         return Response(_id_from(envelope.get("id")), result=envelope["result"])
     error = envelope["error"]
     if not isinstance(error, dict) or not isinstance(error.get("message"), str) or type(error.get("code")) is not int:

@@ -27,6 +27,12 @@ class SseEvent:
     retry_ms: int | None = None
     comment: bool = False
 
+    @property
+    def message(self) -> str:
+        """The data of an event that bears a message: its type is `message`, or it has none. "" for any other event,
+        such as a `ping` or `heartbeat` with data, which is passed over."""
+        return self.data or "" if self.event in ("", "message") else ""
+
 
 COMMENT = SseEvent(comment=True)
 _NOTHING = SseEvent()

@@ -138,8 +138,8 @@ class SseWire:
         """As `Wire.messages`."""
         async with aclosing(self._events):
             async for event in self._events:
-                if event.data and event.event in ("message", ""):  # a second endpoint moves nothing
-                    yield event.data.encode()
+                if event.message:  # a second endpoint moves nothing
+                    yield event.message.encode()
         if self._failure is not None:
             raise self._failure
 

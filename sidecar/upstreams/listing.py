@@ -192,9 +192,9 @@ class Enquiry:
             parser = SseParser(max_event_bytes=MAX_NOTICE_BYTES)
             async for chunk in answer.chunks(deadline=Deadline.within(LISTEN_S)):
                 for event in parser.feed(chunk):
-                    if event.data and _tells_of_change(event.data):
+                    if _tells_of_change(event.message):
                         yield
-                    elif event.data and self._session_id is not None and (asked := _question(event.data)) is not None:
+                    elif self._session_id is not None and (asked := _question(event.message)) is not None:
                         await self._decline(asked)  # without a session it may be a caller whom it asks
 
     async def close(self) -> None:
@@ -327,7 +327,7 @@ class Enquiry:
         async for chunk in answer.chunks(deadline=Deadline.within(within_s)):
             self._spend(len(chunk))
             for event in parser.feed(chunk):
-                message = _parsed((event.data or "").encode(), request_id)
+                message = _parsed(event.message.encode(), request_id)
                 if message:
                     return message
         return {}
@@ -347,8 +347,10 @@ def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
         message = jsonrpc.parse_answer(raw)
     except Refusal as refusal:
         raise _failed(f"its answer cannot be read: {refusal.detail}") from None
-    answers = isinstance(message, dict) and type(message.get("id")) is int and message["id"] == request_id
-    return message if answers and "method" not in message else {}
+    if not isinstance(message, dict) or "method" in message:
+        return {}
+    unnamed = message.get("id") is None and message.get("error") is not None  # our one request is all it can be about
+    return message if unnamed or (type(message.get("id")) is int and message["id"] == request_id) else {}
 
 
 def _announces(result: Mapping[str, Any] | None) -> bool:

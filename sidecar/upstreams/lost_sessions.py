@@ -94,6 +94,10 @@ class LostSessions:
         self._account.session_lost()
         log.warning("an MCP server lost a session", extra={"upstream": self.name, "status": status})
 
+    def message_dropped(self, why: str) -> None:
+        """As `Counted.message_dropped`."""
+        self._account.message_dropped(why)
+
     def roams(self, session_id: str | None) -> bool:
         """As `Upstream.roams`."""
         return self.inner.roams(session_id)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from sidecar.settings.moments import rfc3339
 from sidecar.upstreams.breaker import Breaker, Pass, State
 
 _DEFAULT: Final = BreakerSettings()
+log = logging.getLogger("sidecar.upstreams")
 LATENCIES: Final = 100  # calls whose latency is averaged, as the seed says
 
 
@@ -81,6 +83,9 @@ class Observer(Protocol):
     def session_lost(self, upstream: str) -> None:
         """It lost a session."""
 
+    def message_dropped(self, upstream: str) -> None:
+        """A message of its was dropped."""
+
 
 class Account:
     """What is known of one upstream for as long as its definition stays the same.
@@ -103,7 +108,8 @@ class Account:
         )
         self.standing = Standing.UNKNOWN
         self.clock_mono = clock_mono
-        self.calls = self.successes = self.errors = self.tool_errors = self.sessions_lost = 0
+        self.calls = self.successes = self.errors = self.tool_errors = 0
+        self.sessions_lost = self.messages_dropped = 0
         self.last_error = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
         self.answered_mono_s = float("-inf")  # when a caller was answered last
@@ -173,6 +179,15 @@ class Account:
         if self._observer is not None:
             self._observer.session_lost(self.name)
 
+    def message_dropped(self, why: str) -> None:
+        """A message of its, beside an answer, was not as JSON-RPC says."""
+        self.messages_dropped += 1
+        if str(self.messages_dropped).strip("0") == "1":  # the first, the tenth, the hundredth: a stream may be full
+            told = {"upstream": self.name, "why": why, "dropped": self.messages_dropped}
+            log.warning("a message of an MCP server was dropped", extra=told)
+        if self._observer is not None:
+            self._observer.message_dropped(self.name)
+
     def closed(self) -> None:
         """We have let go of it."""
         self._heard(News.CLOSED)
@@ -195,6 +210,7 @@ class Account:
             "errors": self.errors,
             "tool_errors": self.tool_errors,
             "sessions_lost": self.sessions_lost,
+            "messages_dropped": self.messages_dropped,
             "average_latency_ms": None if latency_s is None else round(latency_s * 1000, 3),
             "last_error": self.last_error or None,
             "last_error_at": _moment(self.last_error_at),

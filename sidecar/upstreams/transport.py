@@ -125,6 +125,19 @@ class Waiting(Protocol):
         """The caller was not given the question: whatever waits need not wait."""
 
 
+@runtime_checkable
+class Counted(Protocol):
+    """An `Upstream` that counts what is dropped of what it says."""
+
+    def message_dropped(self, why: str) -> None: ...
+
+
+def count_dropped(upstream: Upstream, why: str) -> None:
+    """A message of the upstream was dropped."""
+    if isinstance(upstream, Counted):
+        upstream.message_dropped(why)
+
+
 class Upstream(Protocol):
     """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
 

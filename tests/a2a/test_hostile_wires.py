@@ -307,6 +307,36 @@ async def test_an_answer_to_another_request_is_nobodys(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).error is None
 
 
+@dataclass
+class Beating(ScriptedAgent):
+    """Answers in a stream, whose first events are of other types. `ending` is the last event; else it is a task."""
+
+    ending: str = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        number = (await request.json()).get("id") if "json" in request.content_type else None
+        said = WORKING if number is None else {"jsonrpc": "2.0", "id": number, "result": WORKING, "error": None}
+        last = self.ending.replace("NUMBER", str(number)) or f"data: {json.dumps(said)}\n\n"
+        beats = 'event: ping\ndata: {}\n\nevent: heartbeat\ndata: now\n\nevent: error\ndata: {"message": "busy"}\n\n'
+        return web.Response(text=beats + last, content_type="text/event-stream")
+
+
+@pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
+async def test_events_of_another_type_are_passed_over_and_an_error_that_is_an_answer_is_not(
+    binding: str, tmp_path: Path
+) -> None:
+    """NR-217."""
+    agent = Beating()
+    async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
+        answered = await ask(world, "1.0", "jsonrpc", "message/stream", SEND)
+        assert (answered.error, list(answered.results)) == (None, [WORKING])
+        if binding == "jsonrpc":
+            error = {"jsonrpc": "2.0", "id": "NUMBER", "error": {"code": -32603, "message": "I choked on it"}}
+            agent.ending = f"event: error\ndata: {json.dumps(error)}\n\n"
+            answered = await ask(world, "1.0", "jsonrpc", "message/stream", SEND)
+            assert answered.error is not None and answered.error["message"] == "I choked on it"
+
+
 async def test_no_name_ends_for_the_agent_where_it_goes_on_for_us(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": {**HELLO, "contextId": "c"}})).results

@@ -167,6 +167,7 @@ HTTP: dict[str, Misbehaviour] = {
     "no length": Misbehaviour(say(HEAD + b"\r\n" + ANSWER, then_close=True), ""),
     "empty": Misbehaviour(body(lambda m: b""), REFUSED),
     "a JSON-RPC error": Misbehaviour(body(error), ""),
+    "an error to nobody with 200": Misbehaviour(body(lambda m: error({"id": None})), ""),
     "a JSON-RPC error with 404": Misbehaviour(body(error, status="404 Not Found"), "", 404),
     "another's error with 400": Misbehaviour(body(lambda m: error({"id": 2}), status="400 Bad"), "", 400),
     "an error to nobody with 400": Misbehaviour(body(lambda m: error({"id": None}), status="400 Bad"), "", 400),
@@ -247,6 +248,7 @@ PASSES: dict[str, Make] = {
     "64-bit numbers": lambda m: answer_to(m).replace(b"false", b"[18446744073709551615,-9223372036854775808]"),
     "a key twice": lambda m: answer_to(m).replace(b'"isError"', b'"a":1,"a":2,"isError"'),
     "blanks": lambda m: b" \t" + answer_to(m) + b"\r ",
+    "an error that is null": lambda m: done(m, error=None),
 }
 NOBODYS = frozenset(
     {
@@ -263,23 +265,50 @@ NOBODYS = frozenset(
 ONE = {"id": 1}
 STREAMS: dict[str, Misbehaviour] = {
     "a server that asks": Misbehaviour(events(event(ASKS), event(done(ONE))), REFUSED),
-    "a ping": Misbehaviour(events(event({**ASKS, "method": "ping"}), event(done(ONE))), REFUSED),
+    "a ping": Misbehaviour(events(event({**ASKS, "method": "ping"}), event(done(ONE))), ""),
     "no answer": Misbehaviour(events(b": hi\n\n", b"id: 1\nretry: 1\ndata:\n\n"), FAILED),
     "no bytes": Misbehaviour(events(), FAILED),
     "garbage": Misbehaviour(events(b"data: {\n\n"), REFUSED),
     "garbage before the answer": Misbehaviour(events(b"data: {\n\n", event(done(ONE))), REFUSED),
-    "another's answer": Misbehaviour(events(event(done({"id": 2})), event(done(ONE))), REFUSED),
+    "another's answer": Misbehaviour(events(event(done({"id": 2})), event(done(ONE))), ""),
+    "an error to nobody": Misbehaviour(events(event(error({"id": None}))), ""),
+    "an error to nobody that is malformed": Misbehaviour(
+        events(event({"jsonrpc": "2.0", "id": None, "error": "no"}), event(done(ONE))), REFUSED
+    ),
+    "a malformed answer before another": Misbehaviour(events(event(done(ONE, extra=1)), event(done(ONE))), REFUSED),
+    "an answer in an array before another": Misbehaviour(events(event([done(ONE)]), event(done(ONE))), REFUSED),
+    "named events with data": Misbehaviour(
+        events(
+            b"event: ping\ndata: {}\n\nevent: heartbeat\ndata: 2026-11-29T12:00:00Z\n\n",
+            b'event: error\ndata: {"error": "busy"}\n\nevent: message\n\n',
+            event(done(ONE)),
+        ),
+        "",
+    ),
+    "malformed side messages": Misbehaviour(
+        events(
+            event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": None}),
+            event({"jsonrpc": "2.0", "id": 8, "method": "ping", "params": None}),
+            event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}, "extra": 1}),
+            event({"jsonrpc": "2.0", "method": "notifications/message", "params": [1]}),
+            event({"method": "notifications/message"}),
+            event(done({"id": 77})),
+            event([{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}]),
+            event(done(ONE)),
+        ),
+        "",
+    ),
     "an answer and more": Misbehaviour(events(event(done(ONE)), *[event(done(ONE))] * 50, b"x" * 99999), ""),
     "half an event": Misbehaviour(events(event(done(ONE))[:-1]), FAILED),
     "injected lines": Misbehaviour(
-        events(b"id: 1\rdata: {\r\ndata: }\n\nevent: message\nid: a\0b\ndata:\n\n", event(done(ONE))), REFUSED
+        events(b"id: 1\rdata: {\r\ndata: }\n\nevent: message\nid: a\0b\ndata:\n\n", event(done(ONE))), ""
     ),
     "an event id of a kilobyte": Misbehaviour(events(event(done(ONE), id="x" * 2000)), ""),
     "an event id in another alphabet": Misbehaviour(events(event(done(ONE), id="ключ")), ""),
     "ten thousand comments": Misbehaviour(events(b":\n" * 10_000, event(done(ONE))), ""),
     "fifty thousand empty events": Misbehaviour(events(b"data:\n\n" * 50_000, event(done(ONE))), ""),
     "an answer cut at each byte": Misbehaviour(events(*(bytes([each]) for each in event(done(ONE)))), ""),
-    "an event of another kind": Misbehaviour(events(event(done(ONE)).replace(b"message\n", b"endpoint\n", 1)), ""),
+    "an event of another kind": Misbehaviour(events(event(done(ONE)).replace(b"message\n", b"endpoint\n", 1)), FAILED),
     "carriage returns": Misbehaviour(events(event(done(ONE)).replace(b"\n", b"\r")), ""),
     "a retry of a hundred years": Misbehaviour(events(b"retry: 3155760000000\n", event(done(ONE))), ""),
     "a byte order mark first": Misbehaviour(events(b"\xef\xbb\xbf" + event(done(ONE))), ""),
@@ -413,7 +442,7 @@ LISTS: dict[str, Misbehaviour] = {
     "that cannot be read, in a stream": Misbehaviour(stream_of(unreadable), REFUSED),
     "that cannot be read, as text": Misbehaviour(body(listed, media="text/plain"), REFUSED),
     "as an answer to another": Misbehaviour(body(lambda m: {**listed(m), "id": 77}), REFUSED),
-    "as an answer to another, in a stream": Misbehaviour(stream_of(lambda m: {**listed(m), "id": 77}, listed), REFUSED),
+    "as an answer to another, in a stream": Misbehaviour(stream_of(lambda m: {**listed(m), "id": 77}, listed), ""),
     "twice in a stream": Misbehaviour(stream_of(listed, listed), ""),
     "in a batch": Misbehaviour(body(lambda m: [listed(m)]), REFUSED),
     "under a key twice": Misbehaviour(

@@ -261,7 +261,14 @@ SSE = "transport: sse"
 LINES = CALM + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
 # A stream that is not UTF-8 is of no use any more, and a stream may end without an answer.
 ON_A_2024_STREAM = {"UTF-16": REFUSED, "Latin-1": REFUSED}
-ON_A_STREAM = dict.fromkeys(["a notification", "a request", "the request itself"], FAILED)
+# On a stream, what answers nobody is passed over, and then the stream ends without an answer.
+ON_A_STREAM = dict.fromkeys(
+    [
+        *("a notification", "a request", "the request itself", "another id", "the id as a string", "the id as a float"),
+        *("the id as a boolean", "no id", "a null id", "an id of another kind", "an empty batch", "a string", "null"),
+    ],
+    FAILED,
+)
 # A server of sessions knows no kinds of results: what it writes there is nothing, and its result complete.
 WITHOUT_KINDS = dict.fromkeys(["an unknown kind of result", "a kind of result that is a list"], "nothing")
 
@@ -342,6 +349,27 @@ async def test_words_on_pipes(tmp_path: Path) -> None:
         async with nothing_left(running, sessions=10), unharmed(**calm, same=same):
             came_to = await words(running, "session", say_it, at_once=7, polite=["count"])
         assert came_to == over_lines()
+
+
+async def test_malformed_side_messages_on_pipes_are_dropped_and_the_answer_arrives(tmp_path: Path) -> None:
+    """NR-230."""
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
+    file = tmp_path / "said"
+    lines = [
+        {"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": None},
+        {"jsonrpc": "2.0", "id": 8, "method": "ping", "params": None},
+        {**note, "extra": 1},
+        {**note, "params": [1]},
+        {"jsonrpc": "2.0", "id": 77, "result": {}},
+        [note],
+        done({"id": ID}, error=None),
+    ]
+    file.write_bytes(b"\n".join(map(bytes_of, lines)))
+    async with beside_a_calm_one(tmp_path, program=PIPES, rules=LINES, mcp_settings="") as running:
+        for era in ERAS:
+            answer = await Talk(running, era).call("say", {"file": str(file)})
+            assert heard(answer) == "" and FINE in str(answer[1])
+        assert running.app.live.current.services["github"].account.plain()["messages_dropped"] >= 2
 
 
 async def test_words_on_the_stream_of_a_2024_server(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.flow.guests import (
     gone,
     opened,
     post,
+    result_of,
     stream,
 )
 from tests.flow.idp import bearer
@@ -211,6 +212,26 @@ async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -
         running.http = old
 
 
+async def test_what_is_no_message_on_a_sessions_stream_is_dropped_and_counted_and_the_stream_goes_on(
+    house: World,
+) -> None:
+    """NR-217, NR-230."""
+    alice = await opened(house)
+    (session,) = house.app.sessions
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
+    passed_over = b"event: ping\ndata: {}\n\nevent: error\ndata: oh\n\n"
+    changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": None}
+    dropped = [{**note, "extra": 1}, [note], {**note, "params": 7}, result_of({"id": 99}, {}), {"id": 1}]
+    async with stream(alice) as ear:
+        await until(lambda: emitter(house).count == 1)
+        await emitter(house).emit(
+            session.upstream_id or "", passed_over + b"".join(map(event, [*dropped, changed, note]))
+        )
+        assert [(await ear.message())["method"] for _ in range(2)] == [changed["method"], note["method"]]
+    assert house.app.live.current.services["github"].account.plain()["messages_dropped"] == len(dropped)
+    assert f'sidecar_upstream_messages_dropped_total{{upstream="github"}} {len(dropped)}.0' in await house.metrics()
+
+
 async def progress(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
     name = asked.headers["Mcp-Session-Id"]
     note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": name}}
@@ -289,7 +310,8 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
         assert b"retry: 10" in block and await ear.rest() == []
     sealed = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
     async with stream(alice, last=sealed) as ear:
-        assert [message["result"]["n"] for message in await ear.rest()] == ["1_0"], "what nobody asked ends the stream"
+        heard = await ear.rest()
+        assert [message["result"].get("n") for message in heard] == ["1_0", "1_0"], "what nobody asked is dropped"
 
 
 @pytest.mark.parametrize(

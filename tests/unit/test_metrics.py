@@ -28,7 +28,8 @@ decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} budget_u
 auth_failures_total{credential,reason}
 pin_mismatches{upstream} hidden_text_tools{upstream}
 schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,state}
-breaker_transitions_total{upstream,to} upstream_sessions_lost_total{upstream} upstream_duration_seconds{upstream}
+breaker_transitions_total{upstream,to} upstream_sessions_lost_total{upstream}
+upstream_messages_dropped_total{upstream} upstream_duration_seconds{upstream}
 inflight_requests{protocol}
 open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
 policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
@@ -145,6 +146,7 @@ VERBS: list[tuple[Verb, str, dict[str, str], float]] = [
         {"upstream": "github", "to": "open"},
         1,
     ),
+    (lambda m: m.message_dropped("github"), "upstream_messages_dropped_total", {"upstream": "github"}, 1),
     (lambda m: m.session_lost("github"), "upstream_sessions_lost_total", {"upstream": "github"}, 1),
     (lambda m: m.upstream_answered("github", 2.0), "upstream_duration_seconds_sum", {"upstream": "github"}, 2),
     (lambda m: m.streams("mcp", 3), "open_streams", {"protocol": "mcp"}, 3),

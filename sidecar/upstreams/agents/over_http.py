@@ -124,7 +124,7 @@ class RpcWire:
         response = await self._sent(outgoing, version, number)
         if response.status == 200 and media_type_of(response) == EVENT_STREAM:
             read = _reader(form_of(version, "jsonrpc"), outgoing.operation, partial(_rpc_event, number))
-            return HttpStream(response, read, self._line.max_response_bytes)
+            return HttpStream(response, read, self._line.max_response_bytes, partial(_is_to, number))
         with response:
             answer = await self._whole(response, outgoing.operation, version, number)
         if isinstance(answer, AgentError):
@@ -225,10 +225,18 @@ class HttpJsonWire:
 
 
 class HttpStream:
-    """A stream of events over a connection."""
+    """A stream of events over a connection. An event of another type than `message` is passed over, unless
+    `is_answer` says of its data that it is one: some agents tell an error in an event of that name."""
 
-    def __init__(self, response: Response, read: Callable[[bytes], Result | AgentError], max_event_bytes: int) -> None:
+    def __init__(
+        self,
+        response: Response,
+        read: Callable[[bytes], Result | AgentError],
+        max_event_bytes: int,
+        is_answer: Callable[[bytes], bool] = lambda data: False,
+    ) -> None:
         self._response = response
+        self._is_answer = is_answer
         self._read = read
         self._max_event_bytes = max_event_bytes
 
@@ -239,10 +247,11 @@ class HttpStream:
             async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
                 async for chunk in chunks:
                     for event in parser.feed(chunk):
-                        if not event.data:
+                        data = (event.data or "").encode()
+                        if not event.message and not (data and self._is_answer(data)):
                             yield None
                             continue
-                        said = self._read(event.data.encode())
+                        said = self._read(data)
                         yield said
                         if isinstance(said, AgentError):
                             return
@@ -302,6 +311,8 @@ def _parsed(raw: bytes) -> Any:
 
 def _rpc_event(number: int, said: Any) -> Any | AgentError:
     """What it says to our request of this number. One that it could not read it answers without."""
+    if isinstance(said, dict) and said.get("result") is not None and said.get("error", said) is None:
+        said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
     if not isinstance(said, dict) or ("result" in said and "error" in said):
         raise _refused("its answer is no JSON-RPC response")
     if said.get("id") is not None and str(said["id"]) != str(number):
@@ -312,6 +323,15 @@ def _rpc_event(number: int, said: Any) -> Any | AgentError:
     if not isinstance(error, dict) or type(error.get("code")) is not int:  # a bool is one to isinstance
         raise _refused("its error is no JSON-RPC error")
     return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
+
+
+def _is_to(number: int, data: bytes) -> bool:
+    """Whether this is a JSON-RPC response to our request of this number."""
+    try:
+        said = jsonrpc.parse_answer(data)
+    except Refusal:
+        return False
+    return isinstance(said, dict) and "jsonrpc" in said and str(said.get("id")) == str(number)
 
 
 def _bare_event(said: Any) -> Any | AgentError:

@@ -154,7 +154,7 @@ class Bridge:
     async def _asked(self, outbound: Outbound, message: Request) -> Answer:
         """The answer to `server/discover`, and what it shows is learned."""
         with await self.inner.exchange(outbound) as answer:
-            body, response = await whole_answer(answer, message.id, self.max_response_bytes, outbound.deadline_s)
+            body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
             if answer.status == 200 and speaks_stateless(response):
                 self.eras.learn_stateless(True, self._now())
             elif answer.status in REFUSALS and not offers_stateless_instead(response):
@@ -168,7 +168,7 @@ class Bridge:
         assert isinstance(message, Request)
         if outbound.caller is None or self.eras.sessions is not False:
             with await self.inner.exchange(outbound) as answer:
-                body, response = await whole_answer(answer, message.id, self.max_response_bytes, outbound.deadline_s)
+                body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
                 told = _again(answer, body)
             if answer.status == 200 and opens_session(response):
                 self.eras.sessions = True

@@ -13,14 +13,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sidecar.egress import ENDLESS, Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response
 from sidecar.protocols.sse import SseParser
-from sidecar.upstreams.bridging.words import received
-from sidecar.upstreams.transport import EVENT_STREAM, Answer, Outbound, Upstream
+from sidecar.protocols.streamed import Streamed
+from sidecar.upstreams.bridging.words import received_in
+from sidecar.upstreams.transport import EVENT_STREAM, Answer, Outbound, Upstream, count_dropped
 
 MAX_WAITING: Final = 64  # messages that were read and not yet passed on
 MAX_WAITING_BYTES: Final = 2**20  # of them together, but for the last: one message may be larger
@@ -109,7 +111,7 @@ class Course:
                     await self._put(Body(answer.status, answer.media_type, content))
                     return
                 await self._put(Mark.OPENED)
-                place = Place()
+                place = Place(self.upstream, self.upstream_id)
                 async with aclosing(self._messages(answer, place)) as messages:
                     async for arrival in messages:
                         await self._put(arrival, place.event_bytes)
@@ -164,19 +166,27 @@ class Course:
 
 @dataclass(slots=True)
 class Place:
-    """How far a stream was read, and how long its server wants to be left alone before it is asked for the rest.
-    `event_bytes` is how large the newest event was."""
+    """How far a stream of `upstream` was read, and how long its server wants to be left alone before it is asked for
+    the rest. `answers` is the id of the request whose answer it is, None where it is none. `event_bytes` is how large
+    the newest event was."""
 
+    upstream: Upstream
+    answers: Id | None = None
     last_event_id: str | None = None
     pause_s: float = 0.0
     event_bytes: int = 0
+
+    def reader(self) -> Streamed:
+        """What reads its messages."""
+        own = self.answers
+        return Streamed(() if own is None else (own,), own, partial(count_dropped, self.upstream))
 
 
 async def events(
     answer: Answer, place: Place, max_bytes: int, deadline: Deadline = ENDLESS
 ) -> AsyncGenerator[Message | Mark, None]:
     """The messages of a stream, as long as it lasts. Raises Refusal."""
-    parser = SseParser(max_bytes)
+    parser, reader = SseParser(max_bytes), place.reader()
     async with aclosing(answer.chunks(deadline=deadline)) as chunks:
         async for event in _parsed(chunks, parser):
             place.event_bytes = len(event.data or "")
@@ -187,8 +197,10 @@ async def events(
                 place.pause_s = min(event.retry_ms / 1000, MAX_PAUSE_S)
             if event.id:
                 place.last_event_id = event.id
-            if event.data:
-                yield received(event.data)
+            if not event.message:
+                continue
+            if (message := received_in(reader, event.message)) is not None:
+                yield message
 
 
 async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGenerator[Any, None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from sidecar.egress import Deadline
@@ -16,8 +17,9 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.eras import SESSION_VERSIONS_SET, STATELESS_SET
 from sidecar.protocols.jsonrpc import Id, Response
 from sidecar.protocols.sse import SseParser
-from sidecar.upstreams.bridging.words import received
-from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer
+from sidecar.protocols.streamed import Streamed
+from sidecar.upstreams.bridging.words import received, received_in
+from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Upstream, count_dropped
 
 # What says "I do not know this era", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
@@ -44,13 +46,14 @@ class Eras:
 
 
 async def whole_answer(
-    answer: Answer, request_id: Id, max_bytes: int, within_s: float
+    answer: Answer, request_id: Id, upstream: Upstream, within_s: float
 ) -> tuple[bytes, Response | None]:
-    """The one message that answers a request, out of a body or a stream, as it came and as it was read; None where
-    there is none. Raises Refusal."""
+    """The one message of `upstream` that answers a request, out of a body or a stream, as it came and as it was read;
+    None where there is none. Raises Refusal."""
     if answer.media_type == EVENT_STREAM:
-        return await _from_stream(answer, request_id, max_bytes, Deadline.within(within_s))
-    body = await answer.read(max_bytes)
+        reader = Streamed((request_id,), request_id, partial(count_dropped, upstream))
+        return await _from_stream(answer, reader, upstream.max_response_bytes, within_s)
+    body = await answer.read(upstream.max_response_bytes)
     if answer.media_type != JSON:
         return body, None
     try:
@@ -61,18 +64,17 @@ async def whole_answer(
 
 
 async def _from_stream(
-    answer: Answer, request_id: Id, max_bytes: int, deadline: Deadline
+    answer: Answer, reader: Streamed, max_bytes: int, within_s: float
 ) -> tuple[bytes, Response | None]:
     parser, size = SseParser(max_bytes), 0
-    async for chunk in answer.chunks(deadline=deadline):
+    async for chunk in answer.chunks(deadline=Deadline.within(within_s)):
         size += len(chunk)
         if size > max_bytes:
             raise Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
         for event in parser.feed(chunk):
-            if event.data:
-                message = received(event.data)
-                if isinstance(message, Response) and message.id == request_id:
-                    return event.data.encode(), message
+            message = received_in(reader, event.message) if event.message else None
+            if isinstance(message, Response):
+                return event.message.encode(), message
     return b"", None
 
 

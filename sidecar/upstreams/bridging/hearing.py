@@ -110,7 +110,7 @@ class Hearing:
             self._ready.set_result(False)
 
     async def _run(self, ready: asyncio.Future[bool]) -> None:
-        loop, place, pause_s = asyncio.get_running_loop(), Place(), MIN_PAUSE_S
+        loop, place, pause_s = asyncio.get_running_loop(), Place(self._upstream), MIN_PAUSE_S
         while True:
             began_s = loop.time()
             try:

@@ -170,7 +170,7 @@ class LentSessions:
         timeout_s = self._inner.timeout_s
         asked = Outbound("POST", hello, "", timeout_s, caller=outbound.caller, own=True)
         with await self._inner.exchange(asked) as answer:
-            _, response = await whole_answer(answer, 0, self._inner.max_response_bytes, timeout_s)
+            _, response = await whole_answer(answer, 0, self._inner, timeout_s)
             result = response.result if response is not None and answer.status == 200 else None
             version = result.get("protocolVersion") if isinstance(result, dict) else None
             if not isinstance(result, dict) or version not in SESSION_VERSIONS_SET:
@@ -253,5 +253,5 @@ class LentSessions:
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
         with await self._inner.exchange(asked) as answer:
             within_s = asked.deadline_s
-            _, response = await whole_answer(answer, request.id, self._inner.max_response_bytes, within_s)
+            _, response = await whole_answer(answer, request.id, self._inner, within_s)
             return answer.status == 200 and response is not None and response.error is None

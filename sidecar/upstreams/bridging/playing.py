@@ -115,8 +115,7 @@ class Player:
         question = Request(request.id, "server/discover", {"_meta": meta})
         asked = outbound._replace(message=question, version=STATELESS, session_id=None)
         with await self._inner.exchange(asked) as answer:
-            max_bytes = self._inner.max_response_bytes
-            _, response = await whole_answer(answer, request.id, max_bytes, outbound.deadline_s)
+            _, response = await whole_answer(answer, request.id, self._inner, outbound.deadline_s)
         if response is None or answer.status != 200 or not speaks_stateless(response):
             raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: HTTP {answer.status}")
         version = words.agreed(params.get("protocolVersion"))
@@ -320,7 +319,9 @@ class Ear:
         with await self._inner.exchange(self._outbound._replace(message=request)) as answer:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 return answer.status >= 500
-            async with aclosing(events(answer, Place(), self._inner.max_response_bytes)) as messages:
+            async with aclosing(
+                events(answer, Place(self._inner, request.id), self._inner.max_response_bytes)
+            ) as messages:
                 await self._pass_on(messages, ready)
         return True
 

@@ -193,7 +193,7 @@ class Rounds:
     async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
         """What comes before the response, and then that."""
         assert self._answer is not None
-        stream = events(self._answer, Place(), self._inner.max_response_bytes, deadline)
+        stream = events(self._answer, Place(self._inner, self._sent_id), self._inner.max_response_bytes, deadline)
         async with aclosing(stream) as messages:
             try:
                 async for message in messages:

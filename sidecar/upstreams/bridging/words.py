@@ -17,6 +17,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc, mcp
 from sidecar.protocols.eras import META_CAPABILITIES, META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Request
+from sidecar.protocols.streamed import Streamed
 
 META_CLIENT: Final = "io.modelcontextprotocol/clientInfo"
 META_SERVER: Final = "io.modelcontextprotocol/serverInfo"
@@ -45,10 +46,18 @@ _LEFT_OUT: Final = frozenset({"_meta", "inputResponses", "requestState", "task"}
 _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental")
 
 
-def received(raw: bytes | str) -> Message:
+def received(raw: bytes) -> Message:
     """One message of a server's. Raises Refusal(RESPONSE_REFUSED)."""
     try:
-        return jsonrpc.message_from(jsonrpc.parse_answer(raw.encode() if isinstance(raw, str) else raw))
+        return jsonrpc.message_from(jsonrpc.parse_answer(raw))
+    except Refusal as refusal:
+        raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+
+
+def received_in(stream: Streamed, data: str) -> Message | None:
+    """One message of a server's stream; None for one that is dropped. Raises Refusal(RESPONSE_REFUSED)."""
+    try:
+        return stream.read(data.encode())
     except Refusal as refusal:
         raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
 

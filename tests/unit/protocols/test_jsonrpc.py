@@ -162,7 +162,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "jsonrpc": lambda value: value == "2.0",
     "id": is_id,
     "method": lambda value: isinstance(value, str) and 1 <= len(value) <= 128,
-    "params": lambda value: isinstance(value, dict),
+    "params": lambda value: value is None or isinstance(value, dict),
 }
 
 

@@ -126,7 +126,9 @@ def test_an_envelope_member_of_any_value_is_taken_whole_or_refused(member: str, 
         parsed = parse_message(json.dumps(message).encode())
     except Refusal:
         return
-    assert same(read(json.loads(encode_message(parsed))), read({"params": {}, **message}))
+    if message.get("params") is None:  # absent, and null, which some libraries write for it
+        message["params"] = {}
+    assert same(read(json.loads(encode_message(parsed))), read(message))
 
 
 class Node:
