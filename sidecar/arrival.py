@@ -38,6 +38,8 @@ NO_ALIASES: Aliases = MappingProxyType({})
 PARAMETER = "mcp-param-"
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
+ISSUER = "issuer"  # where clients of MCP 2025-03-26 look for it
+ISSUER_PATH = "/.well-known/oauth-authorization-server"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
 PUSH = "push"  # where agents push to; what stands in a server's place is a handle
 TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
@@ -53,14 +55,15 @@ _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
 # Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
 # an empty one is the address of all of them. A second names a tool, a task, or what follows an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
-    (MCP, re.compile(rf"/mcp/{_SERVER}\Z"), ("POST", "GET", "DELETE")),
+    (MCP, re.compile(rf"/mcp/{_SERVER}/?\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
     (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
     (TOOLS, re.compile(rf"/mcp/{_SERVER}/tools\Z"), ("GET",)),
     (TOOL, re.compile(rf"/mcp/{_SERVER}/tools/{_NAME}\Z"), ("POST",)),
-    (MCP, re.compile(r"/mcp()\Z"), ("POST", "GET", "DELETE")),
-    (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}\Z"), ("GET",)),
-    (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()\Z"), ("GET",)),
+    (MCP, re.compile(r"/mcp()/?\Z"), ("POST", "GET", "DELETE")),
+    (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}/?\Z"), ("GET",)),
+    (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()/?\Z"), ("GET",)),
+    (ISSUER, re.compile(r"/\.well-known/oauth-authorization-server()\Z"), ("GET",)),
     (KEYS, re.compile(r"/\.well-known/jwks\.json()\Z"), ("GET",)),
     (PUSH, re.compile(r"/a2a/push/([A-Za-z0-9_\-]{43})\Z"), ("POST",)),
     (CARD, re.compile(rf"/agents/{_SERVER}/\.well-known/agent-card\.json\Z"), ("GET",)),
@@ -74,6 +77,7 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (AGENT_METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/agents/{_SERVER}\Z"), ("GET",)),
 )
 
+_ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
 _PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
@@ -96,11 +100,13 @@ _ACCEPTED_BY = {
 @dataclass(frozen=True, slots=True)
 class Entrance:
     """One listener, as a request meets it. `principal` is who stands behind a local listener; `hosts` are the names
-    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it; `prefix`
-    is the path under which its callers see us; `unix`: it is a Unix socket."""
+    it answers to, lower case, with and without port (None: any); `origins` the web origins that may call it, `shared`
+    those of them whose pages may read its answers; `prefix` is the path under which its callers see us; `unix`: it is a
+    Unix socket."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
     principal: str = ""
     prefix: str = ""
     unix: bool = False
@@ -134,6 +140,22 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
         raise malformed("the only Transfer-Encoding is chunked")
 
 
+def origin_form(target: str) -> str:
+    """Path and query of a request target; one that is in neither form stays as it is (RFC 9112, 3.2.1 and 3.2.2)."""
+    if target.startswith("/"):
+        return target
+    match = _ABSOLUTE.fullmatch(target)
+    return target if match is None else match[2] if match[2].startswith("/") else "/" + match[2]
+
+
+def check_target(target: str, headers: Headers) -> None:
+    """Raises Refusal(MALFORMED_CALL) for an absolute target that names another host than Host does: RFC 9112, 3.2.2,
+    would have us believe the target, and whoever stands in front may have believed the other."""
+    match = None if target.startswith("/") else _ABSOLUTE.fullmatch(target)
+    if match is not None and [match[1].lower()] != [host.lower() for host in headers.get("host", ())]:
+        raise malformed("Host is not the host of the request target")
+
+
 def check_entrance(headers: Headers, entrance: Entrance) -> None:
     """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin: a browser page must not reach us (threats H8)."""
     hosts = headers.get("host", ())
@@ -146,9 +168,13 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
             raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
 
 
-def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES) -> Route:
-    """The address meant by a request target. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
+def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
+    """The address meant by a request target. `prefix` is the path under which callers see us: RFC 9728 (3.1) puts it
+    behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
+    VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
+    if prefix and path.startswith(f"{METADATA_PATH}{prefix}/"):
+        path = METADATA_PATH + path[len(METADATA_PATH) + len(prefix) :]
     of_resource = path.removeprefix(METADATA_PATH)
     if alias := alias_in(of_resource, aliases):  # what is below it is below the agent's usual address
         usual = f"/{AGENTS}/{aliases[alias]}{of_resource[len(alias) :]}"
@@ -222,7 +248,7 @@ def presented_by(
         peer=UNIX if entrance.unix else request.remote or "",
         proofs=tuple(headers.get("dpop", ())),
         method=request.method,
-        urls=_urls(request.raw_path, headers, entrance, base_url) if "dpop" in headers else (),
+        urls=_urls(origin_form(request.raw_path), headers, entrance, base_url) if "dpop" in headers else (),
         own=() if own in (BEARER_HEADER, KEY_HEADER) else tuple(headers.get(own, ())),
     )
 

@@ -45,9 +45,9 @@ def data_entrance(settings: Settings, listener: Listener) -> Entrance:
     own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts if host.endswith(f":{listener.port}")}
     if server.public_url:
         own.add(str(server.public_url).lower().rstrip("/"))
-    origins = frozenset({origin.lower() for origin in server.allowed_origins} | own)
+    shared = frozenset(origin.lower() for origin in server.allowed_origins)
     prefix = urlsplit(str(server.public_url or "")).path.rstrip("/")
-    return Entrance(hosts=hosts, origins=origins, prefix=prefix, unix=isinstance(listener.address, UnixAddress))
+    return Entrance(hosts, shared | own, shared, prefix=prefix, unix=isinstance(listener.address, UnixAddress))
 
 
 def local_entrance(listener: Listener, principal: str = "") -> Entrance:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from aiohttp import web
 
 from sidecar.arrival import EVERY
+from sidecar.browsers import allowed
 from sidecar.custody import Custody
 from sidecar.disabled import KillSwitch
 from sidecar.errors import Reason, Refusal
@@ -290,6 +291,22 @@ class Exchanges:
         turn.method = "metadata"
         await turn.record.outcome(http_status=200, bytes_out=len(body))
         return Whole(200, body, JSON, {"Cache-Control": "max-age=300"})
+
+    async def issuer(self, turn: Turn) -> web.StreamResponse:
+        """RFC 8414, as clients of MCP 2025-03-26 ask for it: at the server, which leads to its issuer. Open to all.
+        Raises Refusal(ROUTE_UNKNOWN) where there is none."""
+        url = turn.now.issuer_metadata_url
+        if not url:
+            raise Refusal(Reason.ROUTE_UNKNOWN)
+        turn.method = "metadata"
+        await turn.record.outcome(http_status=307, bytes_out=0)
+        return Whole(307, headers={"Location": url, "Cache-Control": "max-age=300"})
+
+    async def preflight(self, turn: Turn, verb: str) -> web.StreamResponse:
+        """A browser asks whether a page of an origin that may call us may send this."""
+        turn.method = "preflight"
+        await turn.record.outcome(http_status=204, bytes_out=0)
+        return Whole(204, headers=allowed(verb, turn.headers))
 
     async def key_set(self, turn: Turn) -> web.StreamResponse:
         """RFC 7517: with which keys do we sign? Open to all."""

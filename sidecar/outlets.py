@@ -6,6 +6,7 @@ session has, which all of the session's answers share (`paired.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -114,9 +115,9 @@ class Shared:
         """As `Outlet.end`."""
 
 
-async def open_stream(request: web.BaseRequest) -> OwnStream:
-    """Begin to answer a request with a stream of events. Raises Refusal(CALLER_GONE)."""
-    stream = web.StreamResponse(headers=STREAM_HEADERS)
+async def open_stream(request: web.BaseRequest, more: Iterable[tuple[str, str]] = ()) -> OwnStream:
+    """Begin to answer a request with a stream of events; `more` are further headers. Raises Refusal(CALLER_GONE)."""
+    stream = web.StreamResponse(headers={**STREAM_HEADERS, **dict(more)})
     try:
         await stream.prepare(request)
     except ConnectionError:

@@ -38,6 +38,7 @@ from sidecar.answers import Shape, Told, tell
 from sidecar.arguments import Violation
 from sidecar.arrival import Entrance, Route
 from sidecar.audit import Audit
+from sidecar.browsers import shared_with, wanted_verb
 from sidecar.disabled import KillSwitch
 from sidecar.egress import ConnectFailed, Crowded
 from sidecar.errors import Reason, Refusal, Unsent
@@ -106,8 +107,13 @@ class Pipeline:
         """Answer one request. `entrance` is the listener it came through."""
         turn = self._turn(request)
         turn.prefix = entrance.prefix
+        if entrance.shared:
+            turn.shared = shared_with(turn.headers, entrance.shared)
         self.metrics.request_started(turn.protocol)
-        return await self._answered(turn, self._way(turn, entrance))
+        response = await self._answered(turn, self._way(turn, entrance))
+        if turn.shared and isinstance(response, Whole):
+            response.add(turn.shared)
+        return response
 
     async def _answered(self, turn: Turn, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
         """Whatever happens on the way, there is one answer to it, and one end."""
@@ -143,10 +149,16 @@ class Pipeline:
         """Where, who, what."""
         self.agents.greet(turn)
         arrival.check_framing(turn.request.version, turn.headers)
+        arrival.check_target(turn.request.raw_path, turn.headers)
         arrival.check_entrance(turn.headers, entrance)
-        route = arrival.route_of(turn.raw_path, turn.verb, turn.now.aliases)
+        asked = wanted_verb(turn.verb, turn.headers) if turn.shared else ""
+        route = arrival.route_of(turn.raw_path, asked or turn.verb, turn.now.aliases, turn.prefix)
+        if asked:
+            return await self.exchanges.preflight(turn, asked)
         if route.kind in METADATA_FOLDERS:
             return await self.exchanges.metadata(turn, route.server, METADATA_FOLDERS[route.kind], route.alias)
+        if route.kind == arrival.ISSUER:
+            return await self.exchanges.issuer(turn)
         if route.kind == arrival.KEYS:
             return await self.exchanges.key_set(turn)
         if entrance.principal and turn.headers.get("host"):  # one that the entrance knows
@@ -472,7 +484,7 @@ class Pipeline:
     def _turn(self, request: web.BaseRequest) -> Turn:
         headers = arrival.headers_of(request)
         record = self.audit.recording(
-            protocol=arrival.protocol_of(request.raw_path, self.live.current.aliases),
+            protocol=arrival.protocol_of(arrival.origin_form(request.raw_path), self.live.current.aliases),
             peer=request.remote or "local",
             trace_id=arrival.trace_id_of(headers),
             run_id=arrival.correlation_of(headers, "x-run-id"),

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 
 from sidecar.answers import Manner
-from sidecar.arrival import AGENTS, EVERY, MCP, METADATA_PATH, TASK_API, Aliases, Bounds, place_of
+from sidecar.arrival import AGENTS, EVERY, ISSUER_PATH, MCP, METADATA_PATH, TASK_API, Aliases, Bounds, place_of
 from sidecar.disabled import DISABLED_FILE, NOBODY, Disabled, load_disabled
 from sidecar.errors import PolicyError, Reason, Refusal, Together
 from sidecar.identity import ALGORITHMS, Audience, Identity
@@ -39,6 +40,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Question, Rule
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond, `other` is told
 T = TypeVar("T")
 
+OIDC_PRESETS = ("keycloak", "entra", "okta")  # whose metadata is OpenID Connect's
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
 
@@ -221,7 +223,19 @@ class Snapshot:
 
     def metadata_url(self, server: str, folder: str = MCP, alias: str = "") -> str:
         """Where RFC 9728 metadata of the upstream's address is found."""
-        return f"{self.base_url}{METADATA_PATH}{alias or '/' + place_of(server, folder)}"
+        base = urlsplit(self.base_url)  # what it has of a path stands behind the well-known part (RFC 9728, 3.1)
+        return f"{base.scheme}://{base.netloc}{METADATA_PATH}{base.path}{alias or '/' + place_of(server, folder)}"
+
+    @property
+    def issuer_metadata_url(self) -> str:
+        """Where the metadata of the first issuer is found (RFC 8414, OpenID Connect Discovery); "" without one."""
+        issuers = self.settings.identity.issuers
+        if not issuers:
+            return ""
+        issuer = urlsplit(issuers[0].issuer.rstrip("/"))
+        if issuers[0].preset in OIDC_PRESETS:
+            return f"{issuer.geturl()}/.well-known/openid-configuration"
+        return f"{issuer.scheme}://{issuer.netloc}{ISSUER_PATH}{issuer.path}" if issuer.netloc else ""
 
     def resource_metadata(self, server: str, folder: str = MCP, alias: str = "") -> bytes:
         """The RFC 9728 document of an upstream's address: the same for a name that is none. It is for the address that

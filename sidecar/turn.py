@@ -22,11 +22,13 @@ from sidecar.arrival import (
     TASK_API,
     Headers,
     correlation_in,
+    origin_form,
     read_body,
     trace_headers,
     trace_id_in,
 )
 from sidecar.audit import Recording
+from sidecar.browsers import Lines
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import NOTHING_PRESENTED, Presented
@@ -69,12 +71,13 @@ class Turn:
 
     `front` is the name in its address (EVERY is the address of all servers, None is none that we have), `folder` what
     stands before it, `server` whom the call is for. In `shadow` mode `excused` are the limits' refusals that it passed
-    by. `paired` is the stream on which its answer goes out, where that is another request's (`paired.py`); HTTP has
-    heard 202 then, and while it is `handed_on`, the turn has an end still to come. `prefix` is the path under which
-    callers see us, `base` our address as a local caller knows it. `presented` is what the caller brought to prove who
-    it is. `unanswered`: it was closed without a word. `cut`: the sidecar goes, and waits for it no more. `dialect` is
-    how refusals are told where not as MCP tells them. `lease` is what the call holds of its limits. `large`: its
-    body is one that the loop feels. `alias` is the path that an agent was called by, where that is one of its own.
+    by. `shared` is what answers say to a web page that may read them. `paired` is the stream on which its answer goes
+    out, where that is another request's (`paired.py`); HTTP has heard 202 then, and while it is `handed_on`, the turn
+    has an end still to come. `prefix` is the path under which callers see us, `base` our address as a local caller
+    knows it. `presented` is what the caller brought to prove who it is. `unanswered`: it was closed without a word.
+    `cut`: the sidecar goes, and waits for it no more. `dialect` is how refusals are told where not as MCP tells them.
+    `lease` is what the call holds of its limits. `large`: its body is one that the loop feels. `alias` is the path that
+    an agent was called by, where that is one of its own.
     """
 
     request: web.BaseRequest
@@ -103,6 +106,7 @@ class Turn:
     handed_on: bool = False
     unanswered: bool = False
     cut: bool = False
+    shared: Lines = ()
     prefix: str = ""
     base: str = ""
     presented: Presented = NOTHING_PRESENTED
@@ -116,7 +120,8 @@ class Turn:
 
     @property
     def raw_path(self) -> str:
-        return self.request.raw_path
+        """Path and query, however the target was written."""
+        return origin_form(self.request.raw_path)
 
     @property
     def verb(self) -> str:
@@ -260,7 +265,7 @@ class Turn:
         """The way out for an answer of several events. Raises Refusal(CALLER_GONE)."""
         if self.paired is not None:
             return self.paired.outlet()
-        outlet = await open_stream(self.request)
+        outlet = await open_stream(self.request, self.shared)
         self.begun = outlet.response
         return outlet
 

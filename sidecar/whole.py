@@ -8,7 +8,7 @@ connections, pipelining and the reader who does not read stay aiohttp's and thos
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
@@ -41,6 +41,11 @@ class Whole(web.StreamResponse):
                 raise ValueError(f"{name} has characters that no header holds")
             lines += f"{name}: {value}\r\n"
         self._lines = _first(status) + lines
+
+    def add(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Further headers, before it is sent. Raises ValueError as when it is made."""
+        for name, value in headers:
+            self._lines += _line(name, value)
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Take the request that this answers. Nothing is sent yet."""

@@ -25,7 +25,7 @@ from sidecar.admin import runs
 from sidecar.admin.asking import HEADERS, Asked, answered, problem, refused
 from sidecar.admin.limits import UnclearError, wanted_in
 from sidecar.admin.principals import bare_order_of, order_of, plain, tool_order_of
-from sidecar.arrival import Entrance, check_entrance, headers_of
+from sidecar.arrival import Entrance, check_entrance, check_target, headers_of, origin_form
 from sidecar.desk import Desk
 from sidecar.disabled import Entry, SwitchError, is_name
 from sidecar.errors import ConfigError, Refusal
@@ -101,10 +101,12 @@ class Admin:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         try:
-            check_entrance(headers_of(request), self.entrance)
+            headers = headers_of(request)
+            check_target(request.raw_path, headers)
+            check_entrance(headers, self.entrance)
         except Refusal as refusal:
             return problem(refusal.detail, refusal.answer.http)
-        path = request.raw_path.partition("?")[0]
+        path = origin_form(request.raw_path).partition("?")[0]
         answer = await self._open(request, path)
         if answer is not None:
             return answer

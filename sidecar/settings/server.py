@@ -71,7 +71,7 @@ class ServerSettings(Section):
     allowed_hosts: Many[Host] = ()
     """Further values of the Host header that are served, beside those of `listen` and `public_url`."""
     allowed_origins: Many[Origin] = ()
-    """Values of the Origin header that are served. None by default: agents are no browsers."""
+    """Origins of web pages that may call us and read the answers (CORS). None by default: agents are no browsers."""
     grpc: Listen | None = None
     """Address of the A2A gRPC listener. Its certificate is that of `tls`. A call is for the agent that its tenant names
     (1.0), else for that of `grpc_authority_header`, else for the only agent there is. An agent can have a port of its

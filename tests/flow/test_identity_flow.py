@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sidecar.arrival import ISSUER_PATH
 from sidecar.identity import ALGORITHMS
 from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
+from tests.flow.raw import request, wire
+from tests.flow.streams import streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, world
 from tests.unit.egress.certificate import self_signed
@@ -296,6 +299,134 @@ async def test_a_token_opens_the_server_it_is_for_and_no_other(tmp_path: Path) -
             assert (len(running.upstream.calls()), len(jira.calls())) == (1, 1)
 
 
+async def test_an_address_with_a_slash_at_its_end_is_the_same_address(tmp_path: Path) -> None:
+    """NR-221."""
+    async with gateway(tmp_path) as running:
+        for server in ("github/", ""):
+            talk = Talk(running, "stateless", server=server)
+            status, _, headers = await talk.ask("tools/list")
+            assert status == 401, "who may not, hears where tokens come from"
+            at_it = f"{running.url}/.well-known/oauth-protected-resource/mcp/{server}".rstrip("/")
+            assert f'"{at_it}"' in headers["WWW-Authenticate"]
+            async with running.http.get(at_it + "/") as response:
+                assert (await response.json())["resource"] == f"{running.url}/mcp/{server}".rstrip("/")
+        headers = bearer(IDP.token("nhi:planner", at(running)))
+        for server in ("github", "github/"):
+            assert (await Talk(running, "stateless", headers, server).call("search_code", GOOD))[0] == 200
+        assert {record["upstream"] for record in running.ends() if record["bytes_in"]} == {"github"}
+
+
+async def test_an_absolute_target_is_read_where_it_names_the_host_that_host_names(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        host = urlsplit(running.url).netloc
+        for target, status in (
+            (f"http://{host}/mcp/github", 200),
+            (f"http://{host}/mcp/github?x", 200),
+            ("http://evil.example/mcp/github", 400),
+            (f"http://x@{host}/mcp/github", 400),
+            (f"ftp://{host}/mcp/github", 400),
+        ):
+            async with wire(running) as connection:
+                await connection.send(request(running, first=f"POST {target} HTTP/1.1"))
+                assert (target, (await connection.response())[0]) == (target, status)
+        assert len(running.upstream.calls()) == 2
+        assert [record["status"] for record in running.ends()].count("success") == 2
+
+
+async def test_below_a_path_metadata_is_where_clients_derive_it_and_the_challenge_says_so(tmp_path: Path) -> None:
+    """NR-205. The proxy in front takes the path away, but not from what is well known."""
+    settings = 'server: {listen: "127.0.0.1:0", public_url: "http://localhost:8080/gateway"}\n'
+    async with gateway(tmp_path, settings=settings) as running:
+        url = f"http://127.0.0.1:{running.app.listeners[0].port}"
+        for place in ("mcp/github", "mcp"):
+            path = f"/.well-known/oauth-protected-resource/gateway/{place}"
+            async with running.http.post(f"{url}/{place}") as response:
+                assert response.status == 401
+                assert f'resource_metadata="http://localhost:8080{path}"' in response.headers["WWW-Authenticate"]
+            for asked in (path, path.replace("/gateway", "")):
+                async with running.http.get(url + asked) as response:
+                    assert (await response.json())["resource"] == f"http://localhost:8080/gateway/{place}"
+
+
+@pytest.mark.parametrize(
+    ("issuer", "leads_to"),
+    [
+        (f'"{ISSUER}"', f"{ISSUER}/.well-known/oauth-authorization-server"),
+        (f'"{ISSUER}/a/b"', f"{ISSUER}/.well-known/oauth-authorization-server/a/b"),
+        (f'"{ISSUER}/realms/x", preset: keycloak', f"{ISSUER}/realms/x/.well-known/openid-configuration"),
+    ],
+)
+async def test_clients_of_2025_03_26_are_led_to_the_issuer(tmp_path: Path, issuer: str, leads_to: str) -> None:
+    known = "jwks_path: jwks.json, algorithms: [ES256], kinds: [user, nhi]"
+    settings = f"identity: {{issuers: [{{issuer: {issuer}, {known}}}]}}\n"
+    async with world(tmp_path, settings=settings, files=IDP.files(), principal="") as running:
+        url = f"{running.app.base_url}{ISSUER_PATH}"
+        async with running.http.get(url, allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (307, leads_to)
+        assert [record["http_status"] for record in running.ends()] == [307]
+
+
+async def test_without_an_issuer_there_is_nowhere_to_lead_to(tmp_path: Path) -> None:
+    async with world(tmp_path) as running, running.http.get(f"{running.url}{ISSUER_PATH}") as response:
+        assert response.status == 404
+
+
+# --- web pages ------------------------------------------------------------------------------------------------------
+
+PAGE = "http://localhost:6274"
+EXPOSED = {"Mcp-Session-Id", "WWW-Authenticate", "MCP-Protocol-Version", "Retry-After"}
+
+
+async def test_pages_of_allowed_origins_may_ask_and_read_and_no_others(tmp_path: Path) -> None:
+    """NR-206."""
+    settings = f'server: {{listen: "127.0.0.1:0", allowed_origins: ["{PAGE}"]}}\n'
+
+    async def listen(incoming: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(incoming, b": here\n\n")
+
+    async with gateway(tmp_path, settings=settings, upstream=Upstream(script={"GET": listen})) as running:
+
+        def may_read(headers: Mapping[str, str]) -> bool:
+            shared = headers.get("Access-Control-Allow-Origin")
+            exposed = set(headers.get("Access-Control-Expose-Headers", "").replace(" ", "").split(","))
+            assert (shared, exposed, headers.get("Vary")) in ((PAGE, EXPOSED, "Origin"), (None, {""}, None))
+            assert "Access-Control-Allow-Credentials" not in headers
+            return shared == PAGE
+
+        asks = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,mcp-session-id,mcp-param-repo,x-evil,cookie",
+        }
+        metadata = f"{running.url}/.well-known/oauth-protected-resource/mcp/github"
+        for url in (at(running), f"{running.url}/mcp"):
+            async with running.http.options(url, headers={"Origin": PAGE, **asks}) as response:
+                assert response.status == 204 and may_read(response.headers)
+                assert response.headers["Access-Control-Allow-Methods"] == "POST"
+                allowed = response.headers["Access-Control-Allow-Headers"]
+                assert allowed == "authorization, content-type, mcp-param-repo, mcp-session-id"
+        for url, origin, method, status in (
+            (metadata, PAGE, "GET", 204),
+            (metadata, PAGE, "DELETE", 405),
+            (f"{running.url}/nowhere", PAGE, "GET", 404),
+            (at(running), "http://localhost:6275", "POST", 403),
+            (at(running), running.url, "POST", 405),  # our own address is no other origin
+            (at(running), "", "POST", 405),
+        ):
+            headers = {"Access-Control-Request-Method": method, **({"Origin": origin} if origin else {})}
+            async with running.http.options(url, headers=headers) as response:
+                assert (response.status, may_read(response.headers)) == (status, origin == PAGE), (url, origin)
+        for headers, status in (({}, 401), (bearer(PLANNER_KEY), 200)):
+            talk = Talk(running, "session", {"Origin": PAGE, **headers})
+            answer = await talk.open()
+            assert answer[0] == status and may_read(answer[2])
+        with_stream = {"Accept": "text/event-stream", "Origin": PAGE, **bearer(PLANNER_KEY), **talk.in_session}
+        async with running.http.get(at(running), headers=with_stream) as response:
+            assert response.headers["Content-Type"] == "text/event-stream" and may_read(response.headers)
+        assert not may_read((await Talk(running, "session", bearer(PLANNER_KEY)).open())[2])
+        async with running.http.get(metadata, headers={"Origin": PAGE}) as response:
+            assert response.status == 200 and may_read(response.headers)
+
+
 ALL_VERBS = ("POST", "GET", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE")
 
 
@@ -435,6 +566,8 @@ async def test_no_spelling_of_a_path_is_another_path(tmp_path: Path) -> None:
             assert {path for path, status in zip(SPELLINGS, statuses, strict=True) if status == 401} == {
                 "/mcp/github",
                 "/mcp/github?server=open",
+                "/mcp/github/",
+                "/mcp/github/?server=open",
             }
             assert running.upstream.calls() == [] and open_.calls() == []
 

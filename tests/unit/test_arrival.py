@@ -5,6 +5,7 @@ import encodings.aliases
 import re
 import time
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -27,11 +28,13 @@ from sidecar.arrival import (
     Route,
     check_accept,
     check_entrance,
+    check_target,
     correlation_of,
     head_of,
     headers_of,
     hosts_for,
     is_tool,
+    origin_form,
     presented_by,
     protocol_of,
     read_body,
@@ -62,12 +65,13 @@ def reason_of(work: object, *arguments: object) -> Reason | None:
 # --- addresses ------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_hundred_spellings_exactly_one_is_served() -> None:
+def test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash() -> None:
     """BL-049."""
     assert sum(map(len, PATHS.values())) > 200
-    assert PATHS["served"] == ["/mcp/github"]
-    route = route_of("/mcp/github", "POST")
-    assert (route.kind, route.server) == (MCP, "github")
+    assert PATHS["served"] == ["/mcp/github", "/mcp/github/"]
+    for path in PATHS["served"]:
+        route = route_of(path, "POST")
+        assert (route.kind, route.server) == (MCP, "github")
 
 
 @pytest.mark.parametrize("path", PATHS["elsewhere"])
@@ -85,7 +89,7 @@ def test_a_path_that_is_not_plain_is_malformed(path: str) -> None:
 def test_no_byte_in_or_around_a_path_is_overlooked() -> None:
     for byte in map(chr, range(256)):
         for path in (byte + "/mcp/github", "/mcp" + byte + "/github", "/mcp/" + byte + "github", "/mcp/github" + byte):
-            if byte == "?" and path.startswith(("/mcp/github", "/mcp?")):
+            if path.partition("?")[0] in ("/mcp", "/mcp/", "/mcp/github", "/mcp/github/"):
                 continue
             assert reason_of(route_of, path, "POST") in (Reason.MALFORMED_CALL, Reason.ROUTE_UNKNOWN) or (
                 byte.isascii() and byte.isalnum() and route_of(path, "POST").server == path.removeprefix("/mcp/")
@@ -98,10 +102,54 @@ def test_a_query_changes_no_address(query: str) -> None:
 
 
 def test_the_address_of_all_servers_names_none() -> None:
-    for path in ("/mcp", "/mcp?", "/mcp?/github"):
+    for path in ("/mcp", "/mcp/", "/mcp?", "/mcp?/github"):
         assert route_of(path, "POST") == Route(MCP, EVERY)
     assert route_of("/.well-known/oauth-protected-resource/mcp", "GET") == Route(METADATA, EVERY)
-    assert reason_of(route_of, "/mcp/", "POST") is Reason.MALFORMED_CALL
+    assert route_of("/.well-known/oauth-protected-resource/mcp/", "GET") == Route(METADATA, EVERY)
+
+
+@pytest.mark.parametrize(
+    ("target", "read"),
+    [
+        ("http://gw.example/mcp/github?x=1", "/mcp/github?x=1"),
+        ("HTTPS://GW.example:8443/mcp/github", "/mcp/github"),
+        ("http://[::1]:80/mcp", "/mcp"),
+        ("http://gw.example", "/"),
+        ("http://gw.example?x", "/?x"),
+        ("http://a@gw.example/mcp/github", "http://a@gw.example/mcp/github"),
+        ("ftp://gw.example/mcp/github", "ftp://gw.example/mcp/github"),
+        ("http:///mcp/github", "http:///mcp/github"),
+        ("/http://gw.example/mcp/github", "/http://gw.example/mcp/github"),
+    ],
+)
+def test_an_absolute_target_is_read_for_its_path(target: str, read: str) -> None:
+    assert origin_form(target) == read
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "taken"),
+    [
+        ("http://gw.example/mcp/github", ["gw.example"], True),
+        ("http://GW.example/mcp/github", ["gw.Example"], True),
+        ("http://gw.example/mcp/github", ["other.example"], False),
+        ("http://gw.example:80/mcp/github", ["gw.example"], False),
+        ("http://gw.example/mcp/github", [], False),
+        ("http://gw.example/mcp/github", ["gw.example", "gw.example"], False),
+        ("/mcp/github", ["other.example"], True),
+    ],
+)
+def test_the_host_of_an_absolute_target_is_that_of_host(target: str, hosts: list[str], taken: bool) -> None:
+    assert (reason_of(check_target, target, {"host": hosts}) is None) is taken
+
+
+@pytest.mark.parametrize("path", ["/mcp/github", "/mcp", "/agents/researcher", "/a2a/tasks"])
+def test_below_a_path_metadata_is_where_rfc_9728_puts_it(path: str) -> None:
+    well_known = "/.well-known/oauth-protected-resource"
+    usual = route_of(well_known + path, "GET")
+    assert route_of(f"{well_known}/gateway{path}", "GET", prefix="/gateway") == usual
+    assert route_of(well_known + path, "GET", prefix="/gateway") == usual
+    for other in (f"{well_known}/gateways{path}", f"{well_known}/gateway/gateway{path}", f"/gateway{path}"):
+        assert reason_of(partial(route_of, prefix="/gateway"), other, "GET") is Reason.ROUTE_UNKNOWN
 
 
 @pytest.mark.parametrize("server", ["a", "0", "github", "a-b", "a-b-c1", "1-2", "x" * 200])
