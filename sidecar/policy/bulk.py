@@ -18,6 +18,7 @@ from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy.scopes import ScopeLike, inside
 from sidecar.policy.table import Shape
 from sidecar.uris import fault_in_object
+from sidecar.vocabulary import PermissionKind
 
 _BLANKS = " \t"
 NOT_TAKEN = -1
@@ -74,6 +75,8 @@ class BulkReader:
             return NOT_TAKEN
         said = dict(zip(self._rest, fields, strict=True))
         effect = grammar.effect(said["eft"])
+        if effect == "allow" and self._model.kind is PermissionKind.GUARDRAIL:
+            return NOT_TAKEN
         if effect == "deny" and (self._model.effect == ALLOW_OVERRIDE or said["expires_at"] != NONE):
             return NOT_TAKEN
         grammar.expires_at(said["expires_at"])

@@ -7,7 +7,7 @@ places. Everything that a row says is checked here; what only the whole policy c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -152,8 +152,15 @@ class RuleReader:
         """What each column says, with its list of actions written out; a fault for each that may not say it."""
         model, faults = self._model, self._faults
         effect = take(row, fields["eft"], faults, grammar.effect) or "allow"
+        before = len(faults.errors)
         take(row, fields["sub"], faults, grammar.subject, model.kind)
         obj = take(row, fields["obj"], faults, grammar.object_, model.kind)
+        if len(faults.errors) > before:
+            self._tell_home(row, fields, before)
+        if effect == "allow" and model.kind is PermissionKind.GUARDRAIL:
+            field = fields["eft"]
+            hint = belongs(row, fields["sub"].text, fields["obj"].text) or "write deny"
+            faults.error("P105", "a guardrail only denies", line_of(row, field), field.column, field.width, hint)
         take(row, fields["expires_at"], faults, grammar.expires_at)
         take(row, fields["max_calls_per_hour"], faults, grammar.limit, effect)
         if DOMAIN in fields:
@@ -166,6 +173,15 @@ class RuleReader:
         self._check_condition(row, fields["when"], effect)
         texts = {column: field.text for column, field in fields.items()}
         return texts | {"act": "|".join(actions), "obj": obj or fields["obj"].text}
+
+    def _tell_home(self, row: Row, fields: Mapping[str, Field], before: int) -> None:
+        """Where a row is of another kind, one fault says which."""
+        if self._model.kind is PermissionKind.GUARDRAIL:
+            return
+        hint = belongs(row, fields["sub"].text, fields["obj"].text)
+        if hint and len(self._faults.errors) > before:
+            del self._faults.errors[before + 1 :]
+            self._faults.errors[before] = replace(self._faults.errors[before], hint=hint)
 
     def _actions(self, row: Row, field: Field) -> tuple[str, ...]:
         """The `|` list, `use` written out, each once."""
@@ -273,6 +289,14 @@ class RuleReader:
             hint, offset = meant(server, names) or "add it to upstreams", field.text.index(":") + 1
             line, column = line_of(row, field, offset), field.column_of(offset)
             self._faults.warn("P121", f"no upstream {shown(server)}", line, column, len(server), hint)
+
+
+def belongs(row: Row, subject: str, obj: str) -> str:
+    """Which kind a row in the wrong place is of, as a hint; "" if it is of none."""
+    kind = grammar.home_of(subject, obj)
+    if kind is None:
+        return ""
+    return f"it belongs in {kind.value}.csv" if row.line.file.endswith(".csv") else f"write kind: {kind.value}"
 
 
 def tell_normal_form(row: Row, field: Field, obj: str, faults: Faults) -> None:

@@ -125,6 +125,18 @@ def object_(text: str, kind: PermissionKind) -> str:
     return text if text == "*" else _thing(text, _OBJECTS[kind])
 
 
+def home_of(subject_: str, obj: str) -> PermissionKind | None:
+    """The permission kind that a row with this subject and object is of; None if it is of none."""
+    for kind in (_USER, _NHI, _TOOL):
+        try:
+            subject(subject_, kind)
+            object_(obj, kind)
+        except Wrong:
+            continue
+        return kind
+    return None
+
+
 def member(text: str) -> str:
     """Who may be in a role: `user:…`, `nhi:…` or `role:…`, exactly."""
     return _named(text, ("user", "nhi", "role"))

@@ -17,7 +17,7 @@ from sidecar.errors import Fault, PolicyError
 from sidecar.policy.bulk import BulkLinkReader, BulkReader
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
-from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, read_link
+from sidecar.policy.draft import MAX_ROWS, Draft, Place, RuleReader, belongs, read_link
 from sidecar.policy.expression import written
 from sidecar.policy.faults import Line, meant, shown
 from sidecar.policy.files import KINDS, PolicyFile, leads_out, policy_files, read_text
@@ -249,7 +249,9 @@ def _rows(
 
 def _read_role(row: Row, scopes: Sequence[ScopeLike], draft: Draft) -> None:
     if row.type == "p":
-        draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint="p rows go into <kind>.csv")
+        texts = [field.text for field in row.fields[:2]]
+        hint = (belongs(row, *texts) if len(texts) == 2 else "") or "p rows go into <kind>.csv"
+        draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint=hint)
     else:
         read_link(row, scopes, draft)
 

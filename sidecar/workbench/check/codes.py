@@ -62,8 +62,9 @@ ROWS: Mapping[str, Meaning] = {
     ),
     "P104": Meaning("An unknown action", "Write one of the actions, a pattern that some action fits, or use."),
     "P105": Meaning(
-        "An effect that is neither allow nor deny",
-        "Write it in lower case, with nothing behind it: a comment stands on a line of its own.",
+        "An effect that is neither allow nor deny, or an allow row among guardrails",
+        "Write it in lower case, with nothing behind it: a comment stands on a line of its own. A guardrail only "
+        "denies: move an allow row into the file of its kind.",
     ),
     "P106": Meaning("No time", "Write an RFC 3339 time with a zone, such as 2027-03-31T00:00:00Z."),
     "P107": Meaning(

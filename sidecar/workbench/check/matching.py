@@ -8,7 +8,7 @@ from itertools import islice
 
 from sidecar.limits.plan import Entry
 from sidecar.policy.faults import meant, shown
-from sidecar.policy.grammar import ACTIONS, USED
+from sidecar.policy.grammar import ACTIONS, USED, home_of
 from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
 from sidecar.workbench.check.policy import KINDS_ASKED, Finding, Policy, possible_actions
 
@@ -57,10 +57,19 @@ def _none_asked(rule: Rule, kinds: frozenset[str]) -> tuple[str, str]:
     if rule.kind is PermissionKind.AGENT_TO_TOOL and word == "nhi":
         server = rule.object.removeprefix("nhi:")
         what = "opens its sessions and lists, and nothing else" if rule.effect == "allow" else "forbids nothing"
+        if _asks_agents(rule):
+            kind = home_of(rule.subject, rule.object) or PermissionKind.NHI_TO_NHI
+            file = f"{kind.value}.csv" if rule.file.endswith(".csv") else f"kind: {kind.value}"
+            return f"on an MCP server as a whole this {what}", f"for an agent of this name it belongs in {file}"
         hint = f"for what is on it write tool:{server}/*, prompt:{server}/*, resource:{server}/*"
         return f"on an MCP server as a whole this {what}", f"{hint}; for the server itself, initialize or *"
     asked = " or ".join(sorted(possible_actions(rule.kind, kinds))) if word != "nhi" else "message/send, delegate …"
     return f"no call of {_WORDS[word]} is asked as {' or '.join(rule.actions[:3])}", f"write {asked}, or use"
+
+
+def _asks_agents(rule: Rule) -> bool:
+    """Whether each action of a rule is one that is asked of agents."""
+    return set(rule.actions) <= possible_actions(PermissionKind.NHI_TO_NHI, ("nhi",))
 
 
 def _some_not_asked(rule: Rule, kinds: frozenset[str]) -> Iterator[Finding]:
