@@ -11,16 +11,24 @@ from typing import NoReturn
 import click
 import orjson
 
-from sidecar.clients.configuration import ClientFile, read_client_file
+from sidecar.clients.configuration import ClientFile, open_client_file
 from sidecar.clients.jsonc import read_jsonc
-from sidecar.clients.snippets import CLIENTS, KEY_VARIABLE, Client, Entrance, entrance_of, headers_for, snippet
+from sidecar.clients.snippets import (
+    CLIENTS,
+    KEY_FILE,
+    KEY_VARIABLE,
+    Entrance,
+    client_of,
+    entrance_of,
+    headers_for,
+    snippet,
+    written,
+)
 from sidecar.clients.wrapping import (
     backups_of,
     keep_backup,
     leads_here,
     names_of,
-    starts_programs_only,
-    style_of,
     unwrap_all,
     wrap_at,
     wrapped_before,
@@ -52,10 +60,7 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
     FILE.before-sidecar.
     """
     try:
-        text, raw = read_jsonc(path)
-        file = read_client_file(text)
-        if starts_programs_only(path):
-            _refuse_programs_only()
+        file, raw = open_client_file(path)
         config = into / "sidecar.yaml" if into and config is None else config
         settings = load_settings(config, os.environ, check_files=False) if config and config.exists() else None
         if config and settings is None and not into:
@@ -71,7 +76,12 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
             notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
         if settings is not None and not into:
             _refuse_unknown(file, names, known, config)
-        headers = headers_for(entrance, _client_of(file))
+        off = [s for s in file.servers if s.disabled and s.loc in names and names[s.loc] not in known]
+        for server in off:
+            del names[server.loc]
+            notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
+        client = client_of(file)
+        headers = headers_for(entrance, client)
         wrapped = wrap_at(file, entrance.base, names, headers)
         backup = _written(path, raw, wrapped.text) if wrapped.changed else None
     except ConfigError as error:
@@ -79,7 +89,7 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
     except OSError as error:
         _end(f"cannot write: {(error.strerror or str(error)).lower()}: {error.filename or path}", NO)
     already = [server.name for server in file.servers if leads_here(server, entrance.base)]
-    _tell_wrapped(path, wrapped.changed, already, backup, notes, headers, as_json)
+    _tell_wrapped(path, wrapped.changed, already, backup, notes, headers, as_json, bridged=client.programs_only)
 
 
 @click.command()
@@ -133,19 +143,16 @@ def client_config(client: str, server: str | None, path: Path, as_json: bool) ->
         _end(str(error), INVALID)
     if server is not None and server not in settings.upstreams:
         _end(f"{path} has no upstream {server}: it has {', '.join(settings.upstreams) or 'none'}", NO)
-    if CLIENTS[client].programs_only:
-        _refuse_programs_only()
     entrance = entrance_of(settings)
     if entrance is None:
         _end(f"{path} has no address that a client could write: add a local listener such as 127.0.0.1:8070", NO)
-    text = orjson.dumps(
-        snippet(CLIENTS[client], entrance, [server] if server else settings.upstreams), option=orjson.OPT_INDENT_2
-    )
+    said = snippet(CLIENTS[client], entrance, [server] if server else settings.upstreams)
     if not as_json:
         click.echo(f"# {CLIENTS[client].file}", err=True)
         if entrance.needs_key:
-            click.echo(f"# with {KEY_VARIABLE} in the client's environment: sidecar token", err=True)
-    click.echo(text)
+            where = f"in {KEY_FILE}" if CLIENTS[client].programs_only else f"as {KEY_VARIABLE} in its environment"
+            click.echo(f"# with an API key (sidecar token api-key) {where}", err=True)
+    click.echo(orjson.dumps(said, option=orjson.OPT_INDENT_2) if as_json else written(CLIENTS[client], said))
 
 
 def _entrance(url: str | None, settings: Settings | None) -> Entrance:
@@ -164,17 +171,10 @@ def _entrance(url: str | None, settings: Settings | None) -> Entrance:
     return found
 
 
-def _client_of(file: ClientFile) -> Client:
-    """How the client of this file writes a variable."""
-    if file.path.absolute().parent.name == ".vscode" or "servers" in file.text.document.root.plain():  # type: ignore[operator]
-        return CLIENTS["vscode"]
-    return CLIENTS["cursor"] if style_of(file) == "url" else CLIENTS["claude"]
-
-
 def _joined(file: ClientFile, into: Path, base: str) -> tuple[dict[Loc, str], list[str]]:
     from sidecar.cli.init import join
 
-    ours = frozenset(str(server.url).rpartition("/")[2] for server in file.servers if leads_here(server, base))
+    ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
     left = tuple(server for server in file.servers if not leads_here(server, base))
     return join(replace(file, servers=left), into, os.environ, ours)
 
@@ -186,14 +186,6 @@ def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset
     if enabled:
         folder = config.parent if config else "DIR"
         _end(f"{config} has no upstream for {', '.join(missing)}: --into {folder} adds them", NO)
-
-
-def _refuse_programs_only() -> NoReturn:
-    _end(
-        "Claude Desktop's file starts programs and reads no addresses. Add the sidecar's address there as a custom"
-        " connector (Settings, Connectors), or keep these servers in a client that reads addresses",
-        NO,
-    )
 
 
 def _written(path: Path, raw: bytes, text: str) -> Path:
@@ -221,6 +213,8 @@ def _tell_wrapped(
     notes: list[str],
     headers: Mapping[str, str],
     as_json: bool,
+    *,
+    bridged: bool,
 ) -> None:
     if as_json:
         told = {
@@ -237,7 +231,10 @@ def _tell_wrapped(
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
     if headers:
-        click.echo(f"note: set {KEY_VARIABLE} in the client's environment", err=True)
+        where = (
+            f"put its path where {KEY_FILE} stands" if bridged else f"set {KEY_VARIABLE} for the client"
+        )
+        click.echo(f"note: callers there need an API key: {where}", err=True)
     if backup is None:
         click.echo(f"{path} leads here already: nothing was changed")
     else:

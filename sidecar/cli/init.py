@@ -167,13 +167,11 @@ def join(
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
     """The files, those of secrets, and what is worth telling. Raises ConfigError."""
-    from sidecar.clients.configuration import read_client_file
+    from sidecar.clients.configuration import open_client_file
     from sidecar.clients.folder import imported
-    from sidecar.clients.jsonc import read_jsonc
     from sidecar.clients.wrapping import names_of
 
-    text, _ = read_jsonc(source)
-    file = read_client_file(text)
+    file, _ = open_client_file(source)
     found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
     return _starting_with(found), found.secrets, [*found.notes, *_needs(found, folder)]
 

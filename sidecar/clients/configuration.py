@@ -1,13 +1,13 @@
 """Whose configuration is this file, and which MCP servers does it name?
 
-    {"mcpServers": {...}}                      Claude Desktop, Claude Code, Cursor, Windsurf, Cline, Gemini CLI
+    {"mcpServers": {...}}                      Claude Desktop, Claude Code, Cursor, Windsurf, Cline, Roo, Gemini CLI
     {"servers": {...}, "inputs": [...]}        VS Code; in its settings.json under "mcp"
     {"name", "command", "transport", ...}      MCPConfig, one object or a list of them
 
 They differ in the spelling of few keys. What is read is told in one way; what is not is told too.
 
     C101  no servers    C102  neither url nor command, or both    C103  wrong type    C104  wrong value    C105  ${...}
-    C106  MCPConfig: a key is missing
+    C106  MCPConfig: a key is missing    C107  a client whose file is not read
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sidecar.clients.jsonc import Text
-from sidecar.errors import Fault
+from sidecar.clients.jsonc import Text, read_jsonc
+from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.fields import SLUG
 from sidecar.settings.nodes import Loc, Node
 
@@ -37,6 +37,9 @@ _SPOKEN: Mapping[str, Transport] = {
     "remote": "auto",
     "sse": "sse",
 }
+_FOREIGN = (("Codex", "codex", (".toml",)), ("goose", "goose", (".yaml", ".yml")))
+_FOREIGN_KEYS: Mapping[str, str] = {"context_servers": "Zed", "mcp": "opencode"}
+_PRINTED = ("Codex", "goose", "Zed", "opencode")
 LOGINS = frozenset({"auth", "authProviderType", "headersHelper", "oauth"})
 """Keys that say how a client logs in by itself."""
 HOW_TO_REACH = LOGINS | {*URL_KEYS, *TYPE_KEYS, "command", "args", "env", "envFile", "cwd", "headers", "dev"}
@@ -68,6 +71,12 @@ class Server:
     disabled: bool = False
     unread: tuple[str, ...] = ()
 
+    @property
+    def address(self) -> str:
+        """Where it is reached, also through our bridge; "" for any other program."""
+        bridge = self.command is not None and Path(self.command).name == "sidecar" and self.args[:1] == ("connect",)
+        return self.args[1] if bridge and len(self.args) > 1 else self.url or ""
+
 
 @dataclass(frozen=True)
 class ClientFile:
@@ -87,7 +96,36 @@ class ClientFile:
     def workspace(self) -> Path:
         """The folder that the client would call its workspace."""
         folder = self.path.absolute().parent
-        return folder.parent if folder.name in (".vscode", ".cursor", ".gemini") else folder
+        return folder.parent if folder.name in (".vscode", ".cursor", ".gemini", ".roo") else folder
+
+
+def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
+    """A client's file and its bytes. Raises SettingsError, also for a client whose file is neither read nor edited."""
+    client = next((name for name, folder, suffixes in _FOREIGN if path.suffix in suffixes and folder in str(path)), "")
+    if client or path.suffix in (".toml", ".yaml", ".yml"):
+        raise SettingsError([_foreign(path, client or "a client that keeps its servers in TOML or YAML")])
+    text, raw = read_jsonc(path)
+    root = text.document.root.value
+    client = next((name for key, name in _FOREIGN_KEYS.items() if isinstance(root, dict) and _is_theirs(root, key)), "")
+    if client:
+        raise SettingsError([_foreign(path, client)])
+    return read_client_file(text), raw
+
+
+def _is_theirs(root: Mapping[str, Node], key: str) -> bool:
+    """VS Code's settings have `mcp` too, and the servers one deeper."""
+    found = root[key].value if key in root else None
+    return isinstance(found, dict) and "servers" not in found
+
+
+def _foreign(path: Path, client: str) -> Fault:
+    name = client.lower() if client in _PRINTED else "codex, goose, opencode or zed"
+    return fault_in(
+        path,
+        f"this is a file of {client}: it is neither read nor edited here",
+        code="C107",
+        hint=f"`sidecar client-config --for {name}` prints what to write there",
+    )
 
 
 def read_client_file(text: Text) -> ClientFile:

@@ -28,6 +28,7 @@ from sidecar.clients.references import (
     variables_in,
     without_defaults,
 )
+from sidecar.clients.snippets import CLIENTS, client_of
 from sidecar.errors import Fault
 from sidecar.settings.credentials import CREDENTIAL_HEADERS
 from sidecar.settings.fields import seconds_from
@@ -67,7 +68,7 @@ def imported(
     file's places."""
     faults: list[Fault] = []
     result = Import(names=dict(names))
-    places = Places(file.workspace, home, file.inputs)
+    places = Places(file.workspace, home, file.inputs, bare=client_of(file) is CLIENTS["gemini"])
     for server in file.servers:
         if server.loc not in names:
             result.notes.append(f"{server.name} leads to a sidecar already and was left out")
@@ -234,7 +235,7 @@ class _Importer:
         return secret, beside
 
     def is_secret(self, name: str, value: str) -> bool:
-        return name.lower() in CREDENTIAL_HEADERS or "${" in value or names_a_secret(name) or looks_secret(value)
+        return name.lower() in CREDENTIAL_HEADERS or "$" in value or names_a_secret(name) or looks_secret(value)
 
     def credential(self, headers: Mapping[str, str]) -> dict[str, str] | None:
         if len(headers) > 1:

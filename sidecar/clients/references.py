@@ -5,7 +5,9 @@
     ${input:id}                       VS Code asks a person; here it is the variable ID
     ${workspaceFolder}  ${userHome}   the folders themselves
 
-A bare `$VAR` is text in every client, and so it is here.
+    $VAR                              Gemini CLI (`bare`): ${VAR}
+
+A bare `$VAR` is text in every other client, and so it is here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 _VARIABLE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-.*)?", re.DOTALL)
+_BARE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _OURS = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -27,6 +30,7 @@ class Places:
     workspace: Path
     home: Path
     inputs: frozenset[str] = frozenset()
+    bare: bool = False
 
     def folders(self) -> Mapping[str, str]:
         """What their names stand for."""
@@ -53,6 +57,8 @@ class Translated:
 def translated(text: str, places: Places) -> Translated:
     """The text in the words of sidecar.yaml."""
     result = Translated("")
+    if places.bare:
+        text = _BARE.sub(r"${\1}", text)
 
     def ours(found: re.Match[str]) -> str:
         said = found[1]

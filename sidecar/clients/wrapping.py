@@ -15,19 +15,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from sidecar.clients.configuration import HOW_TO_REACH, URL_KEYS, ClientFile, Server, read_client_file, slugs
 from sidecar.clients.jsonc import Member, Text, parse_jsonc
+from sidecar.clients.snippets import Client, client_of, program
 from sidecar.settings.nodes import Loc
 
 BACKUP = ".before-sidecar"
 MAX_BACKUPS = 100
 _OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*")
-
-Style = Literal["type", "url", "serverUrl", "httpUrl"]
-"""How a client writes an address: with `type: http` and `url`, or under one key alone."""
-_STYLES: Mapping[str, Style] = {".cursor": "url", "windsurf": "serverUrl", ".gemini": "httpUrl"}
 
 
 @dataclass(frozen=True)
@@ -40,21 +36,7 @@ class Wrapped:
 
 def leads_here(server: Server, base: str) -> bool:
     """Whether an entry has an address of the sidecar at `base`."""
-    return server.url is not None and server.url.startswith(f"{base}/mcp/")
-
-
-def starts_programs_only(path: Path) -> bool:
-    """Whether the client of this file reads no addresses from it."""
-    return path.name == "claude_desktop_config.json"
-
-
-def style_of(file: ClientFile) -> Style:
-    """How this file's client writes addresses: as its other entries do, else as its folder tells."""
-    for server in file.servers:
-        if server.url_key in ("serverUrl", "httpUrl"):
-            return "serverUrl" if server.url_key == "serverUrl" else "httpUrl"
-    parts = set(file.path.absolute().parts)
-    return next((style for folder, style in _STYLES.items() if folder in parts), "type")
+    return server.address.startswith(f"{base}/mcp/")
 
 
 def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
@@ -65,21 +47,21 @@ def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapp
 
 def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
     """Each of these entries at its address."""
-    style = style_of(file)
+    client = client_of(file)
     changed: dict[Loc, str] = {}
     edits: list[tuple[int, int, str]] = []
     for server in file.servers:
         address = addresses.get(server.loc)
-        if address is None or server.url == address:
+        if address is None or server.address == address:
             continue
-        edits += _edits(file.text, server, address, style, headers or {})
+        edits += _edits(file.text, server, address, client, headers or {})
         changed[server.loc] = address
     return Wrapped(_edited(file.text.text, edits), changed)
 
 
 def names_of(file: ClientFile, base: str, taken: frozenset[str] = frozenset()) -> dict[Loc, str]:
     """Our names for the servers that do not lead to `base` yet."""
-    ours = frozenset(str(server.url).rpartition("/")[2] for server in file.servers if leads_here(server, base))
+    ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
     return slugs(tuple(server for server in file.servers if not leads_here(server, base)), taken | ours)
 
 
@@ -101,7 +83,7 @@ def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
 
 
 def _edits(
-    text: Text, server: Server, address: str, style: Style, headers: Mapping[str, str]
+    text: Text, server: Server, address: str, client: Client, headers: Mapping[str, str]
 ) -> list[tuple[int, int, str]]:
     """Every key that says how the server was reached goes; the address stands where the first of them stood."""
     node = text.document.nearest(server.loc)
@@ -110,7 +92,7 @@ def _edits(
     going = [member for key, member in members if key in HOW_TO_REACH]
     staying = [member for key, member in members if key not in HOW_TO_REACH]
     first, others = going[0], going[1:]
-    lines = _said(address, style, server, headers)
+    lines = _said(address, client, server, headers)
     before = _before(text.text, first.start)
     joint = ",\n" + before if not before.strip() and "\n" in text.text[: first.start] else ", "
     edits = [(first.start, first.end, joint.join(lines))]
@@ -121,12 +103,13 @@ def _edits(
     return edits
 
 
-def _said(address: str, style: Style, server: Server, headers: Mapping[str, str]) -> list[str]:
-    key: str = style if style != "type" else "url"
-    lines = ['"type": "http"'] if style == "type" else []
-    if style == "type" and server.url is not None and server.url_key in URL_KEYS:
-        key = server.url_key
-    lines.append(f'"{key}": {json.dumps(address)}')
+def _said(address: str, client: Client, server: Server, headers: Mapping[str, str]) -> list[str]:
+    if client.programs_only:
+        bridge = program(address, needs_key=bool(headers))
+        return [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in bridge.items()]
+    kept = client.kind and server.url is not None and server.url_key in URL_KEYS
+    lines = [f'"type": {json.dumps(client.kind)}'] if client.kind else []
+    lines.append(f'"{server.url_key if kept else client.url_key}": {json.dumps(address)}')
     if headers:
         lines.append(f'"headers": {json.dumps(dict(headers))}')
     return lines
@@ -186,7 +169,7 @@ def unwrap_all(now: bytes, backups: Sequence[bytes], path: Path) -> Unwrapped:
     left = tuple(
         server.name
         for server in addressed
-        if server.loc not in originals and server.name not in restored and _OURS.fullmatch(server.url or "")
+        if server.loc not in originals and server.name not in restored and _OURS.fullmatch(server.address)
     )
     return Unwrapped(now, tuple(dict.fromkeys(restored)), () if exactly else left, exactly)
 
@@ -196,9 +179,9 @@ def _unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     original = read_client_file(parse_jsonc(before, path))
     old = {server.loc: server for server in original.servers}
     ours = [server for server in current.servers if _is_ours(server, old.get(server.loc))]
-    addresses = {server.loc: str(server.url) for server in ours}
+    addresses = {server.loc: server.address for server in ours}
     names = tuple(server.name for server in ours)
-    if wrapped_at(original, addresses, ours[0].headers if ours else {}).text.encode() == now:
+    if wrapped_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
         return Unwrapped(before, names, exactly=True)
     edits = []
     for server in ours:
@@ -207,8 +190,13 @@ def _unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     return Unwrapped(_edited(current.text.text, edits).encode(), names)
 
 
+def _headers_of(server: Server) -> Mapping[str, str]:
+    """What shows who the client is; of a bridge, that it has something to show."""
+    return {"X-API-Key": ""} if "--api-key-path" in server.args else server.headers
+
+
 def _is_ours(server: Server, old: Server | None) -> bool:
-    return old is not None and _OURS.fullmatch(server.url or "") is not None and server.url != old.url
+    return old is not None and _OURS.fullmatch(server.address) is not None and server.address != old.address
 
 
 # Files

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from sidecar.clients.configuration import read_client_file
+from sidecar.clients.jsonc import parse_jsonc
 from tests.unit.clients.test_folder import run
 
 FILE = f"""\
@@ -102,12 +107,46 @@ def test_what_is_not_understood_is_not_touched(path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [".mcp.json"]
 
 
-def test_a_client_of_programs_alone_is_told(tmp_path: Path) -> None:
+def test_a_client_of_programs_alone_gets_our_bridge(tmp_path: Path) -> None:
     path = tmp_path / "claude_desktop_config.json"
     path.write_text(FILE)
-    result = run("wrap", path)
-    assert (result.exit_code, path.read_text()) == (1, FILE)
-    assert "starts programs" in result.stderr
+    assert run("wrap", path).exit_code == 0
+    entries = read_client_file(parse_jsonc(path.read_bytes(), path)).servers
+    assert {(one.command, *one.args) for one in entries} == {("sidecar", "connect", one.address) for one in entries}
+    assert all(one.address.startswith(f"{BASE}/") for one in entries)
+    assert "nothing was changed" in run("wrap", path).stdout
+    assert run("unwrap", path).exit_code == 0
+    assert path.read_text() == FILE
+
+
+def test_what_is_switched_off_is_not_led_to_where_nothing_is(path: Path, tmp_path: Path) -> None:
+    path.write_text('{"mcpServers": {"on": {"command": "a"}, "off": {"command": "b", "disabled": true}}}')
+    assert run("init", "--from", path, tmp_path / "s").exit_code == 0
+    result = run("wrap", path, "-c", tmp_path / "s" / "sidecar.yaml")
+    assert "off is switched off and stays as it is" in result.stderr
+    servers = json.loads(path.read_text())["mcpServers"]
+    assert servers == {"on": {"type": "http", "url": f"{BASE}/on"}, "off": {"command": "b", "disabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "client"),
+    [
+        (".codex/config.toml", '[mcp_servers.a]\ncommand = "x"\n', "codex"),
+        ("goose/config.yaml", "extensions: {a: {cmd: x}}\n", "goose"),
+        (".config/zed/settings.json", '{"context_servers": {"a": {"command": "x"}}}', "zed"),
+        ("opencode.json", '{"mcp": {"a": {"type": "local", "command": ["x"]}}}', "opencode"),
+        ("elsewhere.toml", "", "codex, goose, opencode or zed"),
+    ],
+)
+def test_a_client_whose_file_is_not_read_is_named(tmp_path: Path, name: str, text: str, client: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    for arguments in (("wrap", path), ("init", "--from", path, tmp_path / "s")):
+        result = run(*arguments)
+        assert result.exit_code == 3 and "C107" in result.stderr, result.output
+        assert f"sidecar client-config --for {client}" in result.stderr
+    assert path.read_text() == text
 
 
 def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
@@ -137,15 +176,20 @@ upstreams: {a: {mcp: {url: "http://x/mcp"}}, b: {mcp: {url: "http://y/mcp"}}}
         ("cursor", "mcpServers", {"url": "U"}),
         ("windsurf", "mcpServers", {"serverUrl": "U"}),
         ("gemini", "mcpServers", {"httpUrl": "U"}),
+        ("cline", "mcpServers", {"type": "streamableHttp", "url": "U"}),
+        ("roo", "mcpServers", {"type": "streamable-http", "url": "U"}),
+        ("opencode", "mcp", {"type": "remote", "url": "U", "enabled": True}),
+        ("claude-desktop", "mcpServers", {"command": "sidecar", "args": ["connect", "U"]}),
+        ("zed", "context_servers", {"command": "sidecar", "args": ["connect", "U"]}),
     ],
 )
 def test_each_client_is_told_in_its_spelling(
-    tmp_path: Path, client: str, container: str, entry: dict[str, str]
+    tmp_path: Path, client: str, container: str, entry: dict[str, Any]
 ) -> None:
     path = tmp_path / "sidecar.yaml"
     path.write_text(SETTINGS)
     result = run("client-config", "--for", client, "-c", path)
-    wanted = {name: {k: f"{BASE}/{name}" if v == "U" else v for k, v in entry.items()} for name in ("a", "b")}
+    wanted = {name: json.loads(json.dumps(entry).replace('"U"', f'"{BASE}/{name}"')) for name in ("a", "b")}
     assert json.loads(result.stdout) == {container: wanted}
     alone = run("client-config", "--for", client, "--server", "b", "-c", path)
     assert list(json.loads(alone.stdout)[container]) == ["b"]
@@ -162,9 +206,26 @@ def test_without_a_local_address_a_key_is_asked_of_the_environment(tmp_path: Pat
     }
 
 
+def test_clients_that_keep_no_json_are_told_in_their_form(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    path.write_text("\n".join(line for line in SETTINGS.splitlines() if not line.startswith("local")))
+    codex = tomllib.loads(run("client-config", "--for", "codex", "-c", path).stdout)["mcp_servers"]
+    assert codex["b"] == {"url": "http://127.0.0.1:8080/mcp/b", "env_http_headers": {"X-API-Key": "SIDECAR_API_KEY"}}
+    goose = yaml.safe_load(run("client-config", "--for", "goose", "-c", path).stdout)["extensions"]
+    assert goose["a"] == {
+        "type": "streamable_http",
+        "name": "a",
+        "uri": "http://127.0.0.1:8080/mcp/a",
+        "enabled": True,
+        "headers": {"X-API-Key": "${SIDECAR_API_KEY}"},
+    }
+    desktop = json.loads(run("client-config", "--for", "claude-desktop", "-c", path).stdout)["mcpServers"]["a"]
+    assert desktop["args"][2:] == ["--api-key-path", "/path/to/the/api-key"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--for", "claude-desktop"], 1), (["--for", "claude", "--server", "x"], 1), (["--for", "x"], 2)],
+    [(["--for", "claude", "--server", "x"], 1), (["--for", "x"], 2)],
 )
 def test_what_cannot_be_told_is_said(tmp_path: Path, arguments: list[str], code: int) -> None:
     (tmp_path / "sidecar.yaml").write_text(SETTINGS)

@@ -153,5 +153,10 @@ def test_references_are_told_in_our_words(text: str, ours: str, problems: int) -
     assert (found.text, len(found.problems)) == (ours, problems)
 
 
+def test_gemini_writes_a_variable_without_braces() -> None:
+    assert translated("Bearer $A_B-${C}", Places(Path("/w"), Path("/h"), bare=True)).text == "Bearer ${A_B}-${C}"
+    assert translated("Bearer $A_B", Places(Path("/w"), Path("/h"))).text == "Bearer $A_B"
+
+
 def test_what_is_unset_is_named() -> None:
     assert filled_in("${A}-${B:-b}-${C}", {"A": "1"}) == ("1-b-", ["C"])

@@ -151,6 +151,8 @@ def test_lines_and_comments_stay_as_they_are() -> None:
         (".cursor/mcp.json", {"url": "U"}),
         (".codeium/windsurf/mcp_config.json", {"serverUrl": "U"}),
         (".gemini/settings.json", {"httpUrl": "U"}),
+        ("Code/cline_mcp_settings.json", {"type": "streamableHttp", "url": "U"}),
+        (".roo/mcp.json", {"type": "streamable-http", "url": "U"}),
     ],
 )
 def test_each_client_gets_its_own_spelling(path: str, entry: dict[str, str]) -> None:
