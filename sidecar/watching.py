@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from sidecar.identity.configured import pepper_path
 from sidecar.policy.files import left_by_an_editor
 from sidecar.settings import Settings
 
@@ -43,7 +42,7 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
     tokens = [offer.authentication for _, _, offer in settings.offers()]
     variables = [agent.env_path for agent in settings.agents.values()]  # their folders are what they work in
     named = (settings.identity, settings.upstreams, variables, settings.server.tls, tokens)
-    return (*_paths_in(named), pepper_path(settings), *signing)
+    return (*_paths_in(named), settings.api_keys_pepper_path, *signing)
 
 
 def look_at(config: Path, settings: Settings) -> Look:

@@ -231,9 +231,7 @@ def _tell_wrapped(
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
     if headers:
-        where = (
-            f"put its path where {KEY_FILE} stands" if bridged else f"set {KEY_VARIABLE} for the client"
-        )
+        where = f"put its path where {KEY_FILE} stands" if bridged else f"set {KEY_VARIABLE} for the client"
         click.echo(f"note: callers there need an API key: {where}", err=True)
     if backup is None:
         click.echo(f"{path} leads here already: nothing was changed")

@@ -21,7 +21,6 @@ from sidecar.callbacks.signature import load_or_make_callback_key
 from sidecar.cli.lazy import Group
 from sidecar.egress.strict_url import parse_strictly
 from sidecar.identity.api_keys import KeyEntry
-from sidecar.identity.configured import pepper_path
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, write_secret
 from sidecar.settings import load_settings
 from sidecar.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
@@ -124,7 +123,7 @@ def callback_secret(url: str, config: Path, as_json: bool) -> None:
 @click.option("--never-expires", is_flag=True)
 @click.option("--scope", "scopes", multiple=True)
 @click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
-@click.option("--pepper", type=_FILE, help="Made if missing; else <data>/keys/api-keys.pepper.")
+@click.option("--pepper", type=_FILE, help="Made if missing; else the configured one.")
 @_config
 @_json
 def api_key(
@@ -191,7 +190,7 @@ def _key_files(keys: Path | None, pepper: Path | None, config: Path) -> tuple[Pa
     if keys is not None and pepper is not None:
         return keys, pepper
     settings = load_settings(config, os.environ, check_files=False)
-    return keys or _configured_keys(config), pepper or pepper_path(settings)
+    return keys or _configured_keys(config), pepper or settings.api_keys_pepper_path
 
 
 def _configured_keys(config: Path) -> Path:

@@ -181,7 +181,10 @@ def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
             return "user", bare
         if kind == "nhi":
             return "nhi", bare
-        raise bad_credential("the token's sub must begin with user: or nhi:", CredentialFault.SUBJECT)
+        raise bad_credential(
+            "the token's sub must begin with user: or nhi:, or its issuer needs kind_claim or subject_kind",
+            CredentialFault.SUBJECT,
+        )
     if is_typed(subject):
         raise bad_credential("the token's sub brings a kind, and its issuer's ids are bare", CredentialFault.SUBJECT)
     if not issuer.kind_rules:
@@ -217,7 +220,10 @@ def _actor(act: object, issuer: Issuer, naming: Naming) -> str:
     if issuer.spiffe is not None:
         return _workload(subject, issuer.spiffe, naming)
     bare = subject.removeprefix("nhi:") if issuer.typed_subjects else subject
-    name = None if is_typed(bare) or "nhi" not in issuer.kinds else naming.name("nhi", bare)
+    if "nhi" not in issuer.kinds:
+        said = "the token names an actor, and its issuer's kinds have no nhi: kinds: [user, nhi] and subject_kind: user"
+        raise bad_credential(said, CredentialFault.SUBJECT)
+    name = None if is_typed(bare) else naming.name("nhi", bare)
     if name is None:
         raise bad_credential("the token's issuer may not name its actor so", CredentialFault.SUBJECT)
     return name

@@ -20,6 +20,8 @@ from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
 from sidecar.settings.secrets import read_secret
 
+NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid"
+
 
 def issuers_from(settings: IdentitySettings) -> tuple[Issuer, ...]:
     """The configured issuers, their key-set files tried once. Raises SettingsError."""
@@ -51,18 +53,19 @@ def _proxy(entry: TrustedProxy) -> Proxy:
     return Proxy(network, entry.address == UNIX, entry.certificate or "", entry.element == "first")
 
 
-def pepper_path(settings: Settings) -> Path:
-    """Where the secret lies under which API keys are kept; `sidecar token api-key` makes it."""
-    return settings.data / "keys" / "api-keys.pepper"
-
-
 def api_keys_from(settings: Settings, now: float) -> ApiKeys:
     """The configured API keys. Raises SettingsError, also for keys whose pepper is gone: none of them could match."""
     path = settings.identity.api_keys_path
     if path is None:
         return ApiKeys()
     records = records_of(read_document(path), now)
-    return ApiKeys(records, read_pepper(pepper_path(settings))) if records else ApiKeys()
+    if not records:
+        return ApiKeys()
+    pepper = settings.api_keys_pepper_path
+    if not pepper.exists():
+        hint = "every replica needs the one that `sidecar token api-key` made: copy it here, or name it with"
+        raise SettingsError([fault_in(pepper, NO_PEPPER, code="S317", hint=f"{hint} identity.api_keys_pepper_path")])
+    return ApiKeys(records, read_pepper(pepper))
 
 
 def gates_from(settings: Settings) -> Gates:
@@ -98,7 +101,7 @@ def _issuer(entry: IssuerSettings) -> Issuer:
         actor_from="" if entry.actor_from in (None, "act") else entry.actor_from,
         clients=entry.clients,
         roles_from=RolesFrom(roles.claim, roles.namespace, roles.only, roles.required) if roles else None,
-        kind_rules=_rules(entry.kind_claim) if entry.kind_claim else (),
+        kind_rules=_rules(entry),
         actors=frozenset(entry.actors),
         relays=frozenset(entry.relays),
         spiffe=_spiffe_names(entry.spiffe) if entry.spiffe else None,
@@ -110,8 +113,11 @@ def _spiffe_names(entry: Spiffe) -> SpiffeNames:
     return SpiffeNames(entry.trust_domain, entry.path or "", entry.workloads)
 
 
-def _rules(claim: str) -> tuple[KindRule, ...]:
-    return KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")
+def _rules(entry: IssuerSettings) -> tuple[KindRule, ...]:
+    if entry.subject_kind:
+        return (KindRule(entry.subject_kind, "sub"),)  # every token has one
+    claim = entry.kind_claim
+    return (KindRule("user", claim, "user"), KindRule("nhi", claim, "nhi")) if claim else ()
 
 
 def _check_key_set(path: Path, use: KeyUse) -> None:

@@ -206,7 +206,7 @@ class Issuer(Section):
         Field(description="What is known of a product's tokens fills what is not written here."),
     ] = None
     audiences: Many[Word] = ()
-    """Accepted `aud`; empty is <public_url>/mcp/<server>."""
+    """Further accepted `aud`, beside the address that is called (<public_url>/mcp/<server>), which always counts."""
     jwks_url: KeyUrl | None = None
     """Where its public keys are fetched; a preset knows it."""
     jwks_path: PathField | None = None
@@ -227,6 +227,8 @@ class Issuer(Section):
     """Roles out of a claim."""
     kind_claim: ClaimName | None = None
     """The claim whose value is `user` or `nhi`; without it and with several kinds, `sub` says it: `nhi:planner`."""
+    subject_kind: Literal["user", "nhi"] | None = None
+    """What every bare `sub` is, where kinds has both; each `act.sub` is an NHI then, bare as RFC 8693 shows it."""
 
     actors: Many[NhiName] = ()
     """Makes it a peer, another sidecar: the NHIs for which it may speak. Its tokens count only where the newest actor
@@ -280,6 +282,9 @@ class Issuer(Section):
             yield Finding("actor_from without clients refuses every token", "S108", hint, ("actor_from",))
         if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
             yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
+        if self.subject_kind and (self.kind_claim or set(self.kinds) != {"user", "nhi"}):
+            hint = "it is for kinds: [user, nhi] without kind_claim"
+            yield Finding("subject_kind is not needed here", "S109", hint, ("subject_kind",))
         yield from self._peer_faults()
         yield from self._spiffe_faults()
         if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
@@ -294,7 +299,7 @@ class Issuer(Section):
             hint = "relays is for an issuer with actors and without a namespace"
             yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
         if self.actors:
-            for key in ("kind_claim", "actor_from", "clients"):
+            for key in ("kind_claim", "subject_kind", "actor_from", "clients"):
                 if getattr(self, key):
                     hint = "a peer's tokens say kinds and actors themselves"
                     yield Finding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
@@ -307,7 +312,7 @@ class Issuer(Section):
                 hint = 'write spiffe: {trust_domain: acme.example, path: "/ns/prod/sa/{id}"}'
                 yield Finding("the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",))
             return
-        for key in ("kind_claim", "actor_from", "clients", "actors"):
+        for key in ("kind_claim", "subject_kind", "actor_from", "clients", "actors"):
             if getattr(self, key):
                 yield Finding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
         if self.kinds != ("nhi",):
@@ -323,6 +328,8 @@ class IdentitySettings(Section):
     """Whose tokens are accepted."""
     api_keys_path: PathField | None = None
     """YAML file with the API keys, as MACs."""
+    api_keys_pepper_path: PathField | None = None
+    """File with the secret under which API keys are kept, the same at every replica; else in the data folder."""
     certificates: CertificateSettings | None = None
     """Who the owners of client certificates are."""
     trusted_proxies: Many[TrustedProxy] = ()

@@ -126,6 +126,11 @@ class Settings(Section):
         return self.data / "callbacks.sqlite"
 
     @property
+    def api_keys_pepper_path(self) -> Path:
+        """The secret under which API keys are kept; `sidecar token api-key` makes it."""
+        return self.identity.api_keys_pepper_path or self.data / "keys" / "api-keys.pepper"
+
+    @property
     def callback_key_path(self) -> Path:
         """What the secrets of callbacks' receivers are made from; made when it is first needed."""
         return self.callbacks.key_path or self.data / "keys" / "callbacks.key"

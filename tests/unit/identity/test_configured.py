@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from sidecar.errors import Refusal, SettingsError
 from sidecar.identity import Audience, Identity, Presented
-from sidecar.identity.configured import issuers_from, pepper_path
+from sidecar.identity.configured import issuers_from
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key
 from sidecar.settings import Settings, load_settings
 from tests.unit.identity.test_presets import KEYCLOAK, KEYCLOAK_USER, key_of, sent
@@ -109,9 +110,45 @@ def test_a_key_set_file_that_cannot_be_used_stops_the_start(tmp_path: Path, cont
     assert caught.value.faults[0].file == str(tmp_path / "jwks.json")
 
 
+async def test_a_token_as_rfc_8693_shows_it_is_a_user_and_an_nhi(tmp_path: Path) -> None:
+    """RFC 8693 4.1: both names are bare; a setting says which kind each is."""
+    (tmp_path / "jwks.json").write_text(signing_key().jwks())
+    text = f"identity: {{issuers: [{{issuer: {IDP}, jwks_path: jwks.json, algorithms: [ES256], kinds: %s}}]}}\n"
+    token = minted(sub="alice", act={"sub": "researcher", "act": {"sub": "planner"}})
+    identity, _ = identity_of(tmp_path, text % "[user, nhi], subject_kind: user")
+    assert await chain(identity, token) == ["user:alice", "nhi:planner", "nhi:researcher"]
+    assert await chain(identity, minted(sub="planner")) == ["user:planner"], "an NHI stands in act alone"
+    for sub in ("user:alice", "nhi:planner"):  # a kind that the token brings is not believed
+        with pytest.raises(Refusal, match="bad-credential"):
+            await chain(identity, minted(sub=sub))
+    told = {"[user]": "kinds: .user, nhi. and subject_kind", "[user, nhi]": "kind_claim or subject_kind"}
+    for kinds, said in told.items():
+        identity, _ = identity_of(tmp_path, text % kinds)
+        with pytest.raises(Refusal) as refused:
+            await chain(identity, token)
+        assert re.search(said, refused.value.detail)
+    for kinds in ("[user], subject_kind: user", "[user, nhi], subject_kind: user, kind_claim: kind"):
+        with pytest.raises(SettingsError, match="S109"):
+            identity_of(tmp_path, text % kinds)
+
+
+async def test_the_pepper_can_lie_elsewhere_and_a_replica_without_it_is_told(tmp_path: Path) -> None:
+    _, entry = make_key("nhi:a", b"p" * 32, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
+    add_key(tmp_path / "keys.yaml", entry, NOW)
+    with pytest.raises(SettingsError, match=r"S317.*pepper(.|\n)*identity\.api_keys_pepper_path"):
+        identity_of(tmp_path, KEYS)
+    path = tmp_path / "sidecar.yaml"
+    for given, environ in (
+        ("identity: {api_keys_path: keys.yaml, api_keys_pepper_path: shared/pepper}\n", {}),
+        (KEYS, {"SIDECAR_IDENTITY__API_KEYS_PEPPER_PATH": str(tmp_path / "shared" / "pepper")}),
+    ):
+        path.write_text(f"version: 1\n{given}")
+        assert load_settings(path, environ, check_files=False).api_keys_pepper_path == tmp_path / "shared" / "pepper"
+
+
 async def test_api_keys_are_read_with_their_pepper(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, KEYS)
-    pepper = ensure_pepper(pepper_path(settings), lambda count: bytes(range(count)))
+    pepper = ensure_pepper(settings.api_keys_pepper_path, lambda count: bytes(range(count)))
     key, entry = make_key("nhi:planner", pepper, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
     add_key(tmp_path / "keys.yaml", entry, NOW)
     identity, _ = identity_of(tmp_path, KEYS)
