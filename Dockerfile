@@ -25,7 +25,8 @@ RUN /opt/build/bin/hatchling build -t wheel -d /dist \
  && install -d -m 0700 -o 65532 -g 65532 /data
 
 FROM python:${PYTHON}-slim
-ENV PATH=/opt/sidecar/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/sidecar/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+    MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=131072
 COPY --from=build /opt/sidecar /opt/sidecar
 COPY --from=build --chown=65532:65532 /data /var/lib/sidecar
 USER 65532:65532

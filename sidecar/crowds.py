@@ -1,7 +1,8 @@
 """A crowd left: who gets its memory back?
 
-What thousands of streams held is free when they close, but the allocators keep it for the next, and an operator sees a
-process that stays as large as its worst hour. So what can be given back is, once, when nearly all of a crowd has left.
+What thousands of streams held, or large bodies and answers, is free when they are over, but the allocators keep it for
+the next, and an operator sees a process that stays as large as its worst hour. So what can be given back is, once, when
+nearly all of a crowd has left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 CROWD: Final = 500  # fewer hold no more than some 25 MB
+STREAM_BYTES: Final = 50_000  # what one stream holds; bodies and answers are counted as so many streams
 
 
 @dataclass(slots=True)

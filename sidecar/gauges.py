@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 from sidecar.audit.copies import Copied
-from sidecar.crowds import Crowds, give_memory_back
+from sidecar.crowds import STREAM_BYTES, Crowds, give_memory_back
+from sidecar.egress import ANSWERS
 from sidecar.pipeline import Pipeline
 from sidecar.replicas import Replicas
 from sidecar.upstreams import Account
@@ -30,7 +31,7 @@ class Gauges:
         metrics.sessions(len(exchanges.sessions))
         for protocol in ("mcp", "a2a"):
             metrics.streams(protocol, sum(one.call.protocol == protocol for one in exchanges.streams))
-        self._crowds.look(len(exchanges.streams))
+        self._crowds.look(len(exchanges.streams) + self._held())
         if self.replicas.skew is not None:
             metrics.replicas(*self.replicas.skew)
         metrics.budgets_reset(time.time())
@@ -38,6 +39,12 @@ class Gauges:
         metrics.audit_up(audit.writer.up)
         if isinstance(sink := audit.trail.sink, Copied):
             metrics.audit_copied(sink.copied, sink.lost)
+
+    def _held(self) -> int:
+        """The most that bodies and answers held since the last look, as that many streams."""
+        pace, held = self.pipeline.pace, self.pipeline.pace.most + ANSWERS.most
+        pace.most, ANSWERS.most = pace.held, ANSWERS.held
+        return held // STREAM_BYTES
 
     def reconfigured(self, loaded_at: float) -> None:
         """Another snapshot serves, since `loaded_at`."""

@@ -62,6 +62,7 @@ class Pace:
 
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    most: int = 0  # that bodies held together, since somebody set it back
     _all: Line = field(default_factory=lambda: Line(EVERYBODYS_SHARE, EVERYBODYS_ROOM))
     _ones: dict[str, Line] = field(default_factory=dict)
 
@@ -133,6 +134,7 @@ class Room:
         for line in self.lines:
             line.held += more
         self.held += more
+        self.pace.most = max(self.pace.most, self.pace.held)
 
     def close(self) -> None:
         """The body was read, or is none."""

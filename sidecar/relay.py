@@ -17,6 +17,7 @@ from aiohttp import web
 from sidecar.answers import error_body, facts_of
 from sidecar.audit import Recording
 from sidecar.custody import NOTHING, Custody
+from sidecar.egress import ANSWERS as LARGE_ANSWERS
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.inspection import inspect
 from sidecar.intents import EVENT_STREAM, JSON
@@ -27,6 +28,7 @@ from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.streamed import Streamed, addressed
 from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer, Waiting
+from sidecar.upstreams.http import hold
 from sidecar.upstreams.transport import MAX_ERROR_BYTES
 from sidecar.whole import NO_HEADERS, Whole
 
@@ -259,9 +261,11 @@ class Relay:
         """The events of a stream. Of comments that come in a row, one is enough; and however many events come at
         once, others have their turn in between."""
         parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
-        async with aclosing(_slices(answer.chunks(deadline=deadline))) as slices:
+        slices, share = _slices(answer.chunks(deadline=deadline)), LARGE_ANSWERS.share()
+        async with aclosing(slices):
             async for piece in slices:
                 last = None
+                await hold(share, parser.held_bytes + len(piece), deadline)
                 for event in parser.feed(piece):
                     if not (event.comment and last is sse.COMMENT):
                         yield event
@@ -269,6 +273,7 @@ class Relay:
                     if deadline.at is not None and loop.time() >= deadline.at:
                         # Who says more than can be judged is never waited for, and never late by itself.
                         raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not come to an end in time")
+        share.close()
 
     async def event(self, event: sse.SseEvent, sent: Sink, until_answer: bool) -> bool:
         """Pass one event on; True when it was the answer."""

@@ -4,6 +4,7 @@
     wire.py         the bytes of a request and a response, no sockets
     connection.py   one exchange over one connection: deadlines, backpressure, giving up
     pool.py         which connection carries the next request
+    room.py         how much memory large answers may take, all together
     line.py         who waits for one, when all are in use
     fetch.py        one small public document
     guarded.py      what goes to an address that content chose: strict_url.py, reach.py
@@ -21,6 +22,7 @@ from sidecar.egress.failures import (
     EgressError,
     InvalidRequest,
     NoPlace,
+    NoRoom,
     NotAllowed,
     TimedOut,
     TooLarge,
@@ -30,9 +32,11 @@ from sidecar.egress.fetch import fetch
 from sidecar.egress.guarded import Accepted, Guard, Resolve, SystemResolver
 from sidecar.egress.origin import Origin, parse_origin
 from sidecar.egress.pool import Client
+from sidecar.egress.room import ANSWERS, Room, Share
 from sidecar.egress.wire import RequestForm
 
 __all__ = [
+    "ANSWERS",
     "ENDLESS",
     "Accepted",
     "Broken",
@@ -44,11 +48,14 @@ __all__ = [
     "Guard",
     "InvalidRequest",
     "NoPlace",
+    "NoRoom",
     "NotAllowed",
     "Origin",
     "RequestForm",
     "Resolve",
     "Response",
+    "Room",
+    "Share",
     "SystemResolver",
     "TimedOut",
     "TooLarge",

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, cast
 
-from sidecar.egress.failures import Broken, EgressError, TimedOut, TooLarge
+from sidecar.egress.failures import Broken, EgressError, NoRoom, TimedOut, TooLarge
+from sidecar.egress.room import ANSWERS, Share
 from sidecar.egress.wire import Head, ResponseReader
 
 # Reading pauses above this; asyncio reads at most 256 KiB at once, so a response holds at most twice that.
@@ -215,7 +216,7 @@ ENDLESS: Final = Deadline(None)
 class Response:
     """A response whose head has arrived. Read it to the end or close it; `with` closes it either way."""
 
-    __slots__ = ("_connection", "_reader", "_until", "headers", "status")
+    __slots__ = ("_connection", "_reader", "_share", "_until", "headers", "status")
 
     def __init__(self, head: Head, reader: ResponseReader, connection: Connection, until: float) -> None:
         self.status: int = head.status
@@ -223,6 +224,7 @@ class Response:
         self._reader = reader
         self._connection = connection
         self._until = until
+        self._share: Share | None = None
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body, within the deadline of the request. Raises EgressError; TooLarge beyond `max_bytes`."""
@@ -234,6 +236,7 @@ class Response:
 
     async def _rest(self, max_bytes: int) -> bytes:
         reader, pieces, size = self._reader, [], 0
+        self._share = share = ANSWERS.share()
         if int(self.headers.get("content-length", "0")) > max_bytes:
             self.close()
             raise TooLarge("the response is larger than allowed")
@@ -246,7 +249,15 @@ class Response:
                 raise TooLarge("the response is larger than allowed")
             if complete:
                 return b"".join(pieces)
+            await self._hold(share, size)
             await self._more(self._until)
+
+    async def _hold(self, share: Share, size: int) -> None:
+        try:
+            await share.hold(size, self._until)
+        except TimeoutError:
+            self.close()
+            raise NoRoom("other answers take all the memory") from None
 
     async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """The body as it arrives. `idle_s` is the longest silence, None is no end; `deadline` bounds the whole, and may
@@ -270,6 +281,8 @@ class Response:
 
     def close(self) -> None:
         """Give up what has not arrived. A response that is whole has no connection any more, and loses nothing."""
+        if self._share is not None:
+            self._share.close()
         if not self._reader.complete:
             self._connection.abort()
 

@@ -39,6 +39,10 @@ class NoPlace(TimedOut):
     """A deadline passed while all connections were in use. Nothing was sent."""
 
 
+class NoRoom(EgressError):
+    """A deadline passed while other answers took all the memory that there is for them. The request was executed."""
+
+
 class Broken(EgressError):
     """The peer broke HTTP or hung up early. The request may have been executed."""
 

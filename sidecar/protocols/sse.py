@@ -55,6 +55,11 @@ class SseParser:
     _event: str = ""
     _retry_ms: int | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """How much is kept of an event whose end has not come."""
+        return self._event_bytes + len(self._rest)
+
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Raises Refusal(RESPONSE_REFUSED) for an event beyond the bound or a field that is not UTF-8."""
         if not chunk:

@@ -22,8 +22,10 @@ from sidecar.egress import (
     Deadline,
     EgressError,
     InvalidRequest,
+    NoRoom,
     RequestForm,
     Response,
+    Share,
     TimedOut,
     TooLarge,
     Unacceptable,
@@ -220,6 +222,14 @@ def media_type_of(response: Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+async def hold(share: Share, size: int, deadline: Deadline) -> None:
+    """Wait for room for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
+    try:
+        await share.hold(size, deadline.at)
+    except TimeoutError:
+        raise refusal_from(NoRoom()) from None
+
+
 def refusal_from(failure: EgressError) -> Refusal:
     """What a caller hears of trouble on the upstream's side: what kind, never where or with what bytes."""
     match failure:
@@ -227,6 +237,8 @@ def refusal_from(failure: EgressError) -> Refusal:
             return Refusal(Reason.UPSTREAM_TIMEOUT)
         case TooLarge():
             return Refusal(Reason.RESPONSE_REFUSED, "it is larger than allowed")
+        case NoRoom():
+            return Refusal(Reason.RESPONSE_REFUSED, "too many large answers at once")
         case Unacceptable():
             return Refusal(Reason.RESPONSE_REFUSED, "it came in a form that was not asked for")
         case ConnectFailed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import resource
 import signal
@@ -12,7 +13,7 @@ import ssl
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,10 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from sidecar import arrival, listeners
+from sidecar import arrival, crowds, listeners
+from sidecar.crowds import Crowds
 from sidecar.door import Opening
+from sidecar.egress import ANSWERS
 from sidecar.errors import Refusal
 from sidecar.listeners import Connection, Listener, Patience, open_listener
 from sidecar.settings.addresses import Address, UnixAddress
@@ -361,6 +364,42 @@ async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp
             if number == 7:
                 before = rss_bytes()
         assert rss_bytes() - before < 20 * 2**20
+
+
+class Seen(Crowds):
+    """What was seen of crowds."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        super().__init__(give_back)
+        self.present: list[int] = []
+
+    def look(self, present: int) -> None:
+        self.present.append(present)
+        super().look(present)
+
+
+@pytest.mark.parametrize("media", ["application/json", "text/event-stream"])
+async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: str
+) -> None:
+    monkeypatch.setattr(ANSWERS, "total", 3 * 2**20)
+    monkeypatch.setattr(crowds, "CROWD", 30)
+    given: list[int] = []
+    size, text = 2 * 2**20, "x" * (2 * 2**20)
+
+    async def large(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        result = {"content": [{"type": "text", "text": text}], "isError": False, "resultType": "complete"}
+        said = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        body = said if media == "application/json" else b"data: " + said + b"\n\n"
+        return web.Response(body=body, content_type=media)
+
+    async with world(tmp_path, upstream=Upstream(script={"tools/call": large})) as running:
+        seen = running.app.gauges._crowds = Seen(lambda: given.append(1))
+        answers = await asyncio.gather(*(running.call("search_code", {"repo": "acme/x"}) for _ in range(12)))
+        assert [answer[0] for answer in answers] == [200] * 12
+        assert ANSWERS.held == 0
+        await until(lambda: len(given) > 0)
+        assert size * 3 // 4 < max(seen.present) * crowds.STREAM_BYTES < 3 * 2**20 + 2 * size
 
 
 async def answered_soon(running: World, bomb: bytes) -> list[int]:

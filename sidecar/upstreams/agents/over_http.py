@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from sidecar.egress import Client, Deadline, EgressError, InvalidRequest, RequestForm, Response, parse_origin
+from sidecar.egress import ANSWERS, Client, Deadline, EgressError, InvalidRequest, RequestForm, Response, parse_origin
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.a2a import http
@@ -26,7 +26,7 @@ from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
-from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
+from sidecar.upstreams.http import MAX_STREAMS, hold, media_type_of, refusal_from
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 
 A2A_JSON: Final = "application/a2a+json"
@@ -242,10 +242,11 @@ class HttpStream:
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
         """As `Heard.events`."""
-        parser = sse.SseParser(self._max_event_bytes)
+        parser, share = sse.SseParser(self._max_event_bytes), ANSWERS.share()
         try:
             async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
                 async for chunk in chunks:
+                    await hold(share, parser.held_bytes + len(chunk), deadline)
                     for event in parser.feed(chunk):
                         data = (event.data or "").encode()
                         if not event.message and not (data and self._is_answer(data)):
@@ -257,6 +258,8 @@ class HttpStream:
                             return
         except EgressError as failure:
             raise refusal_from(failure) from failure
+        finally:
+            share.close()
 
     def close(self) -> None:
         """As `Heard.close`."""
