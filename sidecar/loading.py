@@ -132,7 +132,7 @@ def _check_data(settings: Settings, together: Together) -> None:
     with together.noted():
         schedule_store_from(settings, nobody)
     with together.noted(), suppress(OSError):  # not there yet, told, or for nobody's eyes but the one's who serves
-        load_key(settings.audit_key_path)
+        load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
         with together.noted(), suppress(OSError):
             load_key(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.settings.secrets import check_private
 from sidecar.settings.server import TlsFiles
 
 MAX_CA_BYTES: Final = 4 * 2**20
@@ -42,6 +43,7 @@ NOTHING: Final = Shown()
 
 def tls_from(files: TlsFiles) -> Tls:
     """Raises SettingsError for files that are no certificate, key or authorities, or do not belong together."""
+    check_private(files.key_path)
     context = Tls(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -11,6 +11,7 @@ that a test's world is made of in words. That was a quarter of the time of such 
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 from types import FrameType
@@ -25,6 +26,7 @@ STORE_S = 0.5
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+os.umask(0o027)  # who keeps secrets in files closes them to others, and the sidecar sees to it that they did
 vars(sidecar.shared)["open_store"] = partial(open_store, deadline_s=STORE_S)
 
 

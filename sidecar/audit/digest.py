@@ -22,7 +22,7 @@ from typing import Any
 
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
-from sidecar.settings.secrets import keep_once
+from sidecar.settings.secrets import keep_once, weakness_of
 
 ARGS, FACT, HEAD = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 KEY_BYTES = 32  # RFC 2104: a key as long as the digest
@@ -92,13 +92,14 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
     try:
         if not path.exists():
             keep_once(path, entropy(KEY_BYTES).hex().encode() + b"\n")
-        return load_key(path)
+        return load_key(path, ours=True)
     except OSError as error:
         raise _unusable(path, f"cannot be used: {error.strerror}") from None
 
 
-def load_key(path: Path) -> AuditKey:
-    """The key in `path`. Raises SettingsError when others may read it or it is no key, OSError when it is not there."""
+def load_key(path: Path, *, ours: bool = False) -> AuditKey:
+    """The key in `path`. `ours` is one to write with: one that could be guessed proves nothing, and still checks what
+    was written with it. Raises SettingsError when others may read it or it is no key, OSError when it is not there."""
     with path.open("rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
@@ -112,6 +113,8 @@ def load_key(path: Path) -> AuditKey:
         raise _unusable(path, "is not one line of hexadecimal digits", hint=_AS) from None
     if len(secret) < KEY_BYTES:
         raise _unusable(path, f"holds {len(secret)} bytes; {KEY_BYTES} are needed", hint=_AS)
+    if ours and (weakness := weakness_of(secret.hex())):
+        raise _unusable(path, f"could be guessed: {weakness}", hint=_AS)
     return AuditKey.from_secret(secret)
 
 

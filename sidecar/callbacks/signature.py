@@ -23,7 +23,7 @@ from typing import Final
 from sidecar.callbacks.callback import Headers
 from sidecar.egress.origin import Origin
 from sidecar.errors import SettingsError, fault_in
-from sidecar.settings.secrets import keep_once
+from sidecar.settings.secrets import keep_once, weakness_of
 
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = 32
@@ -76,6 +76,8 @@ def load_or_make_callback_key(path: Path, *, entropy: Callable[[int], bytes] = o
     if len(key) < KEY_BYTES:
         hint = "restore it; without the file a new key is made, and every receiver needs its new secret"
         raise _unusable(path, f"is not one line of hexadecimal digits for {KEY_BYTES} bytes", hint=hint)
+    if weakness := weakness_of(key.hex()):
+        raise _unusable(path, f"could be guessed: {weakness}", hint="make one: openssl rand -hex 32")
     return CallbackKey(key)
 
 

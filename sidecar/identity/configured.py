@@ -18,7 +18,7 @@ from sidecar.settings.documents import read_document
 from sidecar.settings.identity import IdentitySettings, Spiffe, TrustedProxy
 from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
-from sidecar.settings.secrets import read_secret
+from sidecar.settings.secrets import check_private, read_secret
 
 NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid"
 
@@ -58,6 +58,7 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
     path = settings.identity.api_keys_path
     if path is None:
         return ApiKeys()
+    check_private(path)
     records = records_of(read_document(path), now)
     if not records:
         return ApiKeys()

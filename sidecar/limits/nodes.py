@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.limits.wire import Connection, pack
-from sidecar.settings.secrets import read_secret
+from sidecar.settings.secrets import check_private, read_secret
 from sidecar.settings.store import StorePlace, StoreSettings
 
 PREFIX = "{sidecar}:"
@@ -313,6 +313,7 @@ def _check_files(chosen: StoreSettings) -> None:
         context = ssl.create_default_context(cafile=tls.ca_path)
         if tls.cert_path is not None:
             file = tls.cert_path
+            check_private(tls.key_path or tls.cert_path)
             context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise SettingsError([fault_in(file or "store.tls", f"is of no use for TLS: {error}", code="S136")]) from None

@@ -16,7 +16,7 @@ S106-S111  issuers: algorithms, keys, clients (2), one twice, namespaces
 S113-S115  an upstream's credential, its header, an address taken twice
 S116-S117  a file or folder, a program that is not there
 S118-S119  a credential that is passed through; a signing key
-S120-S121  a secret that is none; a weak one
+S120-S121  a secret that is none; one that is weak, or that others may read
 S122-S123  a peer; SPIFFE IDs
 S124-S126  a listener's certificate files; whose client certificates are; a proxy that tells of them
 S127       what does not fit an agent's address, or an agent

@@ -385,3 +385,4 @@ def write(
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+        path.chmod(0o640)  # some are secrets

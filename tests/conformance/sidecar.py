@@ -123,6 +123,7 @@ def _write(folder: Path, settings: Mapping[str, Any], files: Mapping[str, str]) 
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+        path.chmod(0o600)
 
 
 def _await_ready(process: subprocess.Popen[bytes], admin: int, log: Path) -> None:

@@ -271,6 +271,7 @@ def write_folder(
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+        path.chmod(0o640)  # some are secrets
 
 
 async def started(folder: Path, environ: Mapping[str, str] = MappingProxyType({})) -> App:

@@ -190,13 +190,24 @@ def test_a_key_is_made_once_and_only_the_owner_can_read_it(tmp_path: Path) -> No
 
 def test_two_starts_at_once_end_with_one_key(tmp_path: Path) -> None:
     path = tmp_path / "audit.key"
+    theirs, ours = (hashlib.sha256(who).digest() for who in (b"theirs", b"ours"))
 
     def entropy(count: int) -> bytes:
         if not path.exists():
-            load_or_make_key(path, entropy=lambda n: b"\x01" * n)  # the other one is faster
-        return b"\x02" * count
+            load_or_make_key(path, entropy=lambda n: theirs[:n])  # the other one is faster
+        return ours[:count]
 
-    assert load_or_make_key(path, entropy=entropy).secret == b"\x01" * 32
+    assert load_or_make_key(path, entropy=entropy).secret == theirs
+
+
+@pytest.mark.parametrize("content", ["00" * 32, "0123456789abcdef" * 4, bytes(range(32)).hex()])
+def test_a_sample_is_no_key_to_write_with_and_still_checks_what_was_written(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "audit.key"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(SettingsError, match="could be guessed"):
+        load_or_make_key(path)
+    assert load_key(path).secret.hex() == content
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha512
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ async def test_the_pepper_can_lie_elsewhere_and_a_replica_without_it_is_told(tmp
 
 async def test_api_keys_are_read_with_their_pepper(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, KEYS)
-    pepper = ensure_pepper(settings.api_keys_pepper_path, lambda count: bytes(range(count)))
+    pepper = ensure_pepper(settings.api_keys_pepper_path, lambda count: sha512(b"pepper").digest()[:count])
     key, entry = make_key("nhi:planner", pepper, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
     add_key(tmp_path / "keys.yaml", entry, NOW)
     identity, _ = identity_of(tmp_path, KEYS)

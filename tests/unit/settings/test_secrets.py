@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings.secrets import keep_once, read_secret
+from sidecar.settings.secrets import Whose, check_private, keep_once, read_secret, weakness_of
 
 STRONG = secrets.token_hex(32)
 
@@ -21,6 +21,15 @@ WEAK = [
     (b"1234" * 16, "S121"),
     (b"changeme-changeme-0123456789-abcdefg", "S121"),
     (b"ThisIsAVerySecretPasswordForTheAdmin1", "S121"),
+    (b"0123456789abcdef" * 4, "S121"),
+    (b"fedcba9876543210fedcba9876543210", "S121"),
+    (b"abcdefghijklmnopqrstuvwxyz0123456789", "S121"),
+    (b"qwertyuiopasdfghjklzxcvbnm1234567890", "S121"),
+    (b"1qaz2wsx3edc4rfv5tgb6yhn7ujm8ik,9ol.", "S121"),
+    (b"QWERTZuiopASDFghjklYXCVbnm0987654321", "S121"),
+    (b"0a1b2c3d4e5f6g7h8i9j0k1l2m3n4o5p6q7r", "S121"),
+    (b"kV9#tQ2mZx7!" * 3, "S121"),
+    (b"kV9#tQ2mZx7!" * 2 + b"kV9#tQ2mZ", "S121"),
     (b"0f1e2d3c4b5a69788796a5b4c3d2e1f0\nsecond line", "S120"),
     (b"0f1e2d3c4b5a69788796a5b4c3d2e1f0\0", "S120"),
     ("0f1e2d3c4b5a69788796a5b4c3d2e1f0é".encode(), "S120"),
@@ -37,6 +46,31 @@ def test_a_weak_secret_of_ours_is_refused_and_not_repeated(tmp_path: Path, conte
     (fault,) = error.value.faults
     assert (fault.file, fault.code) == (str(path), code)
     assert not content.strip() or content.decode("latin-1").strip() not in str(fault)
+
+
+def test_a_random_secret_is_no_sample() -> None:
+    for size in (16, 24, 32, 48):
+        for _ in range(500):
+            assert weakness_of(secrets.token_hex(size)) == weakness_of(secrets.token_urlsafe(max(size, 24))) == ""
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+@pytest.mark.parametrize(
+    ("mode", "good"), [(0o600, True), (0o440, True), (0o644, False), (0o604, False), (0o660, False)]
+)
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, whose: Whose, mode: int, good: bool) -> None:
+    """27: the group may read, as that is how secrets are mounted."""
+    path = tmp_path / "key"
+    path.write_text(STRONG)
+    path.chmod(mode)
+    if good:
+        assert read_secret(path, whose) == STRONG
+        check_private(path)
+        return
+    for read in (lambda: read_secret(path, whose), lambda: check_private(path)):
+        with pytest.raises(SettingsError, match=f"can be read by others .mode {mode:04o}") as error:
+            read()
+        assert error.value.faults[0].hint == f"chmod 600 {path}"
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
