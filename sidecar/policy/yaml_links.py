@@ -7,14 +7,15 @@ reasons, domains, and the seed's capabilities.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import NONE, USE
 from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import Field, Row
-from sidecar.policy.yaml_places import Place, YamlField, hidden_character, same_place
+from sidecar.policy.yaml_places import YamlField, hidden_character, same_place
+from sidecar.policy.yaml_seed import prefixed
 from sidecar.policy.yaml_values import Values
 from sidecar.settings.nodes import Node
 from sidecar.vocabulary import PermissionKind
@@ -23,6 +24,7 @@ LINK_NOTES = ("owner", "reason", "created_at")
 ROLE_KEYS = ("role", "capabilities", "members", "domain", *LINK_NOTES)
 SET_KEYS = ("set", "objects", *LINK_NOTES)
 
+VERBS = frozenset({"read", "write", "list", "search", "create", "update", "delete", "execute", "manage", "admin"})
 _CAPABILITY = re.compile(r"([^.]+)\.(.+)")
 
 Found = tuple[PermissionKind | None, Row]
@@ -35,6 +37,7 @@ class LinkReader:
 
     values: Values
     columns: Columns
+    mapped: Mapping[str, Sequence[YamlField]]
 
     def roles(self, node: Node) -> Iterator[Found]:
         if isinstance(node.value, dict) and node.value:
@@ -49,7 +52,7 @@ class LinkReader:
             name, notes = self.values.text(said["role"], "role"), self.values.notes(said, LINK_NOTES)
             if name is None or notes is None:
                 continue
-            role = name if ":" in name.text else _prefixed("role:", name)
+            role = name if ":" in name.text else prefixed("role:", name)
             yield from self.capabilities(role, said.get("capabilities"), notes, entry)
             domain = self.values.text(said["domain"], "domain") if "domain" in said else None
             yield from self.linked("g", role, said.get("members"), "members", notes, domain)
@@ -87,10 +90,11 @@ class LinkReader:
             yield None, Row(row_type, fields, line, notes, line)
 
     def capabilities(self, role: Field, node: Node | None, notes: Mapping[str, Field], entry: Node) -> Iterator[Found]:
-        """The seed's `github.commits.list` is `use` on tool:github/commits.list: the first dot splits."""
+        """What the file maps a capability to; else the seed's `github.commits.list` is `use` on
+        tool:github/commits.list: the first dot splits."""
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
-        use, allow = same_place(dash, USE), same_place(dash, "allow")
+        use, allow, granted = same_place(dash, USE), same_place(dash, "allow"), set[str]()
         for capability in self.values.texts(node, "capabilities") or ():
             found = _CAPABILITY.fullmatch(capability.text)
             line = capability.line_of()
@@ -99,12 +103,20 @@ class LinkReader:
                 message = f"{shown(capability.text)} is no capability"
                 self.values.faults.error("P507", message, line, capability.column, capability.width, hint)
                 continue
-            obj = "tool:*" if capability.text == "*.*" else f"tool:{found[1]}/{found[2]}"
-            fields = {"sub": role, "obj": same_place(capability, obj), "act": use, "eft": allow}
             columns = self.columns.get(kind, COLUMNS)
-            yield kind, Row("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
+            for obj in self.mapped.get(capability.text) or (self.tool_of(capability, found[1], found[2]),):
+                if obj.text in granted:  # another capability of the role stands for it, too
+                    continue
+                granted.add(obj.text)
+                fields = {"sub": role, "obj": obj, "act": use, "eft": allow}
+                yield kind, Row("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
 
-
-def _prefixed(prefix: str, name: YamlField) -> YamlField:
-    places = tuple(Place(place.offset + len(prefix), place.line, place.column) for place in name.places)
-    return YamlField(prefix + name.text, name.column, name.width, places=(name.places[0], *places))
+    def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
+        """The tool that a capability is called like. One that looks like a verb, or stands beside others that are
+        mapped, may be meant for more than one tool, and that is told."""
+        obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
+        if "*" not in obj and (self.mapped or tool in VERBS):
+            message = f"{shown(capability.text)} is mapped to nothing, and grants {obj} alone"
+            hint = f"write capabilities: {{{capability.text}: [tool:{server}/…]}}, or keep it for the tool of that name"
+            self.values.faults.warn("P511", message, capability.line_of(), capability.column, capability.width, hint)
+        return same_place(capability, obj)

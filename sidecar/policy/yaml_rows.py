@@ -4,15 +4,17 @@
              notes (`id` …), the others the note `part_of`, which names that id
     roles    g rows: {role: [members]}, or the seed's list of {role, capabilities, members}, there also with a domain
     sets     g2 rows: {set: [objects]}, or a list of {set, objects}
+    permissions    the seed's permissions, as rules (`yaml_seed.py`); their keys may stand in rules, too
+    capabilities   which objects a capability stands for that is no tool's name: {github.read: [objects]}
 
 Whoever reads the rows need not know: each `Field` says where its characters stand in the YAML file. What two readers
 could take for two things (`yes`, `0x10`, anchors, tags, two documents) is refused by the house's one YAML reader with
-its codes Y001 to Y012; what a rule cannot be is P501 to P510 here; what its fields may say is checked where all rows
+its codes Y001 to Y012; what a rule cannot be is P501 to P511 here; what its fields may say is checked where all rows
 are.
 
     P501  wrong type        P504  wrong version       P507  a capability without a dot     P510  too many rows
     P502  unknown key       P505  wrong word          P508  said twice
-    P503  missing key       P506  empty               P509  part_of another rule
+    P503  missing key       P506  empty               P509  part_of another rule   P511  an unmapped capability
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from sidecar.policy.model import COLUMNS
 from sidecar.policy.rows import Field, Row
 from sidecar.policy.yaml_links import LINK_NOTES, Columns, Found, LinkReader
 from sidecar.policy.yaml_places import Place, YamlField, hidden_character, same_place
+from sidecar.policy.yaml_seed import permission_from, with_kind
 from sidecar.policy.yaml_values import Values
 from sidecar.settings.nodes import Node, compose, lines_of
 from sidecar.vocabulary import DELEGATE, PermissionKind
 
 MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, and then some 800 MB to read them; CSV has no such price
 MAX_ROWS_OF_RULE = 10_000  # subjects times objects of one rule
-SECTIONS = ("version", "rules", "roles", "sets")
+SECTIONS = ("version", "rules", "permissions", "roles", "sets", "capabilities")
 RULE_NOTES = ("id", *LINK_NOTES, "per", "shadow")
 PERMISSION_TYPES = ("call", "delegate")
 KEY_OF: Mapping[str, str] = {"sub": "subject", "obj": "object", "act": "actions", "eft": "effect"}
@@ -107,8 +110,8 @@ class _Reader:
             self.values.fault("P504", "this version of the format is unknown", version.span, "write version: 1")
         if said.keys() <= {"version"}:
             self.values.fault("P503", "it says nothing", root.span, "write rules, roles or sets")
-        links = LinkReader(self.values, self.columns)
-        read = {"rules": self.rules, "roles": links.roles, "sets": links.sets}
+        links = LinkReader(self.values, self.columns, self.capabilities(said.get("capabilities")))
+        read = {"rules": self.rules, "permissions": self.rules, "roles": links.roles, "sets": links.sets}
         for name, node in said.items():
             if name in read:
                 yield from read[name](node)
@@ -117,8 +120,18 @@ class _Reader:
 
     def rules(self, node: Node) -> Iterator[Found]:
         self.last = None
-        for entry in self.values.entries(node, "rules"):
+        for entry in self.values.entries(node, "the list"):
             yield from self.rule(entry)
+
+    def capabilities(self, node: Node | None) -> Mapping[str, Sequence[YamlField]]:
+        """Which objects a capability of the seed's stands for."""
+        if node is None:
+            return {}
+        if not isinstance(node.value, dict) or not node.value:
+            message = "capabilities must be a mapping of capabilities to their objects"
+            self.values.fault("P501", message, node.span, "such as {github.read: [tool:github/get_*]}")
+            return {}
+        return {name: self.values.texts(objects, name) or () for name, objects in node.value.items()}
 
     def rule(self, node: Node) -> Iterator[Found]:
         said = node.value if isinstance(node.value, dict) else {}
@@ -126,12 +139,20 @@ class _Reader:
             yield from self.part(node)
             return
         self.last = None
-        kind = self.kind(said)
+        permission = permission_from(self.values, node)
+        if permission is None:
+            return
+        node, said = permission.node, permission.node.value if isinstance(permission.node.value, dict) else {}
+        kind = self.kind(said) or permission.kind
         columns = self.columns.get(kind, COLUMNS) if kind else COLUMNS
         keys = [KEY_OF.get(column, column) for column in columns]
-        if self.values.mapping(node, "a rule", (*_OWN_KEYS, *keys), ("kind", "subject", "object")) is None:
+        needed = ("subject", "object") if permission.kind else ("kind", "subject", "object")
+        if self.values.mapping(node, "a rule", (*_OWN_KEYS, *keys), needed) is None:
             return
-        subjects, objects = (self.values.texts(said.get(key), key) for key in ("subject", "object"))
+        subjects, objects = (
+            with_kind(self.values, self.values.texts(said.get(key), key), permission.prefixes.get(key))
+            for key in ("subject", "object")
+        )
         common = self.common(kind, said, columns, node)
         notes = self.values.notes(said, RULE_NOTES)
         if kind is None or not subjects or not objects or common is None or notes is None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from sidecar.policy.grammar import ACTIONS, USE
 from sidecar.policy.yaml_rows import PERMISSION_TYPES
+from sidecar.policy.yaml_seed import ACTIONS as ACTIONS_KEY
+from sidecar.policy.yaml_seed import IDS, NULLABLE
 from sidecar.settings.schema import DIALECT
 from sidecar.vocabulary import PermissionKind
 
@@ -20,6 +22,7 @@ _OBJECT = (
     rf"^(\*|(nhi|set):{_ID}|(tool|prompt):[a-z0-9*-]+(/[A-Za-z0-9_.\-/*]{{1,128}})?"
     r"|resource:[a-z0-9*-]+(/[!#-{}~]{1,2048})?)$"
 )
+_SIDES = ("subject", "object")
 _ROLE = rf"^role:{_ID}$"
 _NOTES: dict[str, Any] = {
     "owner": {"type": "string", "description": "Who answers for it."},
@@ -36,7 +39,14 @@ def policy_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "version": {"const": 1, "description": "The version of this format."},
-            "rules": {"type": "array", "minItems": 1, "items": {"oneOf": [_ref("rule"), _ref("part")]}},
+            "rules": _rules("Who may do what."),
+            "permissions": _rules("The seed's permissions: the same as rules."),
+            "capabilities": {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": _one_or_many("object"),
+                "description": "Which objects a capability of a role stands for that is no tool's name.",
+            },
             "roles": {"oneOf": [_members(_ROLE, "member"), _list("role")]},
             "sets": {"oneOf": [_members(rf"^set:{_ID}$", "element"), _list("set")]},
         },
@@ -47,9 +57,15 @@ def policy_schema() -> dict[str, Any]:
     }
 
 
+def _rules(says: str) -> dict[str, Any]:
+    items = {"oneOf": [_ref("rule"), _ref("part"), _ref("permission")]}
+    return {"type": "array", "minItems": 1, "items": items, "description": says}
+
+
 def _definitions() -> dict[str, Any]:
     return {
         "rule": _rule(),
+        "permission": _permission(),
         "part": _object(
             {
                 "part_of": {"$ref": "#/$defs/id", "description": "The id of the rule directly above."},
@@ -111,6 +127,7 @@ def _rule() -> dict[str, Any]:
         "dom": {"type": "string", "description": "Where the model has domains."},
         **_NOTES,
     }
+    properties[ACTIONS_KEY] = {**_one_or_many("action"), "description": "The seed's word for actions."}
     agents_only = {"properties": {"kind": {"enum": ["user_to_nhi", "nhi_to_nhi"]}}}
     return {
         **_object(properties, required=("kind", "subject", "object")),
@@ -126,6 +143,22 @@ def _rule() -> dict[str, Any]:
             {"if": {"required": ["permission_type"]}, "then": agents_only},
         ],
     }
+
+
+def _permission() -> dict[str, Any]:
+    """A rule in the seed's words: its ids say the kind, and what it does not say may be null."""
+    plain = _rule()["properties"]
+    said = {name: {"anyOf": [plain[name], {"type": "null"}]} if name in NULLABLE else plain[name] for name in plain}
+    for name, key in IDS.items():
+        one = {"type": "string", "minLength": 1}
+        says = f"The seed's word for {key.name}; a bare UUID is of the kind that the permission has there."
+        said[name] = {"anyOf": [one, {"type": "array", "minItems": 1, "items": one}], "description": says}
+    needed = [{"anyOf": _required(what, *(name for name in IDS if IDS[name].name == what))} for what in _SIDES]
+    return {**_object(said, required=()), "allOf": [*needed, {"anyOf": _required(*IDS)}]}
+
+
+def _required(*names: str) -> list[dict[str, Any]]:
+    return [{"required": [name]} for name in names]
 
 
 def _ref(name: str) -> dict[str, Any]:

@@ -15,12 +15,7 @@ from sidecar.settings.nodes import Node, Span
 
 # What other systems and the seeds call it.
 _OTHERS_SAY: Mapping[str, str] = {
-    "allowed_actions": "actions",
-    "source_id": "subject",
-    "user_id": "subject",
     "principal": "subject",
-    "target_id": "object",
-    "nhi_id": "object",
     "resource": "object",
     "tool": "object",
     "condition": "when",

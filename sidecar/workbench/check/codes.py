@@ -193,6 +193,11 @@ YAML: Mapping[str, Meaning] = {
     "P508": Meaning("The same thing said twice", "Take one away."),
     "P509": Meaning("A part of another rule than the one above", "Write it below the rule that it is a part of."),
     "P510": Meaning("A rule that stands for too many rows", "Use a role for its subjects, or a set for its objects."),
+    "P511": Meaning(
+        "A capability that is mapped to nothing",
+        "It grants the tool of that name alone. Say under capabilities: which tools it stands for.",
+        "warning",
+    ),
 }
 
 SUSPICIOUS: Mapping[str, Meaning] = {

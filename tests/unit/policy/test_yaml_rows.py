@@ -39,6 +39,7 @@ roles: {role:oncall: [user:alice, user:bob]}         # or the seed's list of {ro
 sets: {set:github-read: [tool:github/search_code, tool:github/get_file]}
 """
 RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t%s}\n"
+UUID, OTHER = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001", "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0002"
 CALLED = "|".join(word for word in USED if word != "delegate")
 
 Found = list[tuple[PermissionKind | None, Row]]
@@ -150,6 +151,68 @@ roles:
     ]
 
 
+@pytest.mark.parametrize("section", ["rules", "permissions"])
+def test_the_seeds_permissions_are_read_as_they_stand(section: str) -> None:
+    text = f"""\
+version: 1
+{section}:
+  - {{source_id: {UUID}, target_id: {OTHER}, permission_type: call, allowed_actions: [message/send],
+     max_calls_per_hour: 60, expires_at: "2027-03-31T00:00:00Z", created_at: "2026-03-31T00:00:00Z"}}
+  - {{source_id: nhi:planner, target_id: "nhi:r*", permission_type: delegate, allowed_actions: null, expires_at: null}}
+  - {{nhi_id: {OTHER}, user_id: [{UUID}, user:alice], created_at: "2026-03-31T00:00:00Z"}}
+  - {{agent_id: {UUID}, tool_id: tool:github/search, allowed_actions: tools/call}}
+"""
+    assert [line.partition(" #: ")[0] for line in said(text)] == [
+        f"p, nhi:{UUID}, nhi:{OTHER}, message/send, 2027-03-31T00:00:00Z, 60, -, allow",
+        "p, nhi:planner, nhi:r*, use, -, -, -, allow",
+        f"p, user:{UUID}, nhi:{OTHER}, use, -, -, -, allow",
+        f"p, user:alice, nhi:{OTHER}, use, -, -, -, allow",
+        f"p, nhi:{UUID}, tool:github/search, tools/call, -, -, -, allow",
+    ]
+    assert "created_at=2026-03-31T00:00:00Z" in said(text)[0]
+    kinds = [kind for kind, _ in read(text)[0]]
+    assert kinds == [PermissionKind.NHI_TO_NHI] * 2 + [PermissionKind.USER_TO_NHI] * 2 + [PermissionKind.AGENT_TO_TOOL]
+    assert valid(text)
+
+
+def test_a_capability_stands_for_the_objects_that_it_is_mapped_to() -> None:
+    text = """\
+version: 1
+capabilities:
+  github.read: ["tool:github/get_*", "resource:github/*"]
+  jira.read: tool:jira/search
+  jira.find: [tool:jira/search]
+roles:
+  - {role: readers, capabilities: [github.read, jira.read, jira.find, "aws.*"], members: nhi:x}
+"""
+    assert said(text) == [
+        "p, role:readers, tool:github/get_*, use, -, -, -, allow",
+        "p, role:readers, resource:github/*, use, -, -, -, allow",
+        "p, role:readers, tool:jira/search, use, -, -, -, allow",
+        "p, role:readers, tool:aws/*, use, -, -, -, allow",
+        "g, nhi:x, role:readers",
+    ]
+    assert valid(text)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "capability", "told"),
+    [
+        ("", "github.read", True),
+        ("", "github.commits.list", False),
+        ("", "github.search_code", False),
+        ("capabilities: {jira.read: tool:jira/get_issue}\n", "github.search_code", True),
+        ("capabilities: {jira.read: tool:jira/get_issue}\n", "jira.read", False),
+        ("capabilities: {jira.read: tool:jira/get_issue}\n", "github.*", False),
+    ],
+)
+def test_a_capability_that_is_mapped_to_nothing_is_told(mapped: str, capability: str, told: bool) -> None:
+    faults = Faults()
+    text = f"version: 1\n{mapped}roles: [{{role: r, capabilities: [{capability}], members: nhi:x}}]\n"
+    assert list(parse_yaml("p.yaml", text, faults)) and not faults.errors
+    assert [fault.code for fault in faults.warnings] == ["P511"] * told
+
+
 def test_a_set_in_the_list_form_may_have_an_owner() -> None:
     text = "version: 1\nsets: [{set: set:q, objects: [tool:s/a, set:r], owner: me}]\n"
     assert said(text) == ["g2, tool:s/a, set:q #: owner=me", "g2, set:r, set:q #: owner=me"]
@@ -201,7 +264,7 @@ rules:
     [
         ("", (0, 1), "P506", "write version: 1 and what it says: rules, roles or sets"),
         ("# nothing\n", (0, 1), "P506", ""),
-        ("- 1\n", (1, 1), "P501", "known are version, rules, roles, sets"),
+        ("- 1\n", (1, 1), "P501", "known are version, rules, permissions, roles, sets, capabilities"),
         ("version: 1\n", (1, 1), "P503", "write rules, roles or sets"),
         ("rules: []\n", (1, 1), "P503", ""),
         ("version: 2\nsets: {set:a: nhi:x}\n", (1, 10), "P504", "write version: 1"),
@@ -216,7 +279,19 @@ rules:
         ("version: 1\nrules: {a: b}\n", (2, 8), "P501", ""),
         ("version: 1\nrules: [1]\n", (2, 9), "P501", ""),
         (RULE % ", subjet: x", (3, 61), "P502", 'did you mean "subject"?'),
-        (RULE % ", allowed_actions: x", (3, 61), "P502", 'did you mean "actions"?'),
+        (RULE % ", allowed_actions: use, actions: use", (3, 83), "P508", "keep one"),
+        (RULE % ", source_id: nhi:b", (3, 61), "P508", "keep one"),
+        ("version: 1\nrules: [{source_id: nhi:a, tool_id: tool:s/t}]\n", (2, 9), "P505", "one rule for each"),
+        ("version: 1\nrules: [{source_id: nhi:a}]\n", (2, 9), "P503", ""),
+        (
+            "version: 1\nrules: [{kind: guardrail, source_id: nhi:a, target_id: nhi:b}]\n",
+            (2, 16),
+            "P505",
+            "leave kind",
+        ),
+        (f"version: 1\nrules: [{{agent_id: nhi:a, tool_id: {UUID}}}]\n", (2, 36), "P505", "tool:<server>/<tool>"),
+        ("version: 1\ncapabilities: [a.b]\n", (2, 15), "P501", ""),
+        ("version: 1\ncapabilities: {a.b: []}\n", (2, 16), "P506", ""),
         (RULE % ", when: ", (3, 61), "P506", "say something, or take the key away"),
         (RULE % ", when: true", (3, 67), "P501", 'quote it: "true"'),
         (RULE % ", id: 12", (3, 65), "P501", 'quote it: "12"'),

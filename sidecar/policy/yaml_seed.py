@@ -1,0 +1,102 @@
+"""What does one of the seed's permissions say, as a rule?
+
+    NhiNhiPermission   source_id, target_id, permission_type, allowed_actions     nhi_to_nhi
+    NhiUserPermission  user_id, nhi_id                                            user_to_nhi
+    NhiToolPermission  agent_id, tool_id                                          agent_to_tool
+
+Its keys are other names of a rule's keys, and say the kind. An id that is a bare UUID is of the kind that the
+permission has in that place; a tool has no UUID here, so `tool_id` names a tool as rules do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from sidecar.policy.yaml_places import Place, YamlField
+from sidecar.policy.yaml_values import Values
+from sidecar.settings.nodes import Node
+from sidecar.vocabulary import PermissionKind
+
+
+class _Key(NamedTuple):
+    """What a key of the seed's is called in a rule, of which kind its permission is, and what a UUID there is of."""
+
+    name: str
+    kind: PermissionKind
+    prefix: str
+
+
+_NHI, _USER, _TOOL = PermissionKind.NHI_TO_NHI, PermissionKind.USER_TO_NHI, PermissionKind.AGENT_TO_TOOL
+IDS: Final[Mapping[str, _Key]] = {
+    "source_id": _Key("subject", _NHI, "nhi:"),
+    "target_id": _Key("object", _NHI, "nhi:"),
+    "user_id": _Key("subject", _USER, "user:"),
+    "nhi_id": _Key("object", _USER, "nhi:"),
+    "agent_id": _Key("subject", _TOOL, "nhi:"),
+    "tool_id": _Key("object", _TOOL, ""),
+}
+ACTIONS: Final = "allowed_actions"
+NULLABLE: Final = frozenset({ACTIONS, "permission_type", "max_calls_per_hour", "expires_at", "created_at"})
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class Permission(NamedTuple):
+    """A rule as its keys are called here. `kind` is what the seed's keys say, None where there are none; `prefixes` are
+    of which kind a bare UUID is, by the name of the key."""
+
+    node: Node
+    kind: PermissionKind | None
+    prefixes: Mapping[str, str]
+
+
+def permission_from(values: Values, node: Node) -> Permission | None:
+    """A rule, or one of the seed's permissions as a rule. None after a fault."""
+    said = node.value if isinstance(node.value, dict) else {}
+    ids = {key: IDS[key] for key in said if key in IDS}
+    if not ids and ACTIONS not in said:
+        return Permission(node, None, {})
+    kinds = {key.kind for key in ids.values()}
+    if len(kinds) > 1:
+        values.fault("P505", f"{' and '.join(ids)} are of two permissions", node.span, "write one rule for each")
+        return None
+    renamed: dict[str, Node] = {}
+    for key, child in said.items():
+        if ids and key in NULLABLE and child.value is None:
+            continue  # as a JSON export of the seed's model has it
+        name = "actions" if key == ACTIONS else ids[key].name if key in ids else key
+        if name in renamed:
+            values.fault("P508", f"{key} is another name of {name}", child.key or child.span, "keep one")
+            return None
+        renamed[name] = child
+    kind = next(iter(kinds), None)
+    if kind is not None and "kind" in renamed and renamed["kind"].value != kind.value:
+        message = f"{' and '.join(ids)} are of {kind.value}"
+        values.fault("P505", message, renamed["kind"].span, "leave kind out, or write subject and object")
+        return None
+    return Permission(replace(node, value=renamed), kind, {key.name: key.prefix for key in ids.values()})
+
+
+def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | None) -> list[YamlField] | None:
+    """The ids, each bare UUID with the kind that it has there; None after a fault, or for None."""
+    if found is None or prefix is None:
+        return None if found is None else [*found]
+    named: list[YamlField] = []
+    for one in found:
+        if not _UUID.fullmatch(one.text):
+            named.append(one)
+        elif prefix:
+            named.append(prefixed(prefix, one))
+        else:
+            hint = "write tool:<server>/<tool>"
+            values.faults.error("P505", "a tool has no UUID here", one.line_of(), one.column, one.width, hint)
+            return None
+    return named
+
+
+def prefixed(prefix: str, name: YamlField) -> YamlField:
+    """A name with its kind before it."""
+    places = tuple(Place(place.offset + len(prefix), place.line, place.column) for place in name.places)
+    return YamlField(prefix + name.text, name.column, name.width, places=(name.places[0], *places))
