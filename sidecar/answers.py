@@ -171,6 +171,8 @@ def message_of(refusal: Refusal, facts: Mapping[str, Any]) -> str:
     """The refusal as a sentence, as far as the operator lets it be explained."""
     if not _reason_told(refusal, facts):
         return UNEXPLAINED
+    if refusal.words:
+        return refusal.words
     return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -63,6 +63,7 @@ class Reason(StrEnum):
     UPSTREAM_OPEN = "upstream-open"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_FAILED = "upstream-failed"
+    UPSTREAM_LIMITED = "upstream-limited"
     RESPONSE_REFUSED = "response-refused"
     CALLER_GONE = "caller-gone"
     INTERNAL = "internal"
@@ -193,6 +194,7 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.UPSTREAM_OPEN: _carried(503, _FAILED, "error", "The upstream failed too often and is given a rest"),
     Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "error", "The upstream did not answer in time"),
     Reason.UPSTREAM_FAILED: _carried(502, _FAILED, "error", "The upstream failed"),
+    Reason.UPSTREAM_LIMITED: _carried(429, _LIMITED, "rate_limited", "The upstream limits how often it is called"),
     Reason.RESPONSE_REFUSED: _carried(502, _FAILED, "error", "The upstream's answer was refused"),
     # Never told to anybody: the caller went away before its answer was complete (nginx's 499).
     Reason.CALLER_GONE: _carried(499, _FAILED, "error", "The caller went away"),
@@ -226,7 +228,8 @@ class Refusal(Exception):
 
     `detail` is a sentence of ours for the caller (what and where, e.g. "params.name must be a string");
     `data` is what the protocol's own error carries beside ours (e.g. MCP's `supported` versions);
-    `code` overrides the table's JSON-RPC code (parse errors); `challenge` fills `WWW-Authenticate` after
+    `code` overrides the table's JSON-RPC code (parse errors), `http` its status, and `words` its sentence, where an
+    upstream's own are passed on; `challenge` fills `WWW-Authenticate` after
     `scheme`, `allow` are the verbs of `Allow`. `credential_fault` is for evidence alone: what was wrong with a bad
     credential; one that was believed before, and is refused without a word on it, was revoked.
     """
@@ -238,6 +241,8 @@ class Refusal(Exception):
         *,
         data: Mapping[str, Any] | None = None,
         code: int | None = None,
+        http: int | None = None,
+        words: str = "",
         limit: LimitState | None = None,
         retry_after_s: float | None = None,
         challenge: str = "",
@@ -249,7 +254,9 @@ class Refusal(Exception):
         self.reason = reason
         self.detail = detail
         self.data = data or {}
-        self.code = code if code is not None else ANSWERS[reason].code
+        self.http = http
+        self.words = words
+        self.code = code if code is not None else http or ANSWERS[reason].code
         self.limit = limit
         self.retry_after_s = retry_after_s
         self.challenge = challenge
@@ -260,7 +267,8 @@ class Refusal(Exception):
 
     @property
     def answer(self) -> Answer:
-        return ANSWERS[self.reason]
+        answer = ANSWERS[self.reason]
+        return answer if self.http is None else replace(answer, http=self.http)
 
 
 class Unsent(Refusal):

@@ -37,6 +37,7 @@ from sidecar.turn import Exchange, Overseen, Turn
 from sidecar.upstreams import Answer
 from sidecar.upstreams.roaming import Roaming
 from sidecar.upstreams.sessions import Session, Sessions, upstream_id_from
+from sidecar.upstreams.statuses import refusal_of
 from sidecar.vocabulary import Caller, Decision, Question
 from sidecar.whole import Whole
 
@@ -192,7 +193,7 @@ class Exchanges:
             if exchange.session is not None:
                 self.check_alive(exchange.session, answer)
             if answer.status not in (200, 202, 204):
-                raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+                raise refusal_of(answer)
         if exchange.turn.paired is not None and exchange.call.method == INITIALIZED:
             exchange.turn.paired.begin_to_hear()
         return await empty(exchange.turn, 202)

@@ -66,7 +66,13 @@ AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's Ex
 AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
 AUDIT_COPIES = ("copied", "lost")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
-TROUBLE = (Reason.UPSTREAM_OPEN, Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT, Reason.RESPONSE_REFUSED)
+TROUBLE = (
+    Reason.UPSTREAM_OPEN,
+    Reason.UPSTREAM_FAILED,
+    Reason.UPSTREAM_TIMEOUT,
+    Reason.UPSTREAM_LIMITED,
+    Reason.RESPONSE_REFUSED,
+)
 DENIALS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 POLICY_REASONS = (
     *DENIALS,

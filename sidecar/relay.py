@@ -29,6 +29,7 @@ from sidecar.protocols.streamed import Streamed, addressed
 from sidecar.turn import Closable, Exchange
 from sidecar.upstreams import Answer, Waiting
 from sidecar.upstreams.http import hold
+from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 from sidecar.upstreams.transport import MAX_ERROR_BYTES
 from sidecar.whole import NO_HEADERS, Whole
 
@@ -71,7 +72,7 @@ class Relay:
     async def whole(self, answer: Answer) -> Passed:
         """The one message that answers, out of a body or a stream; what else a stream holds is left out."""
         if answer.status != 200:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+            raise await self._refusal(answer)
         if answer.media_type == EVENT_STREAM:
             async with aclosing(self.read(answer)) as events:
                 async for event in events:
@@ -145,7 +146,7 @@ class Relay:
     async def stream(self, answer: Answer) -> web.StreamResponse:
         """A stream that answers nothing in particular: the session's own, or a resumed one."""
         if answer.status != 200:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+            raise refusal_of(answer)
         if answer.media_type != EVENT_STREAM:
             raise refused("its media type is not an event stream")
         return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
@@ -154,11 +155,30 @@ class Relay:
         """The stream that all answers of a session share, for as long as it lasts."""
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
+    async def _refusal(self, answer: Answer) -> Refusal:
+        """What the caller hears of a status that is no answer; where it is passed on, in the words of the error in its
+        body. Raises Refusal where these may not pass."""
+        refusal = refusal_of(answer)
+        if not passes_on(refusal) or answer.media_type != JSON:
+            return refusal
+        try:
+            raw = await answer.read(MAX_ERROR_BYTES)
+            said = read_answer(raw)
+        except Refusal:
+            return refusal
+        if not isinstance(said, jsonrpc.Response) or said.error is None:
+            return refusal
+        error = said.error
+        own = jsonrpc.Response(self.exchange.turn.request_id, error=error)
+        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
+            await inspection.settle(Passed())
+        return in_words_of(refusal, error)
+
     async def _error(self, answer: Answer) -> jsonrpc.Response:
         raw = await answer.read(MAX_ERROR_BYTES)
         message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+            raise refusal_of(answer)
         # Whose error it is the exchange says: the official 1.x server writes "server-error" where the id belongs, and
         # a client that looks for the era must hear its 400.
         own = jsonrpc.Response(self.exchange.turn.request_id, error=message.error)

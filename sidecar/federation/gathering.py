@@ -27,6 +27,7 @@ from sidecar.protocols.mcp import LeftOut
 from sidecar.relay import PROTOCOL_STATUSES
 from sidecar.snapshot import Service
 from sidecar.turn import Turn
+from sidecar.upstreams.statuses import refusal_of
 from sidecar.upstreams.transport import JSON, MAX_ERROR_BYTES, Answer
 from sidecar.vocabulary import Caller
 
@@ -173,7 +174,7 @@ def note(turn: Turn, servers: Sequence[Service], missing: Sequence[Unavailable])
 async def _protocol_error(answer: Answer) -> Mapping[str, Any]:
     message = read_answer(await answer.read(MAX_ERROR_BYTES))
     if not isinstance(message, Response) or message.error is None:
-        raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+        raise refusal_of(answer)
     return message.error
 
 

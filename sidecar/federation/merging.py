@@ -27,6 +27,7 @@ from sidecar.protocols import jsonrpc, mcp, sse
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.snapshot import Live, Service, Snapshot
 from sidecar.turn import Exchange, Turn
+from sidecar.upstreams.statuses import refusal_of
 from sidecar.upstreams.transport import EVENT_STREAM, Answer, Made, Pipe
 from sidecar.vocabulary import Caller
 
@@ -232,7 +233,7 @@ class Merging:
                 if exchange.session is not None:
                     self.exchanges.check_alive(exchange.session, answer)
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
-                    raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+                    raise refusal_of(answer)
                 with exchange.streaming(answer):
                     await self._pass_on(exchange, answer)
         except Refusal as refusal:

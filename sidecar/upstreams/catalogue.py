@@ -249,9 +249,9 @@ class Catalogue:
         except TimeoutError:
             self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
         except Refusal as refusal:
-            told = refusal.reason in (Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_OPEN)
+            told = refusal.reason in (Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_OPEN, Reason.UPSTREAM_LIMITED)
             reason = refusal.reason if told else Reason.UPSTREAM_FAILED
-            self._fail(Refusal(reason, refusal.detail, retry_after_s=refusal.retry_after_s))
+            self._fail(Refusal(reason, refusal.detail, http=refusal.http, retry_after_s=refusal.retry_after_s))
         else:
             self._tools, self._failure = tools, None
             self._left_out["tools"] = unnamed_in("tools", listing.entries)
@@ -283,4 +283,4 @@ class Catalogue:
 
 def _once_more(failure: Refusal) -> Refusal:
     """A new one for each who waits: an exception that is raised by many grows with each."""
-    return Refusal(failure.reason, failure.detail, retry_after_s=failure.retry_after_s)
+    return Refusal(failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)

@@ -31,6 +31,7 @@ from sidecar.protocols.sse import SseEvent, SseParser
 from sidecar.settings import upstreams as settings
 from sidecar.upstreams.credentials import CredentialSource, Header, same, shown_within
 from sidecar.upstreams.http import MAX_STREAMS, media_type_of, refusal_from
+from sidecar.upstreams.statuses import refusal_of, words_of
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Made, Outbound, Upstream
 from sidecar.upstreams.wired import Bounds, WiredUpstream
 from sidecar.vocabulary import Caller
@@ -132,7 +133,7 @@ class SseWire:
         if taken.status in (404, 410):  # it forgot the session; so what it still says is no use either
             self._fail(Refusal(Reason.UPSTREAM_FAILED, "it forgot the session"))
         if not 200 <= taken.status < 300:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {taken.status}")
+            raise refusal_of(taken)
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """As `Wire.messages`."""
@@ -250,7 +251,7 @@ class SseUpstream:
         try:
             self.offered = stream.status == 200 and media_type_of(stream) == EVENT_STREAM
             if not self.offered:
-                raise Refusal(Reason.UPSTREAM_FAILED, f"it opens no stream (HTTP {stream.status})")
+                raise Refusal(Reason.UPSTREAM_FAILED, f"it opens no stream: {words_of(stream)}")
             wire = SseWire(stream, self._address, self._posts, caller)
             await wire.begin()
         except BaseException:

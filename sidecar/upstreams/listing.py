@@ -31,6 +31,7 @@ from sidecar.protocols.eras import (
 )
 from sidecar.protocols.jsonrpc import Id, Notification, Request, Response
 from sidecar.protocols.sse import SseParser
+from sidecar.upstreams.statuses import refusal_of
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, SESSION_ID, Answer, Outbound, Upstream
 
 Kind = Literal["tools", "prompts", "resources", "resourceTemplates"]
@@ -95,6 +96,7 @@ class _Reply:
     """What one request came to. Without `result` and `error` the HTTP status is all there is."""
 
     status: int
+    headers: Mapping[str, str]
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     session_id: str | None = None
@@ -159,7 +161,7 @@ class Enquiry:
             if reply.status in _FORGOTTEN and not reply.method_unknown:
                 await self._open(within_s)
             elif reply.result is None and reply.error is None:
-                raise _failed(f"it answered HTTP {reply.status}")
+                raise refusal_of(reply)
 
     @property
     def _sign_of_life(self) -> str:
@@ -232,7 +234,7 @@ class Enquiry:
                     return reply.result
         self.version = ""
         if reply.status in (401, 403):  # our credential; asking in another era would not mend it
-            raise _failed(f"it answered HTTP {reply.status}")
+            raise refusal_of(reply)
         return None
 
     async def _initialize(self, within_s: float | None) -> Mapping[str, Any]:
@@ -244,13 +246,11 @@ class Enquiry:
         reply = await self._call("initialize", params, within_s)
         version = reply.result.get("protocolVersion") if reply.result else None
         if reply.result is None or version not in SESSION_VERSIONS:
-            raise _failed(
-                f"it answered HTTP {reply.status}" if reply.result is None else "its revision is not known here"
-            )
+            raise refusal_of(reply) if reply.result is None else _failed("its revision is not known here")
         self.version, self._session_id = version, reply.session_id
         with await self._send(Notification("notifications/initialized", {}), within_s) as answer:
             if not 200 <= answer.status < 300:
-                raise _failed(f"it answered HTTP {answer.status}")
+                raise refusal_of(answer)
         return reply.result
 
     async def _pages(self, kind: Kind, page: _Reply) -> Listing:
@@ -262,7 +262,7 @@ class Enquiry:
                 return Listing([], DEFAULT_TTL_S)  # a server without any
             result = page.result
             if result is None:
-                raise _failed(f"it has no list of {kind}" if page.error else f"it answered HTTP {page.status}")
+                raise _failed(f"it has no list of {kind}") if page.error else refusal_of(page)
             entries += _entries(kind, result)
             ttls.append(_ttl_s(result))
             cursor = _cursor(result)
@@ -281,6 +281,7 @@ class Enquiry:
             result, error = message.get("result"), message.get("error")
             return _Reply(
                 answer.status,
+                answer.headers,
                 result if isinstance(result, dict) and answer.status == 200 else None,
                 error if isinstance(error, dict) else None,
                 session_id,

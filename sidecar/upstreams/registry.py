@@ -110,7 +110,7 @@ class Account:
         self.clock_mono = clock_mono
         self.calls = self.successes = self.errors = self.tool_errors = 0
         self.sessions_lost = self.messages_dropped = 0
-        self.last_error = ""
+        self.last_error = self._redirected = ""
         self.last_error_at = self.last_call_at = self.last_check_at = 0.0
         self.answered_mono_s = float("-inf")  # when a caller was answered last
         self._clock = clock
@@ -178,6 +178,12 @@ class Account:
         self.sessions_lost += 1
         if self._observer is not None:
             self._observer.session_lost(self.name)
+
+    def redirected(self, said: str) -> None:
+        """It led elsewhere, which is not followed. Each target is logged once in a row."""
+        if self._redirected != said:
+            self._redirected = said
+            log.warning("an upstream answers with a redirect", extra={"upstream": self.name, "why": said})
 
     def message_dropped(self, why: str) -> None:
         """A message of its, beside an answer, was not as JSON-RPC says."""

@@ -25,6 +25,7 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.registry import Account
 from sidecar.upstreams.shares import Shares
+from sidecar.upstreams.statuses import words_of
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Outbound, Upstream
 from sidecar.upstreams.visits import Visit
 from sidecar.upstreams.wired import WiredUpstream
@@ -121,17 +122,19 @@ class Exchanged(Visit):
         """The answer has begun: often that says it all."""
         status = answer.status
         if status >= 500:
-            self.faulted(f"it answered HTTP {status}")
+            self.faulted(words_of(answer))
         elif not self._waits:
             self.given_up()
         elif status >= 300:
-            self.answered(f"it answered HTTP {status}")
+            self.answered(words_of(answer))
         elif answer.media_type == EVENT_STREAM:
             self._account.breaker.seen(self._pass)
         elif answer.media_type != JSON:
             self.faulted("its media type is neither JSON nor an event stream")
         if status == _UNAUTHORIZED:
-            self._account.unwelcome(f"it answered HTTP {status}")
+            self._account.unwelcome(words_of(answer))
+        elif 300 <= status < 400:
+            self._account.redirected(words_of(answer))
 
     def left(self, *, read_something: bool = False) -> None:
         """Who waited reads no further: they have what was wanted, or the time is over."""

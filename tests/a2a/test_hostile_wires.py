@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ async def test_what_grpc_does_not_take_is_no_bug(header: str) -> None:
 class Declining(ScriptedAgent):
     """Says no in words that A2A has none of, but of one that it has."""
 
-    statuses: Iterator[int] = field(default_factory=lambda: cycle((302, 401, 403, 413, 429)))
+    statuses: Iterator[int] = field(default_factory=lambda: cycle((302, 401, 403, 413)))
     own: bool = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -213,6 +213,43 @@ class Declining(ScriptedAgent):
         info = {"@type": TYPE, "reason": "INTERNAL_ERROR", "domain": "a2a-protocol.org"}
         error = {"code": 500, "status": "INTERNAL", "message": "I choked on it", "details": [info]}
         return web.json_response({"error": error}, status=500)
+
+
+@dataclass
+class Limiting(ScriptedAgent):
+    """Answers 429 or 503 with a time, in A2A's words or in none."""
+
+    code: int = 429
+    words: bool = True
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        wait = {"Retry-After": "17"}
+        if not self.words:
+            return web.Response(status=self.code, text="no", headers=wait)
+        error: dict[str, Any] = {"code": self.code, "message": f"ask {request.host} later"}
+        body: dict[str, Any] = {"error": error}
+        if request.path.endswith("/"):
+            body |= {"jsonrpc": "2.0", "id": (await request.json())["id"]}
+        return web.json_response(body, status=self.code, headers=wait)
+
+
+@pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
+async def test_a_limit_of_an_agent_reaches_its_caller_with_its_time(binding: str, tmp_path: Path) -> None:
+    """NR-214."""
+    agent = Limiting()
+    async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
+        for agent.code, agent.words, method in product(
+            (429, 503), (True, False), ("SendMessage", "SendStreamingMessage")
+        ):
+            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": SEND}
+            headers = {**ALICE, "A2A-Version": "1.0"}
+            async with world.http.post(f"{world.url}/agents/researcher/", json=message, headers=headers) as response:
+                said = await response.text()
+            assert (response.status, response.headers["Retry-After"]) == (agent.code, "17"), said
+            assert ("upstream-limited" if agent.code == 429 else "upstream-failed") in said
+            assert ("ask (the agent) later" in said) == agent.words
+        breaker = world.app.live.current.agents["researcher"].account.breaker
+        assert breaker.in_a_row == 4
 
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])

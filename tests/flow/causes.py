@@ -405,6 +405,17 @@ async def upstream_failed(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)
 
 
+async def _limited(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+    error = {"code": -32029, "message": "Only 10 calls a minute", "data": {"plan": "free"}}
+    body = {"jsonrpc": "2.0", "id": message["id"], "error": error}
+    return web.json_response(body, status=429, headers={"Retry-After": "17"})
+
+
+@cause(Reason.UPSTREAM_LIMITED, upstream=responding(_limited))
+async def upstream_limited(talk: Talk) -> Answer:
+    return await talk.call("search_code", GOOD)
+
+
 @cause(Reason.UPSTREAM_FAILED, "stateless", upstream_url="http://127.0.0.1:9/mcp")
 async def upstream_unreachable(talk: Talk) -> Answer:
     return await talk.call("search_code", GOOD)

@@ -25,7 +25,7 @@ FINE = "fine"
 CANARY = "canary"
 """Stands in whatever of a list its reader may not see."""
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-REFUSED, FAILED, TIMEOUT = "response-refused", "upstream-failed", "upstream-timeout"
+REFUSED, FAILED, TIMEOUT, LIMITED = "response-refused", "upstream-failed", "upstream-timeout", "upstream-limited"
 
 
 class Misbehaviour(NamedTuple):
@@ -151,8 +151,11 @@ HTTP: dict[str, Misbehaviour] = {
     },
     **{
         f"status {code}": Misbehaviour(body(done, "Retry-After: 9999", status=f"{code} X"), FAILED)
-        for code in (201, 202, 206, 400, 402, 403, 404, 405, 407, 409, 410, 421, 429, 500, 503, 504, 511, 599)
+        for code in (201, 202, 206, 400, 402, 403, 404, 405, 407, 409, 410, 421, 500, 504, 511, 599)
     },
+    "status 429": Misbehaviour(body(done, "Retry-After: 9999", status="429 X"), LIMITED, 429),
+    "status 503": Misbehaviour(body(done, "Retry-After: 9999", status="503 X"), FAILED, 503),
+    "status 503 without a time": Misbehaviour(body(done, "Retry-After: soon", status="503 X"), FAILED, 502),
     "204": Misbehaviour(say(b"HTTP/1.1 204 No Content\r\n\r\n"), FAILED),
     "no media type": Misbehaviour(body(done, media=""), REFUSED),
     "a page": Misbehaviour(body(lambda m: b"<html>", media="text/html"), REFUSED),

@@ -57,6 +57,17 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
     assert [verb for verb, _ in upstream.verbs].count("DELETE") == (era == SESSION)
 
 
+async def test_a_redirect_is_told_with_its_target(tmp_path: Path) -> None:
+    """NR-221."""
+
+    async def leads_away(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"{request.path}/"})
+
+    upstream = Upstream(script=dict.fromkeys(("server/discover", "initialize"), leads_away))
+    code, told = await report(tmp_path, upstream)
+    assert code != 0 and "HTTP 307, a redirect to /mcp/," in told["error_message"]
+
+
 async def test_a_tool_that_cannot_be_called_degrades_it_and_is_named(tmp_path: Path) -> None:
     code, told = await report(tmp_path, Upstream(tools=[*TOOLS, BAD]))
     assert (code, told["status"], told["tools"]) == (0, "degraded", 4) and "bad" in told["error_message"]

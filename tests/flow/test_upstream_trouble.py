@@ -16,11 +16,12 @@ import pytest
 from aiohttp import web
 
 from sidecar.errors import SettingsError
+from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
 from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
 from tests.flow.streams import EVENT_STREAM, event, hearing
-from tests.flow.talk import Talk, reason_of
+from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.world import RULES, STATELESS, Upstream, World, request, stateless, until, world
 from tests.unit.egress.hostile import Conversation, chunked, response
 
@@ -60,6 +61,75 @@ async def test_a_restarted_upstream_is_called_again_at_once(tmp_path: Path) -> N
             await polite(running, 2)
             for writer in hostile.server.writers:
                 writer.close()
+
+
+# --- what a status says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", ["an error", "text"])
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize("how", ["stateless", "session", "plain", "bridged", "played"])
+async def test_a_limit_of_the_upstream_reaches_its_caller_with_its_time(
+    tmp_path: Path, how: str, code: int, body: str
+) -> None:
+    """NR-214: it was not executed; 429 is no fault of the server's, and 503 is."""
+
+    async def limited(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if body == "text":
+            return web.Response(status=code, text="slow down", headers={"Retry-After": "17"})
+        error = {"code": -32029, "message": "slow down", "data": {"plan": "free"}}
+        answer = {"jsonrpc": "2.0", "id": None, "error": error}
+        return web.json_response(answer, status=code, headers={"Retry-After": "17"})
+
+    upstream: Any = {"bridged": SessionsOnly, "played": StatelessOnly}.get(how, Upstream)()
+    act = "act" if how in ("bridged", "played") else "search_code"
+    if act == "act":
+        upstream._act = limited
+    else:
+        upstream.script["tools/call"] = limited
+    rules = RULES + "p, nhi:planner, tool:github/act, use, -, -, -, allow\n"
+    async with world(tmp_path, upstream=upstream, rules=rules) as running:
+        eras: dict[str, Era] = {"bridged": "stateless", "played": "session", "plain": "plain", "session": "session"}
+        talk = Talk(running, eras.get(how, "stateless"))
+        status, said, headers = await talk.call(act, {"repo": "acme/x"})
+        assert status == (200 if talk.era == "session" else code)
+        assert headers["Retry-After"] == "17"
+        facts = said if how == "plain" else said["error"]["data"]
+        assert facts["reason"] == ("upstream-limited" if code == 429 else "upstream-failed")
+        assert facts["retry_after_s"] == 17 and facts["decision_id"] == running.ends()[-1]["decision_id"]
+        words = said["message"] if how == "plain" else said["error"]["message"]
+        assert ("slow down" in words) == (body == "an error")
+        if body == "an error" and how != "plain":
+            assert (said["error"]["code"], facts["plan"]) == (-32029, "free")
+        assert running.ends()[-1]["status"] == ("rate_limited" if code == 429 else "error")
+        breaker = running.app.live.current.services["github"].account.breaker
+        assert breaker.in_a_row == (code == 503)
+
+
+@pytest.mark.parametrize("how", ["stateless", "session", "bridged"])
+async def test_a_redirect_is_reported_with_its_target_and_never_followed(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NR-221."""
+    elsewhere = "https://mcp.acme.example/mcp/"
+
+    async def leads_away(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"{elsewhere}?key=s3cret"})
+
+    upstream: Any = SessionsOnly() if how == "bridged" else Upstream(script={"tools/call": leads_away})
+    if how == "bridged":
+        upstream._act = leads_away
+    rules = RULES + "p, nhi:planner, tool:github/act, use, -, -, -, allow\n"
+    async with world(tmp_path, upstream=upstream, rules=rules) as running:
+        talk = Talk(running, "session" if how == "session" else "stateless")
+        for _ in range(2):
+            answer = await talk.call("act" if how == "bridged" else "search_code", {"repo": "acme/x"})
+            assert reason_of(answer) == "upstream-failed"
+            assert elsewhere in answer[1]["error"]["message"] and "s3cret" not in str(answer)
+        told = running.app.live.current.services["github"].account.plain()["last_error"]
+        assert elsewhere in told and "s3cret" not in told
+    logged = [record for record in caplog.records if record.getMessage() == "an upstream answers with a redirect"]
+    assert len(logged) == 1 and elsewhere in vars(logged[0])["why"]
 
 
 # --- others -----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ DENIALS = [reason for reason, answer in ANSWERS.items() if answer.status == "per
 
 def refusal_for(reason: Reason) -> Refusal:
     """A refusal with everything that its kind may carry."""
+    if reason is Reason.UPSTREAM_LIMITED:
+        return Refusal(reason, "it answered HTTP 429", retry_after_s=17.2)
     if reason in LIMITS:
         return Refusal(reason, limit=SPENT if reason is Reason.BUDGET_SPENT else LIMIT, retry_after_s=17.2)
     if reason in (Reason.BAD_CREDENTIAL, Reason.INSUFFICIENT_SCOPE):
@@ -96,6 +98,7 @@ CONTRACT: list[tuple[int, int, int, str, str]] = [
     (404, 404, -32602, "NotFound", "upstream-unknown"),
     (404, 200, -32602, "NotFound", "tool-unknown"),
     (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent budget-spent too-many-concurrent too-many-refusals"),
+    (429, 200, 429, "RateLimitExceeded", "upstream-limited"),
     (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
     (503, 200, 503, "ExecutionFailed", "overloaded"),  # a reason of its own: nothing is shutting down
     (504, 200, 504, "Timeout", "upstream-timeout"),

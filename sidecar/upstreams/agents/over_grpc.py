@@ -263,5 +263,5 @@ def _said(error: aio.AioRpcError) -> AgentError:
     if status in _TROUBLE:
         raise Refusal(Reason.UPSTREAM_FAILED, f"it answered {status}")
     if status not in _CODES:
-        raise Declined(status)
+        raise Declined(f"it answered {status}")
     return AgentError(_CODES[status], message, tuple(infos))

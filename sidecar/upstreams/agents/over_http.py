@@ -27,6 +27,7 @@ from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.upstreams.agents.wire import AgentWire, Declined, Heard, Outgoing, Result, unsaid
 from sidecar.upstreams.credentials import CredentialSource, same, shown_within
 from sidecar.upstreams.http import MAX_STREAMS, hold, media_type_of, refusal_from
+from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 
 A2A_JSON: Final = "application/a2a+json"
@@ -96,6 +97,20 @@ class Line:
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
+    async def failed(self, response: Response, take: Callable[[Any], Any | AgentError]) -> Refusal:
+        """The refusal of an answer that says nothing but its status; where that is passed on, in the words of the error
+        that `take` finds in its body."""
+        refusal = _no_a2a(response)
+        if not passes_on(refusal) or media_type_of(response) not in (JSON, A2A_JSON):
+            return refusal
+        try:
+            said = take(_parsed(await self.read(response, MAX_ERROR_BYTES)))
+        except Refusal:
+            return refusal
+        if not isinstance(said, AgentError) or not said.message:
+            return refusal
+        return in_words_of(refusal, {"code": said.code, "message": said.message})
+
     async def close(self) -> None:
         """Let go of every connection."""
         await self._calls.close()
@@ -140,8 +155,8 @@ class RpcWire:
     async def _whole(
         self, response: Response, operation: Operation, version: Version, number: int
     ) -> Result | AgentError:
-        if response.status >= 500 or media_type_of(response) != JSON:
-            raise _no_a2a(response)
+        if response.status >= 500 or response.status == LIMITED or media_type_of(response) != JSON:
+            raise await self._line.failed(response, partial(_rpc_event, number))
         raw = await self._line.read(response, self._line.max_response_bytes)
         return _reader(form_of(version, "jsonrpc"), operation, partial(_rpc_event, number))(raw)
 
@@ -202,8 +217,8 @@ class HttpJsonWire:
 
     async def _error(self, response: Response) -> AgentError:
         """What an agent says with a status of its own. Raises Refusal where it is not the agent that says it."""
-        if response.status >= 500 and response.status not in (500, 501):
-            raise _no_a2a(response)
+        if response.status == LIMITED or (response.status >= 500 and response.status not in (500, 501)):
+            raise await self._line.failed(response, partial(_error_in, status=response.status))
         if media_type_of(response) not in (JSON, A2A_JSON):
             if response.status in (404, 405):  # its own server has no such address: not every agent has every operation
                 return AgentError(-32601, "")
@@ -409,9 +424,10 @@ def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, s
 
 def _no_a2a(response: Response) -> Refusal:
     """The refusal of an answer that says nothing but its status. A success without a word of A2A is a fault."""
-    if 300 <= response.status < 500:
-        return Declined(f"HTTP {response.status}")
-    return Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {response.status}")
+    refusal = refusal_of(response)
+    if 300 <= response.status < 500 and not passes_on(refusal):
+        return Declined(refusal.detail)
+    return refusal
 
 
 def _media_type(version: Version) -> str:

@@ -74,6 +74,7 @@ class WatchedAgent:
             yield visit
         except Refusal as refusal:
             _tell(visit, refusal)
+            refusal.words = self._hide(refusal.words)
             raise
         except BaseException:
             visit.given_up()
@@ -118,7 +119,7 @@ class WatchedStream:
 
 def _tell(visit: Visit, refusal: Refusal) -> None:
     """What a use came to that came to nothing."""
-    if isinstance(refusal, Declined):
+    if isinstance(refusal, Declined) or refusal.reason is Reason.UPSTREAM_LIMITED:
         visit.answered(refusal.detail)
     else:
         visit.refused(refusal)

@@ -31,7 +31,7 @@ class Declined(Refusal):
     cause it, each for themselves: it is no fault that closes it to everybody."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(Reason.UPSTREAM_FAILED, f"it answered {said}")
+        super().__init__(Reason.UPSTREAM_FAILED, said)
 
 
 Begun = Callable[[Result], Awaitable[object]]

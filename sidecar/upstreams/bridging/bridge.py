@@ -35,6 +35,7 @@ from sidecar.upstreams.transport import EVENT_STREAM, SESSION_ID, Answer, Made, 
 
 DISCOVER: Final = "server/discover"
 FRESH_S: Final = 60.0  # for so long our own enquiry believes what a caller's question has shown
+_KEPT: Final = (SESSION_ID, "retry-after", "location")
 _PARAMETER_PREFIX: Final = "mcp-param-"
 _NOT_FOUND: Final = {"code": -32601, "message": "Method not found"}
 
@@ -197,7 +198,7 @@ class Bridge:
 def _again(answer: Answer, body: bytes) -> Made:
     """An answer that was read, to be read once more."""
     media_type = "application/json" if answer.media_type == EVENT_STREAM and body else answer.media_type
-    headers = {name: answer.headers[name] for name in (SESSION_ID,) if name in answer.headers}
+    headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
     return Made(answer.status, body, media_type=media_type, headers=headers)
 
 

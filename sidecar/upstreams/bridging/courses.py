@@ -9,7 +9,7 @@ patience and not our memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -43,6 +43,7 @@ class Body(NamedTuple):
     status: int
     media_type: str
     content: bytes
+    headers: Mapping[str, str]
 
 
 Arrival = Message | Mark | Body | Refusal
@@ -108,7 +109,7 @@ class Course:
             with await self.upstream.exchange(self.outbound._replace(expired=self._has_expired)) as answer:
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     content = await answer.read(self.upstream.max_response_bytes)
-                    await self._put(Body(answer.status, answer.media_type, content))
+                    await self._put(Body(answer.status, answer.media_type, content, answer.headers))
                     return
                 await self._put(Mark.OPENED)
                 place = Place(self.upstream, self.upstream_id)

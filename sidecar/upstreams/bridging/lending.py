@@ -30,6 +30,7 @@ from sidecar.upstreams.bridging.holding import Held, HeldCalls
 from sidecar.upstreams.bridging.lent import Doubt, Lent, LentSessions
 from sidecar.upstreams.bridging.subscribing import Subscriptions
 from sidecar.upstreams.bridging.told import Asking, Crossing, Told, is_late
+from sidecar.upstreams.statuses import passes_on, refusal_of
 from sidecar.upstreams.transport import FULL_PATIENCE, JSON, Answer, Made, Outbound, Upstream
 
 _METHOD_NOT_FOUND: Final = {"code": words.METHOD_NOT_FOUND, "message": "Method not found"}
@@ -161,13 +162,15 @@ class Lender:
         if body.status == 404 and lent.session_id is not None:
             return None
         if body.media_type != JSON:
-            return Made(body.status, body.content, media_type=body.media_type)
+            return Made(body.status, body.content, media_type=body.media_type, headers=body.headers)
+        if body.status != 200 and passes_on(refusal_of(body)):  # what its body holds is read with its status
+            return Made(body.status, body.content, headers=body.headers)
         message = words.received(body.content)
         if isinstance(message, Response) and message.error is not None and body.status != 200:
             error = words.lent_error(message.error)  # whose error it is the exchange says, whatever id it bears
-            return Made(body.status, encode_response(Response(course.request_id, error=error)))
+            return Made(body.status, encode_response(Response(course.request_id, error=error)), headers=body.headers)
         if body.status != 200:
-            return Made(body.status, body.content)
+            return Made(body.status, body.content, headers=body.headers)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
         return self._body(self._final(lent, course, message))

@@ -29,6 +29,7 @@ from sidecar.upstreams.bridging.courses import Course
 from sidecar.upstreams.bridging.eras import whole_answer
 from sidecar.upstreams.bridging.hearing import Hearing, Subscription
 from sidecar.upstreams.sessions import upstream_id_from
+from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 from sidecar.upstreams.transport import SESSION_ID, Outbound, Upstream
 
 MAX_LENT: Final = 1_000
@@ -174,8 +175,10 @@ class LentSessions:
             result = response.result if response is not None and answer.status == 200 else None
             version = result.get("protocolVersion") if isinstance(result, dict) else None
             if not isinstance(result, dict) or version not in SESSION_VERSIONS_SET:
+                if passes_on(refusal := refusal_of(answer)):
+                    raise refusal
                 self._doubt(at_once=True)
-                raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: HTTP {answer.status}")
+                raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: {words_of(answer)}")
             session_id = upstream_id_from(answer.headers.get(SESSION_ID))
         within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True, own=True)
         lent = Lent(key, within, result, capabilities, asyncio.get_running_loop().time())
@@ -245,7 +248,7 @@ class LentSessions:
         asked = lent.outbound._replace(verb="POST", message=message, endless=False)
         with await self._inner.exchange(asked) as answer:
             if not 200 <= answer.status < 300:
-                raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+                raise refusal_of(answer)
 
     async def ask(self, lent: Lent, method: str, params: dict[str, Any]) -> bool:
         """A request of our own in the session; whether the server did it."""

@@ -33,6 +33,7 @@ from sidecar.upstreams.bridging.courses import Mark, Place, events
 from sidecar.upstreams.bridging.eras import speaks_stateless, whole_answer
 from sidecar.upstreams.bridging.hearing import ACKNOWLEDGED, LIST_FLAGS, MAX_UNREAD_BYTES, UPDATED
 from sidecar.upstreams.bridging.rounds import Rounds
+from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 from sidecar.upstreams.transport import EVENT_STREAM, SESSION_ID, Answer, Made, Outbound, Pipe, Upstream
 
 STATELESS: Final = STATELESS_VERSIONS[-1]
@@ -117,7 +118,9 @@ class Player:
         with await self._inner.exchange(asked) as answer:
             _, response = await whole_answer(answer, request.id, self._inner, outbound.deadline_s)
         if response is None or answer.status != 200 or not speaks_stateless(response):
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: HTTP {answer.status}")
+            if passes_on(refusal := refusal_of(answer)):
+                raise refusal
+            raise Refusal(Reason.UPSTREAM_FAILED, f"it does not say what it is: {words_of(answer)}")
         version = words.agreed(params.get("protocolVersion"))
         result = words.initialized(response.result, version, self._inner.name)
         played = self._start(outbound.owner, version, meta, result["capabilities"])

@@ -27,6 +27,7 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.upstreams.bridging import words
 from sidecar.upstreams.bridging.courses import Mark, Place, events
+from sidecar.upstreams.statuses import passes_on, refusal_of
 from sidecar.upstreams.transport import EVENT_STREAM, JSON, Answer, Made, Outbound, Upstream, whole_of
 
 MAX_ROUNDS: Final = 10
@@ -177,7 +178,9 @@ class Rounds:
         if answer.media_type != JSON:
             # A 404 would tell the caller that its session is over, which it is not.
             status = 502 if answer.status == 404 else answer.status
-            return Made(status, body, media_type=answer.media_type)
+            return Made(status, body, media_type=answer.media_type, headers=answer.headers)
+        if answer.status != 200 and passes_on(refusal_of(answer)):
+            return Made(answer.status, body, headers=answer.headers)
         message = words.received(body)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
@@ -185,7 +188,7 @@ class Rounds:
             error = words.played_error(message.error, self._request.method)
             return Made(200, encode_response(Response(self._request.id, error=error)))
         if answer.status != 200:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {answer.status}")
+            raise refusal_of(answer)
         if _asks(message):
             return message
         return Made(200, encode_response(self._final(message)))
@@ -228,7 +231,7 @@ class Rounds:
             return told
         made = words.received(await told.read(self._inner.max_response_bytes)) if told.media_type == JSON else None
         if not isinstance(made, Response) or told.status != 200:
-            raise Refusal(Reason.UPSTREAM_FAILED, f"it answered HTTP {told.status}")
+            raise refusal_of(told)
         return made
 
     def _final(self, response: Response) -> Response:

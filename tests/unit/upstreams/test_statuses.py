@@ -1,0 +1,81 @@
+"""What is told of an upstream's status?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+
+import pytest
+
+from sidecar.errors import Reason
+from sidecar.upstreams.statuses import MAX_RETRY_AFTER_S, passes_on, refusal_of, retry_after_s
+
+
+@dataclass(frozen=True)
+class Head:
+    status: int
+    headers: Mapping[str, str]
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [
+        ("17", 17.0),
+        (" 0 ", 0.0),
+        ("999999999999", MAX_RETRY_AFTER_S),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("1.5", None),
+        ("٣", None),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        (formatdate(time.time() + 10**6, usegmt=True), MAX_RETRY_AFTER_S),
+        ("Thu, 99 Jan 99999 00:00:00 GMT", None),
+    ],
+)
+def test_a_time_to_come_again_is_bounded(said: str, wait_s: float | None) -> None:
+    assert retry_after_s(Head(429, {"retry-after": said})) == wait_s
+
+
+def test_a_date_is_the_seconds_until_then() -> None:
+    wait_s = retry_after_s(Head(503, {"retry-after": formatdate(time.time() + 60, usegmt=True)}))
+    assert wait_s is not None and 0 < wait_s <= 60
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "reason", "http"),
+    [
+        (429, {"retry-after": "17"}, Reason.UPSTREAM_LIMITED, 429),
+        (429, {}, Reason.UPSTREAM_LIMITED, 429),
+        (503, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 503),
+        (503, {}, Reason.UPSTREAM_FAILED, 502),
+        (500, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 502),
+        (307, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 502),
+    ],
+)
+def test_two_statuses_are_passed_on(status: int, headers: dict[str, str], reason: Reason, http: int) -> None:
+    refusal = refusal_of(Head(status, headers))
+    assert (refusal.reason, refusal.answer.http, refusal.answer.session_http) == (reason, http, 200)
+    assert passes_on(refusal) == (http != 502)
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("/mcp/", "/mcp/"),
+        ("https://mcp.acme.example/mcp/?key=s3cret#x", "https://mcp.acme.example/mcp/"),
+        ("https://user:s3cret@mcp.acme.example/", "https://mcp.acme.example/"),
+        ("//u@h/p", "//h/p"),
+        ('/a\x1b[31m b"<i>', "/a[31mbi"),
+        ("/" + "a" * 1000, "/" + "a" * 199),
+    ],
+)
+def test_a_redirect_names_its_target_and_nothing_secret(location: str, shown: str) -> None:
+    detail = refusal_of(Head(307, {"location": location})).detail
+    assert detail == f"it answered HTTP 307, a redirect to {shown}, which is not followed: set its url to that"
+
+
+def test_a_redirect_without_a_target_is_a_status() -> None:
+    assert refusal_of(Head(302, {})).detail == "it answered HTTP 302"
