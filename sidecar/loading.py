@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar import records
 from sidecar.agents.executions import Executions
@@ -29,7 +29,7 @@ from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault, Reason, SettingsError, Together
+from sidecar.errors import Fault, Reason, Refusal, SettingsError, Together
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
 from sidecar.limits import Store, StoreUnavailable, open_store
@@ -48,9 +48,11 @@ from sidecar.settings.documents import Document, in_file_order
 from sidecar.settings.kept import Kept, placed
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.nodes import Loc
+from sidecar.settings.schedules import Schedule, acts_as
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
+from sidecar.task_api.reading import sends
 from sidecar.task_api.records import TASKS, Record
 from sidecar.task_api.running import FILE
 from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
@@ -68,7 +70,7 @@ from sidecar.upstreams import (
 )
 from sidecar.upstreams.agents import Agent, agent_from
 from sidecar.upstreams.pins import NO_PINS
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Call, Caller, Principal
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
@@ -113,7 +115,12 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         executions = executions_from(settings, MemoryStore(), None, processes, Metrics(upstreams=()), str)
         engine = first_snapshot(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()
-    return engine, (*doubts(loaded), *(fault for fault in kept if fault.severity == "warning"))
+    idle = idle_schedules(settings, engine, time.time())
+    return engine, (
+        *doubts(loaded),
+        *(fault for fault in kept if fault.severity == "warning"),
+        *(_of_schedule(one, loaded.document) for one in idle),
+    )
 
 
 def _check_data(settings: Settings, together: Together) -> None:
@@ -433,6 +440,45 @@ def _check_schedules(settings: Settings, document: Document) -> None:
                 faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
     if faults:
         raise SettingsError(faults)
+
+
+class IdleSchedule(NamedTuple):
+    """A schedule whose runs policy refuses."""
+
+    key: str
+    principal: str
+    agent: str
+    reason: Reason
+
+
+def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[IdleSchedule]:
+    """The schedules whose runs policy would refuse at this moment; none while denials pass in shadow mode."""
+    if settings.policy.mode != "enforce":
+        return []
+    idle = []
+    for key, schedule in settings.schedules.items():
+        who, call = acts_as(key, schedule), _run_of(key, schedule)
+        if not schedule.enabled or call is None:
+            continue
+        answers = [engine.decide((Principal(who),), question, now_s) for question in call.questions]
+        reason = next((answer.reason for answer in answers if not answer.allowed), None)
+        if reason is not None:
+            idle.append(IdleSchedule(key, who, schedule.agent, reason))
+    return idle
+
+
+def _run_of(key: str, schedule: Schedule) -> Call | None:
+    """What a run asks; None for one that is no message, which is told elsewhere."""
+    try:
+        return sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
+    except Refusal:
+        return None
+
+
+def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
+    message = f"no rule lets {idle.principal} send messages to {idle.agent} ({idle.reason.value}): its runs are refused"
+    hint = f"write p, {idle.principal}, nhi:{idle.agent}, message/send, -, -, -, allow in nhi_to_nhi.csv"
+    return replace(document.fault(("schedules", idle.key), message, "S181", hint), severity="warning")
 
 
 def read_policy(settings: Settings, reading: Reading | None = None) -> PolicySource:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from sidecar.visible import visible
 
 if TYPE_CHECKING:
     from sidecar.app import App
+    from sidecar.workbench.check import Report
 
 NO, INVALID = 1, 3
 SWITCH_S = 0.001
@@ -62,27 +64,60 @@ def serve(path: Path) -> None:
 @click.command()
 @_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(path: Path, as_json: bool) -> None:
-    """Check configuration, models, rules, budgets and keys; serve nothing."""
-    try:
-        warnings, revision, rules = _checked(path, os.environ)
-    except ConfigError as error:
-        if as_json:
-            click.echo(orjson.dumps({"valid": False, "faults": [_plain(fault) for fault in error.faults]}))
-        else:
-            _print_faults(error)
-        raise SystemExit(INVALID) from None
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; ask for owners.")
+@click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
+@click.option(
+    "--catalogue",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What the servers have, in YAML or JSON: rules for nothing are told.",
+)
+def check(path: Path, as_json: bool, strict: bool, soon: float, catalogue: Path | None) -> None:
+    """Check configuration, models, rules, budgets and keys, all that `policy check` finds included; serve nothing."""
+    report = _reported(path, os.environ, strict, soon, catalogue)
     if as_json:
-        click.echo(
-            orjson.dumps(
-                {"valid": True, "faults": [_plain(fault) for fault in warnings], "revision": revision, "rules": rules}
-            )
-        )
-        return
-    for fault in warnings:
-        click.echo(str(fault), err=True)
-    counted = ", ".join(f"{count} {kind}" for kind, count in rules.items() if count)
-    click.echo(f"{path} is valid: {counted} rules, revision {revision}")
+        click.echo(_as_json(report))
+    else:
+        for fault in report.faults:
+            click.echo(str(fault), err=True)
+        if report.valid:
+            counted = ", ".join(f"{count} {kind}" for kind, count in report.rules.items() if count)
+            click.echo(f"{path} is valid: {counted} rules, revision {report.revision}")
+    if not report.valid or (strict and report.faults):
+        raise SystemExit(INVALID)
+
+
+def _reported(path: Path, environ: Mapping[str, str], strict: bool, soon_days: float, catalogue: Path | None) -> Report:
+    """What a start would check, and what is suspicious in the policy."""
+    from sidecar.cli.policy.check import surroundings
+    from sidecar.loading import check_files
+    from sidecar.workbench.catalogue import read_catalogue
+    from sidecar.workbench.check import Report
+    from sidecar.workbench.check import check as checked
+
+    faults, report, rules = list[Fault](), Report(()), dict[str, int]()
+    try:
+        engine, doubts = check_files(path, environ)
+        faults, rules = list(doubts), dict(engine.rule_counts)
+    except ConfigError as error:
+        faults = list(error.faults)
+    try:
+        place, granting = surroundings(None, path)
+        known = read_catalogue(catalogue) if catalogue is not None else None
+        report = checked(place, granting=granting, catalogue=known, soon_days=soon_days, strict=strict)
+    except ConfigError as error:
+        report = Report(tuple(error.faults))
+    told = {_place_of(fault) for fault in faults}
+    faults += [fault for fault in report.faults if _place_of(fault) not in told]
+    return replace(report, faults=tuple(faults), rules=rules)
+
+
+def _place_of(fault: Fault) -> tuple[str, int, str, str]:
+    return fault.file, fault.line, fault.code, fault.message
+
+
+def _as_json(report: Report) -> bytes:
+    said = {"valid": report.valid, "faults": [_plain(fault) for fault in report.faults]}
+    return orjson.dumps({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
 
 
 @click.command()
@@ -177,6 +212,7 @@ async def _reload_at(hangup: asyncio.Event, app: App) -> None:
 
 def _announce(app: App) -> None:
     from sidecar.audit.sinks import place_of
+    from sidecar.loading import idle_schedules
 
     now = app.live.current
     for fault in now.engine.warnings:
@@ -192,6 +228,8 @@ def _announce(app: App) -> None:
         f"  audit     {place_of(now.settings)}",
     ):
         click.echo(line, err=True)
+    for idle in idle_schedules(now.settings, now.engine, app.live.clock()):
+        click.echo(f"  WARNING   schedule {idle.key}: no rule lets {idle.principal} call {idle.agent}", err=True)
     for name, service in sorted(now.services.items()):
         credential = service.definition.credential
         if credential is not None and credential.passthrough:
@@ -200,17 +238,12 @@ def _announce(app: App) -> None:
         click.echo("  WARNING   limits count in this process only and start empty: set store.url", err=True)
 
 
-def _checked(path: Path, environ: Mapping[str, str]) -> tuple[tuple[Fault, ...], str, dict[str, int]]:
-    from sidecar.loading import check_files
-
-    engine, doubts = check_files(path, environ)
-    return (*doubts, *engine.warnings), engine.revision, dict(engine.rule_counts)
-
-
 def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:
     """A start ends at the first that is wrong; who mends it is told what a check finds beside it."""
+    from sidecar.loading import check_files
+
     try:
-        _checked(path, environ)
+        check_files(path, environ)
     except ConfigError as checked:
         if others := [fault for fault in checked.faults if fault not in error.faults]:
             _print_faults(ConfigError(others))

@@ -31,7 +31,7 @@ S160-S163  a source of policy: beside folders, with nothing taken, its record, t
 S170-S173  agents: what a call may choose, an address' credential, how a program is told and heard, how often it runs
 S174       by which names and where an agent is found, and what is spoken there
 S175-S179  schedules: a time zone, a calendar, an agent that there is not; a name twice; one that stands behind us
-S180       what a schedule would tell its program, and may not
+S180-S181  what a schedule would tell its program, and may not; one that no rule allows
 S201-S204  the environment (environment.py)
 """
 

@@ -12,6 +12,7 @@ import click
 from sidecar.errors import ConfigError
 from sidecar.policy.grammar import Wrong, expires_at
 from sidecar.settings import Settings, load_settings
+from sidecar.workbench.catalogue import read_catalogue
 from sidecar.workbench.check import Report, repository_of
 from sidecar.workbench.check import check as checked
 from sidecar.workbench.check.formats import FORMATS
@@ -19,6 +20,7 @@ from sidecar.workbench.check.policy import Granting
 from sidecar.workbench.places import Place, configured, in_folder
 
 INVALID = 3
+CATALOGUE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Time(click.ParamType[float | None]):
@@ -41,17 +43,27 @@ class _Time(click.ParamType[float | None]):
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; ask for owners.")
 @click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
 @click.option("--now", type=_Time(), help="Instead of the present time (RFC 3339).")
+@click.option("--catalogue", type=CATALOGUE, help="What the servers have, in YAML or JSON: rules for nothing are told.")
 def check(
-    path: Path | None, config: Path | None, form: str, as_json: bool, strict: bool, soon: float, now: float | None
+    path: Path | None,
+    config: Path | None,
+    form: str,
+    as_json: bool,
+    strict: bool,
+    soon: float,
+    now: float | None,
+    catalogue: Path | None,
 ) -> None:
-    """Everything in models, rows and budgets that is refused or suspicious.
+    """Everything in models, rows and budgets that is refused or suspicious: the part of `sidecar check` that needs no
+    keys, addresses and stores.
 
     PATH is a folder with policies/ and perhaps models/, or of rows itself; without it, what sidecar.yaml names. With
     both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors.
     """
     try:
-        place, granting = _asked(path, config)
-        report = checked(place, granting=granting, now_s=now, soon_days=soon, strict=strict)
+        place, granting = surroundings(path, config)
+        known = read_catalogue(catalogue) if catalogue is not None else None
+        report = checked(place, granting=granting, catalogue=known, now_s=now, soon_days=soon, strict=strict)
     except ConfigError as error:
         place, report = None, Report(tuple(error.faults))
     where = str(path or (place.policies if place else config or "sidecar.yaml"))
@@ -61,7 +73,7 @@ def check(
         raise SystemExit(INVALID)
 
 
-def _asked(path: Path | None, config: Path | None) -> tuple[Place, Sequence[Granting] | None]:
+def surroundings(path: Path | None, config: Path | None) -> tuple[Place, Sequence[Granting] | None]:
     """The policy, and what tokens can grant; None where there is no sidecar.yaml to say it. Raises SettingsError."""
     if path is not None and config is None:
         return in_folder(path), None

@@ -27,6 +27,7 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.upstreams.pins_file import PINS_FILE, load_pins
+from sidecar.workbench.catalogue import Catalogue
 from sidecar.workbench.check import breadth, conditions, matching, names, overlaps, times
 from sidecar.workbench.check.policy import Finding, Granting, Policy
 from sidecar.workbench.check.written import Place as Stretch
@@ -42,6 +43,7 @@ LINTS: Sequence[Lint] = (
     matching.actions_never_asked,
     matching.roles_nobody_has,
     matching.on_no_upstream,
+    matching.on_nothing_there,
     matching.limits_nothing,
     conditions.roles_asked,
     conditions.always_the_same,
@@ -82,6 +84,7 @@ def check(
     place: Place,
     *,
     granting: Sequence[Granting] | None = None,
+    catalogue: Catalogue | None = None,
     now_s: float | None = None,
     soon_days: float = 14,
     strict: bool = False,
@@ -111,6 +114,7 @@ def check(
         names=place.names,
         programs=place.programs,
         granting=granting,
+        catalogue=catalogue,
         soon_days=soon_days,
         strict=strict,
     )

@@ -240,6 +240,12 @@ SUSPICIOUS: Mapping[str, Meaning] = {
         "Correct the server's or role's name: as it stands, its limit bounds nobody.",
         "warning",
     ),
+    "P609": Meaning(
+        "A rule or a set's object for something that its server does not have",
+        "Correct the name, or take it away: by the catalogue that was given, nothing there is called so, and the rule "
+        "grants or denies nothing.",
+        "warning",
+    ),
     "P611": Meaning(
         "An allow rule that a deny rule covers",
         "Everything that it allows is denied: take one of the two away, or narrow the deny.",

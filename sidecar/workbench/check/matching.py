@@ -9,7 +9,9 @@ from itertools import islice
 from sidecar.limits.plan import Entry
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS, USED, home_of
+from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
+from sidecar.workbench.catalogue import Catalogue
 from sidecar.workbench.check.policy import KINDS_ASKED, Finding, Policy, possible_actions
 
 MAX_NEAR = 500  # names that a hint is looked for among
@@ -114,6 +116,53 @@ def on_no_upstream(policy: Policy) -> Iterator[Finding]:
         if not policy.on_known_server(element):
             server = element.partition(":")[2].partition("/")[0]
             yield Finding("P607", f"no upstream {shown(server)}", meant(server, names), name=element)
+
+
+def on_nothing_there(policy: Policy) -> Iterator[Finding]:
+    """P609: an object on servers whose things of that kind are all known, and none of them fits."""
+    if policy.catalogue is None:
+        return
+    there = _Things(policy.catalogue)
+    for rule in policy.rules:
+        ahead = rule.effect == "deny" and "*" in rule.object  # it forbids what may come
+        if not ahead and there.lack(rule.object, policy.names):
+            yield Finding("P609", f"nothing fits {shown(rule.object)}", there.near(rule.object), rule, "obj")
+    for element in policy.source.sets.parents:
+        if there.lack(element, policy.names):
+            yield Finding("P609", f"there is no {shown(element)}", there.near(element), name=element)
+
+
+class _Things:
+    """The tools and prompts that a catalogue lists, by kind and server. Of a kind that it lists none of at a server,
+    nothing is known there; nor of resources, which templates make more of."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}
+        self._lack: dict[str, bool] = {}
+        for name in catalogue.objects:
+            word, _, rest = name.partition(":")
+            if word in ("tool", "prompt"):
+                self._by_place.setdefault((word, rest.partition("/")[0]), set()).add(name)
+
+    def lack(self, obj: str, names: Iterable[str] | None) -> bool:
+        """Whether nothing that exists fits an object or a pattern of such."""
+        if obj not in self._lack:
+            self._lack[obj] = self._lacks(obj, names)
+        return self._lack[obj]
+
+    def _lacks(self, obj: str, names: Iterable[str] | None) -> bool:
+        word, _, rest = obj.partition(":")
+        server = rest.partition("/")[0]
+        places = [server] if "*" not in server else [name for name in names or () if meets_prefix(rest, f"{name}/")]
+        known = [self._by_place[word, name] for name in places if (word, name) in self._by_place]
+        if not known or len(known) < len(places):
+            return False
+        return not any(obj in one or any(glob(name, obj) for name in one) for one in known)
+
+    def near(self, obj: str) -> str:
+        word, _, rest = obj.partition(":")
+        found = sorted(self._by_place.get((word, rest.partition("/")[0]), ()))
+        return (meant(obj, found) if "*" not in obj else "") or (f"there is {_some(found)}" if found else "")
 
 
 def limits_nothing(policy: Policy) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS
 from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.vocabulary import DELEGATE, PermissionKind, Rule
+from sidecar.workbench.catalogue import Catalogue
 from sidecar.workbench.check.written import Written
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
@@ -71,7 +72,7 @@ class Finding(NamedTuple):
 @dataclass(slots=True)
 class Policy:
     """See above. `granting` and `names` are None where nobody knows the issuers and upstreams; `programs` are agents
-    beside these."""
+    beside these; `catalogue` is what exists on the servers, where an owner said so."""
 
     source: PolicySource
     written: Written
@@ -81,6 +82,7 @@ class Policy:
     names: frozenset[str] | None = None
     programs: frozenset[str] = frozenset()
     granting: Sequence[Granting] | None = None
+    catalogue: Catalogue | None = None
     soon_days: float = 14
     strict: bool = False
     rules: Sequence[Rule] = field(init=False)

@@ -5,6 +5,7 @@
     === the action is mistyped                    begins an example, and says what is wrong in it
     --- policies/agent_to_tool.csv                a file of it; models are the shipped ones unless they are given
     --- with                                      what else is known, in YAML: upstreams, scopes, tokens, strict,
+                                                  `catalogue` of the servers' tools,
                                                   encoding of the files, files to be taken away (`without`),
                                                   `links` by the path of each, with what it points to,
                                                   `missing: true` for no folder of rows at all; `rows`:
@@ -15,6 +16,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -27,6 +29,7 @@ from typing import Any
 import yaml
 
 from sidecar.policy import Scope
+from sidecar.workbench.catalogue import read_catalogue
 from sidecar.workbench.check import Report, check
 from sidecar.workbench.check.codes import CODES
 from sidecar.workbench.check.policy import Granting
@@ -71,7 +74,11 @@ class Example:
         place = Place(Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams))
         granting = None if tokens is None else [Granting(**{k: _tuple(v) for k, v in one.items()}) for one in tokens]
         with inside(folder):
-            return check(place, granting=granting, now_s=NOW_S, strict=bool(self.given.get("strict")))
+            known = None
+            if "catalogue" in self.given:
+                Path("tools.json").write_text(json.dumps(self.given["catalogue"]), "utf-8")
+                known = read_catalogue(Path("tools.json"))
+            return check(place, granting=granting, catalogue=known, now_s=NOW_S, strict=bool(self.given.get("strict")))
 
 
 def _tuple(value: Any) -> Any:

@@ -326,3 +326,59 @@ def test_every_format_can_tell_that_nothing_can_be_read(
 ) -> None:
     found = run(tmp_path, "nowhere", "--format", form, monkeypatch=monkeypatch)
     assert found.exit_code == 3 and "P001" in found.output
+
+
+# --- sidecar check ----------------------------------------------------------------------------------------------------
+
+WHOLE_CONFIG = """\
+version: 1
+local: [{listen: 127.0.0.1:8070, principal: nhi:planner}]
+upstreams:
+  github: {mcp: {url: "http://127.0.0.1:9100/mcp"}}
+agents: {echo: {executable: cat}}
+schedules:
+  nightly: {agent: echo, cron: "@daily"}
+  allowed: {agent: echo, cron: "@daily", principal: nhi:clerk}
+  idle: {agent: echo, cron: "@daily", enabled: false}
+"""
+WHOLE_ROWS = """\
+#: id=reads
+p, nhi:planner, tool:github/read, use, -, -, -, allow
+#: id=reads-too
+p, nhi:planner, tool:github/re*, use, -, -, -, allow
+#: id=old
+p, nhi:planner, tool:github/gone, use, 2020-01-01T00:00:00Z, -, -, allow
+"""
+
+
+def told_as_json(result: Result) -> list[tuple[str, str, int]]:
+    return [(one["code"], Path(one["file"]).name, one["line"]) for one in json.loads(result.stdout)["faults"]]
+
+
+def test_check_finds_all_that_policy_check_finds_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One truth: `policy check` narrows `check`."""
+    write(tmp_path, WHOLE_ROWS, sidecar=WHOLE_CONFIG)
+    (tmp_path / "models").symlink_to(REPOSITORY / "models")
+    (tmp_path / "policies" / "nhi_to_nhi.csv").write_text("p, nhi:clerk, nhi:echo, message/send, -, -, -, allow\n")
+    (tmp_path / "tools.yaml").write_text("github: [read_file]\n")
+    for more in ((), ("--catalogue", "tools.yaml")):
+        narrow = told_as_json(run(tmp_path, "--json", *more, monkeypatch=monkeypatch))
+        checked = CliRunner().invoke(main, ["check", "--json", *more])
+        assert checked.exit_code == 0, checked.output
+        assert [one for one in told_as_json(checked) if one[0] != "S181"] == narrow
+        assert {code for code, _, _ in narrow} == {"P612", "P621", *(("P609",) if more else ())}
+    assert [(code, line) for code, _, line in told_as_json(checked) if code == "S181"] == [("S181", 7)]
+    assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 3
+    text = CliRunner().invoke(main, ["check"])
+    assert "no rule lets nhi:nightly send messages to echo (no-matching-rule)" in text.stderr
+    assert text.stdout.startswith("sidecar.yaml is valid: ")
+
+
+def test_check_tells_what_is_suspicious_beside_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = WHOLE_CONFIG + "identity: {api_keys_path: keys.yaml}\n"
+    write(tmp_path, WHOLE_ROWS, sidecar=missing)
+    (tmp_path / "models").symlink_to(REPOSITORY / "models")
+    monkeypatch.chdir(tmp_path)
+    checked = CliRunner().invoke(main, ["check", "--json"])
+    assert checked.exit_code == 3
+    assert {code for code, _, _ in told_as_json(checked)} == {"S116", "P612", "P621"}
