@@ -1,8 +1,7 @@
 """How is the interpreter set that the tests run in, and how patient are they?
 
 As a sidecar's is once it has begun: its collector need not walk, again and again, what was there before the first test.
-And as patient as a machine needs that is slow, and busy with other things: an example of Hypothesis takes its time, and
-a sidecar in this process waits half a second for its store. What is about an outage says itself how long it waits.
+And as patient as a machine needs that is slow, and busy with other things: an example of Hypothesis takes its time.
 
 Ctrl-C has a handler of its own, which does what Python's does. With Python's, each loop of asyncio puts one there that
 knows its task, and `signal` looks for that among an enum's members: it is none, and the error that nobody sees has all
@@ -13,21 +12,15 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from types import FrameType
 
 from hypothesis import HealthCheck, settings
 
-import sidecar.shared
 from sidecar.cli.serve import settle_interpreter
-from sidecar.limits import open_store
-
-STORE_S = 0.5
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 os.umask(0o027)  # who keeps secrets in files closes them to others, and the sidecar sees to it that they did
-vars(sidecar.shared)["open_store"] = partial(open_store, deadline_s=STORE_S)
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sidecar.limits.degraded import Degraded, Shared
 from sidecar.limits.lane import FastLane
 from sidecar.limits.memory import MemoryStore
-from sidecar.limits.store import DEADLINE_S, LEASE_S, UNSEEN, Observer, Store
+from sidecar.limits.store import LEASE_S, UNSEEN, Observer, Store
 from sidecar.settings.store import StoreSettings
 
 
@@ -18,7 +18,6 @@ def open_store(
     clock: Callable[[], float],
     *,
     lease_s: float = LEASE_S,
-    deadline_s: float = DEADLINE_S,
     observer: Observer = UNSEEN,
 ) -> Store:
     """The store of the settings. `clock` gives seconds since the epoch; Redis has its own. Nothing is connected yet."""
@@ -28,7 +27,9 @@ def open_store(
     from sidecar.limits.redis import RedisStore
 
     kind = {"sentinel": "redis+sentinel", "cluster": "redis+cluster"}.get(chosen.place.kind, "redis")
-    shared: Shared = RedisStore(finder_of(chosen), lease_s=lease_s, deadline_s=deadline_s, observer=observer, kind=kind)
+    shared: Shared = RedisStore(
+        finder_of(chosen), lease_s=lease_s, deadline_s=chosen.timeout, observer=observer, kind=kind
+    )
     if (lane := chosen.fast_lane) is not None:
         shared = FastLane(
             shared, most=lane.max_calls, idle_s=lane.idle_s, clock=time.monotonic, new_id=lambda: secrets.token_hex(8)

@@ -238,10 +238,8 @@ class RedisStore:
         until_s = self._now_s() + self._deadline_s
         wire = await self._link.ready()
         try:
-            async with asyncio.timeout_at(until_s):
-                reply = await self._run(
-                    wire, self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0), until_s
-                )
+            asked = self._guarded(charges, LOOK, 0, record_ms=0)
+            reply = await self._run(wire, self._scripts.admit, asked, until_s)
             return _verdict(reply, charges, LOOK).standings
         except ResponseError as error:
             self._refused(error, wire)
@@ -253,8 +251,7 @@ class RedisStore:
         until_s = self._now_s() + self._deadline_s
         wire = await self._link.ready()
         try:
-            async with asyncio.timeout_at(until_s):
-                return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments], until_s)
+            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments], until_s)
         except ResponseError as error:
             self._refused(error, wire)
             raise _unavailable(error) from error
@@ -285,8 +282,7 @@ class RedisStore:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
         except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
-            async with asyncio.timeout_at(until_s):
-                return await wire.ask("EVAL", script.text, *arguments)
+            return await wire.ask("EVAL", script.text, *arguments)
         except MovedError:
             raise
         except AskError as elsewhere:  # our slot is on its way, and this key has arrived

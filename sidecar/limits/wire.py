@@ -27,6 +27,8 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 STALL_S = 0.02
 """A timer this late means that our own loop stood still; the reply may already lie in the socket."""
+EXCUSES = 10
+"""A loop that is held again and again is excused this often for one reply."""
 LATE_FOR = 3
 """Deadlines without one reply in time: nobody waits for who is always late."""
 
@@ -66,7 +68,7 @@ class Wire:
         self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._asked = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._excused = False
+        self._excused = 0
         self._read_s = self._in_time_s = self._loop.time()
         self._why = "closed"
         self._serving = asyncio.create_task(self._serve())
@@ -152,10 +154,10 @@ class Wire:
         if due is None:
             return
         if due > now:
-            self._excused = False
+            self._excused = 0
             self._timer = self._loop.call_at(due, self._check, due)
-        elif now - scheduled > STALL_S and not self._excused:
-            self._excused = True
+        elif now - scheduled > STALL_S and self._excused < EXCUSES:
+            self._excused += 1  # the loop was held: the reply may lie there unread
             self._timer = self._loop.call_at(now + STALL_S, self._check, now + STALL_S)
         elif self._read_s <= due - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s:
             self.condemn(self._late_words)

@@ -189,6 +189,9 @@ class StoreSettings(Section):
     """The login at the Sentinels; without it, none."""
     tls: StoreTls | None = None
     """Authorities and certificate for `rediss…://`."""
+    timeout: Annotated[Seconds, Field(le=10)] = 0.08
+    """How long the store may take to answer. A call with limits is refused within it and some 20 ms; time for which
+    this process itself was held does not count."""
     on_failure: Literal["deny", "degraded"] = "deny"
     """What becomes of calls with limits while the store is out: refused, or admitted up to `degraded_calls`. Budgets of
     money are refused in both."""

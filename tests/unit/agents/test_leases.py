@@ -38,7 +38,7 @@ async def shared(valkey: Valkey) -> AsyncIterator[Run]:
     with valkey.client() as client:
         client.flushall()
         client.set(f"{PREFIX}{KEY}:since", 1)
-    store = open_store(StoreSettings(url=valkey.url), time.time, deadline_s=0.1)
+    store = open_store(StoreSettings(url=valkey.url, timeout=0.1), time.time)
     yield partial(run_at, store)
     await store.close()
 

@@ -230,7 +230,7 @@ async def replicas(server: Valkey, *scripts: Script, **settings: Any) -> AsyncIt
     with server.client() as client:
         client.flushall()
         client.set(f"{PREFIX}{KEY}:since", 1)  # it was asked before: the first answer of one that was not is to wait
-    stores = [open_store(StoreSettings(url=server.url), time.time, deadline_s=0.25) for _ in scripts]
+    stores = [open_store(StoreSettings(url=server.url, timeout=0.25), time.time) for _ in scripts]
     stages = []
     for number, (script, shared) in enumerate(zip(scripts, stores, strict=True)):
         run = partial(run_at, shared)

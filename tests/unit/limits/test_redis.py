@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from sidecar.limits.nodes import PREFIX, finder_of
 from sidecar.limits.plan import Charge
 from sidecar.limits.redis import AT_ONCE, EPOCH, TIDE, RedisStore, _ForeignReplyError, _verdict
 from sidecar.limits.store import Unseen
+from sidecar.settings import load_settings
 from sidecar.settings.store import StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey
@@ -40,6 +42,33 @@ async def opened(url: str, deadline_s: float = 2.0) -> AsyncIterator[RedisStore]
     try:
         yield store
     finally:
+        await store.close()
+
+
+async def test_time_for_which_the_loop_was_held_is_not_the_stores(valkey: Valkey) -> None:
+    async with opened(valkey.url, deadline_s=0.05) as store:
+        await store.ping()
+        asked = (
+            lambda: store.run("return 7", "held", []),
+            lambda: store.look((HOUR,)),
+            lambda: store.reserve((HOUR,), uuid4().hex),
+        )
+        for question in asked:
+            answer = asyncio.ensure_future(question())
+            for _ in range(4):
+                await asyncio.sleep(0)
+                time.sleep(0.12)  # the whole process, longer than the deadline
+            await answer
+        assert store.up
+
+
+async def test_the_deadline_is_a_setting(tmp_path: Path) -> None:
+    for said, seconds in (("", 0.08), (", timeout: 300ms", 0.3)):
+        (tmp_path / "sidecar.yaml").write_text(f'version: 1\nstore: {{url: "redis://127.0.0.1:1"{said}}}\n')
+        chosen = load_settings(tmp_path / "sidecar.yaml", {}, check_files=False).store
+        assert chosen.timeout == seconds
+        store = open_store(chosen, lambda: 0.0)
+        assert isinstance(store, RedisStore) and store._deadline_s == seconds
         await store.close()
 
 

@@ -85,7 +85,7 @@ async def opened(how: str, kind: Kind[Any], tmp_path: Path, server: Callable[[],
         return
     with server().client() as client:
         client.flushall()
-    shared = open_store(StoreSettings(url=server().url), time.time, deadline_s=2.0)
+    shared = open_store(StoreSettings(url=server().url, timeout=2.0), time.time)
     try:
         yield RedisStore(partial(run_at, shared), kind)
     finally:
