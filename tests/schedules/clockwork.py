@@ -211,7 +211,7 @@ async def clockwork(
 ) -> AsyncIterator[Clockwork]:
     """`store` is where tasks and schedules are kept: memory, file, or redis at that URL."""
     scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
-    shared = open_store(StoreSettings(url=url or "memory://"), time.time)
+    shared = open_store(StoreSettings(url=url or "memory://", timeout=0.5), time.time)
 
     def opened(kind: Kind[R]) -> Store[R]:
         if store == "redis":
