@@ -115,6 +115,7 @@ class Exchanges:
     ) -> Exchange:
         """The exchange that carries a decided call out."""
         limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
+        longest_s = min(service.longest_s, timeout_s or service.longest_s)
         until = end_of(caller, decision, turn.now)
         return Exchange(
             turn,
@@ -127,6 +128,7 @@ class Exchanges:
             service=service,
             session=intent.session,
             outward=turn.outward,
+            longest_s=longest_s,
         )
 
     async def _ask(self, exchange: Exchange, intent: Ask) -> web.StreamResponse:

@@ -302,6 +302,7 @@ def _service(settings: Settings, name: str, processes: Processes, signer: Signer
         account,
         catalogue,
         definition.mcp.timeout_s,
+        definition.mcp.longest_s,
         definition.anonymous,
         definition.scopes,
         screen=screen_from(responses),

@@ -117,7 +117,7 @@ class Oversight:
         """A comment where nothing went out for long: else nobody would notice a reader who is gone, and what stands
         between us would close the silent connection."""
         outlet = exchange.outlet
-        if outlet is None or not exchange.endless:
+        if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream is kept alive by itself
             return
         if outlet.bytes_out != exchange.told_bytes:
             exchange.told_bytes, exchange.told_s = outlet.bytes_out, mono_s

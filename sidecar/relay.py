@@ -107,7 +107,11 @@ class Relay:
             message = reader.read(raw)
         except Refusal as refusal:
             raise refused(refusal.detail) from None
-        return Passed() if message is None else await self._judge(passage, self.custody, message, raw)
+        if message is None:
+            return Passed()
+        if isinstance(message, jsonrpc.Notification) and message.method == "notifications/progress":
+            self.exchange.progressed()
+        return await self._judge(passage, self.custody, message, raw)
 
     async def _read(self, raw: bytes) -> Passed:
         """What may pass of a whole body."""

@@ -47,8 +47,8 @@ TESTS_FOLDER = "tests"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server that stands behind us. `account` is how it stands, `sightings` are what it showed to callers and
-    had better not."""
+    """One MCP server that stands behind us. A call may take `timeout_s`, and with progress `longest_s`. `account` is
+    how it stands, `sightings` are what it showed to callers and had better not."""
 
     name: str
     definition: Definition
@@ -56,6 +56,7 @@ class Service:
     account: Account
     catalogue: Catalogue
     timeout_s: float
+    longest_s: float
     anonymous: bool = False
     scopes: tuple[str, ...] = ()
     sightings: Sightings = field(default_factory=Sightings)

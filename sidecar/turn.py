@@ -324,12 +324,13 @@ class Overseen:
     @property
     def left_s(self) -> float | None:
         """What is left of the deadline, in seconds."""
-        ends_at = self._ends_at
+        ends_at = self.clock().at
         return None if ends_at is None else max(0.0, ends_at - asyncio.get_running_loop().time())
 
     def clock(self) -> Deadline:
-        """The deadline, running, for who reads the answer."""
-        self.deadline.at = self._ends_at
+        """The deadline, running, for who reads the answer. What moved it holds."""
+        ends_at = self._ends_at
+        self.deadline.at = None if ends_at is None else max(ends_at, self.deadline.at or ends_at)
         return self.deadline
 
     @contextmanager
@@ -375,11 +376,13 @@ class Overseen:
 
 @dataclass(slots=True, eq=False)
 class Exchange(Overseen):
-    """One decided call of MCP, and its server. `outward` None is the server's own address: all goes as it is."""
+    """One decided call of MCP, and its server. `outward` None is the server's own address: all goes as it is. With
+    progress it may take `longest_s` in all, where that is more than `timeout_s`."""
 
     service: Service = field(kw_only=True)
     session: Session | None = field(kw_only=True)
     outward: Outward | None = None
+    longest_s: float = 0.0
 
     @property
     def asked(self) -> Asked:
@@ -392,6 +395,12 @@ class Exchange(Overseen):
         if self.deadline.at is not None:
             patience_s = self.turn.now.settings.sessions.question_timeout_s
             self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
+
+    def progressed(self) -> None:
+        """The server told of progress, which gives the call its time anew where its settings say so."""
+        if self.deadline.at is not None and self.timeout_s is not None and self.longest_s > self.timeout_s:
+            again = min(asyncio.get_running_loop().time() + self.timeout_s, self.turn.started_s + self.longest_s)
+            self.deadline.at = max(self.deadline.at, again)
 
     async def post(self, message: Message) -> Answer:
         """Send one message and wait for the head of what comes back."""

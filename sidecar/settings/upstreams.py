@@ -60,7 +60,11 @@ class McpUpstream(Section):
     max_programs_per_caller: Count = 8
     """How many of these for one caller; a further session ends the one that was longest unused."""
     timeout_s: Seconds = 30.0
-    """How long a call may take in all; budgets may make it shorter."""
+    """How long a call may take; budgets may make it shorter."""
+    timeout_resets_on_progress: bool = False
+    """Whether each progress notification of a call gives it `timeout_s` from then on, up to `total_timeout_s`."""
+    total_timeout_s: Seconds = 600.0
+    """How long a call may take in all where progress extends its time."""
     connect_timeout_s: Seconds = 5.0
     """How long a connection may take to open."""
     max_connections: Count = 100
@@ -68,6 +72,11 @@ class McpUpstream(Section):
     max_calls_per_caller: Count | None = None
     """How many calls of one caller it has at once, whatever its transport; further ones wait, and nobody else does. By
     default three quarters of `max_connections`, and 768 for a program."""
+
+    @property
+    def longest_s(self) -> float:
+        """How long a call may take in all."""
+        return max(self.timeout_s, self.total_timeout_s) if self.timeout_resets_on_progress else self.timeout_s
 
     @property
     def share(self) -> int:

@@ -21,7 +21,7 @@ from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
 from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
 from tests.flow.streams import EVENT_STREAM, event, hearing
-from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import RULES, STATELESS, Upstream, World, request, stateless, until, world
 from tests.unit.egress.hostile import Conversation, chunked, response
 
@@ -172,13 +172,25 @@ async def two_minutes(asked: web.Request, message: dict[str, Any]) -> web.Stream
     return stream
 
 
-@pytest.mark.parametrize(("timeout_s", "reason"), [(150, ""), (60, "upstream-timeout")])
+RESET = ", timeout_resets_on_progress: true"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends_s", "reason"),
+    [
+        ("timeout_s: 150", 150, ""),
+        ("timeout_s: 60", 60, "upstream-timeout"),
+        ("timeout_s: 60" + RESET, 600, ""),
+        ("timeout_s: 60, total_timeout_s: 90" + RESET, 90, "upstream-timeout"),
+        ("timeout_s: 90, total_timeout_s: 10" + RESET, 90, "upstream-timeout"),
+    ],
+)
 async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: int, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, ends_s: int, reason: str
 ) -> None:
-    """BL-038, threats X7: for both eras; and progress moves no deadline."""
+    """BL-038, NR-220, threats X7: for both eras; and progress moves the deadline where the settings say so alone."""
     upstream = Upstream(script={"tools/call": two_minutes})
-    mcp = f"timeout_s: {timeout_s}, connect_timeout_s: 60"
+    mcp = f"{settings}, connect_timeout_s: 60"
     async with world(tmp_path, upstream=upstream, mcp_settings=mcp) as running:
         talk = Talk(running, "session")
         await talk.open()
@@ -206,9 +218,38 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
 
         with haste(60, monkeypatch):
             for late, why, took_s in await asyncio.gather(*map(hear, asks)):
-                assert why == reason and len(late) == (STEPS if not reason else timeout_s / STEP_S)
+                assert why == reason and len(late) == (STEPS if not reason else ends_s / STEP_S)
                 assert sorted(late)[len(late) // 2] < STEP_S, "as it comes"  # a busy machine may be late now and then
-                assert took_s >= min(STEPS * STEP_S, timeout_s) - STEP_S
+                assert took_s >= min(STEPS * STEP_S, ends_s) - STEP_S
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_whose_stream_has_begun_is_kept_alive(tmp_path: Path, era: Era) -> None:
+    """NR-220: what stands between would close a connection that is silent for long."""
+    enough = asyncio.Event()
+
+    async def silent(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(asked)
+        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}))
+        await enough.wait()
+        await stream.write(event(done(message)))
+        return stream
+
+    upstream = Upstream(script={"tools/call": silent})
+    async with world(tmp_path, upstream=upstream, settings="streams: {keep_alive_s: 0.02}\n") as running:
+        talk = Talk(running, era)
+        if era == "session":
+            await talk.open()
+        params = {"name": "search_code", "arguments": RUDE}
+        call = request("tools/call", params) if era == "session" else stateless("tools/call", params)
+        routing = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"}
+        headers = talk.in_session if era == "session" else routing
+        async with hearing(running.http, f"{running.url}/mcp/github", headers, call) as ear:
+            assert (await ear.message())["method"] == "notifications/progress"
+            assert await ear.block() == b": keep-alive\n\n"
+            enough.set()
+            assert (await ear.message())["result"]["content"][0]["text"] == FINE
 
 
 async def test_a_misspelt_option_of_an_upstream_refuses_the_start(tmp_path: Path) -> None:
