@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -15,7 +16,7 @@ from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.parts import given
 from sidecar.cli.moments import Moment
 from sidecar.errors import ConfigError
-from sidecar.policy import PolicySource
+from sidecar.policy import Engine, PolicySource
 from sidecar.settings.shipped import shipped
 from sidecar.workbench.catalogue import Catalogue, read_catalogue
 from sidecar.workbench.outputs import UnwrittenError, write_all
@@ -29,6 +30,7 @@ from sidecar.workbench.suggest import (
     Wanted,
     names_in,
     prove,
+    read_back,
     suite_text,
 )
 from sidecar.workbench.suggest import suggest as find
@@ -47,6 +49,7 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--widen", type=click.IntRange(0, 1000), default=0, help="Patterns may fit so many unused objects each.")
 @click.option("--patterns/--no-patterns", default=True, help="Whether a pattern may stand for several objects.")
 @click.option("--include", type=click.Choice(["denied"]), help="Also calls that were refused for want of a rule.")
+@click.option("--drop-terms", is_flag=True, help="Without conditions, limits, expiries and denying rows.")
 @click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), default=None, help="Likewise; that moment itself not included.")
 @click.option("--format", "form", type=click.Choice(["csv", "yaml"]), default="csv", show_default=True)
@@ -64,6 +67,7 @@ def suggest(
     widen: int,
     patterns: bool,
     include: str | None,
+    drop_terms: bool,
     since: str | None,
     until: str | None,
     form: str,
@@ -73,8 +77,9 @@ def suggest(
     """Write the fewest rules that allow every recorded use and nothing else that is known.
 
     AUDIT are audit logs, or their folders (`-` is standard input). Known is what they show, what the present policy
-    names, and what --catalogue lists. Only calls that were let through count. Conditions, limits and expiries are
-    not suggested: each rule says which of them its records rested on.
+    names, and what --catalogue lists. Only calls that were let through count. Conditions, limits and expiries of the
+    rows that allowed a call are kept, and rows that deny go over: no rule allows more than the present policy. With
+    --drop-terms, all of these are left out, and each rule says whose terms its records rested on.
 
     Exits 1 when nothing was recorded, or something recorded cannot be written as a rule.
     """
@@ -85,17 +90,23 @@ def suggest(
         evidence = _read(audit, Wanted(since or "", until or "", include == "denied"))
         known = _known(evidence, source, read_catalogue(catalogue) if catalogue else Catalogue())
         present = Present.of(source) if source else Present()
+        if drop_terms:
+            present = replace(present, source=None)
         if not evidence.traces:
-            _tell_nothing(evidence)
+            _tell_nothing(evidence, present)
         suggestion = find(evidence, known, present, patterns=patterns, widen=widen)
+        if not evidence.traces:
+            _tell_nothing(evidence, present)
+        bare = suggestion.bare()
+        proof = prove(csv_files(bare, present), place.models, bare, evidence, known)
         files = csv_files(suggestion, present)
-        proof = prove(files, place.models, suggestion, evidence, known)
         if form == "yaml":
             files = {YAML_FILE: yaml_text(suggestion, present)}
+        engine = Engine(read_back(files, place.models, suggestion))
         if output is not None:
             if form == "yaml":  # what is written is what was proved
-                prove(files, place.models, suggestion, evidence, known)
-            _write(output, {**files, SUITE_FILE: suite_text(suggestion, evidence, known)})
+                prove({YAML_FILE: yaml_text(bare, present)}, place.models, bare, evidence, known)
+            _write(output, {**files, SUITE_FILE: suite_text(suggestion, evidence, known, engine)})
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(CONFIG_INVALID)
@@ -105,7 +116,7 @@ def suggest(
     elif output is None:
         click.echo(files[YAML_FILE] if form == "yaml" else one_text(files), nl=False)
     if not as_json:
-        _tell(suggestion, evidence, proof.cells, output)
+        _tell(suggestion, evidence, present, proof.cells, output)
     if evidence.left_out:
         sys.exit(INCOMPLETE)
 
@@ -162,20 +173,20 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         raise click.UsageError(str(unwritten)) from None
 
 
-def _tell_nothing(evidence: Evidence) -> NoReturn:
+def _tell_nothing(evidence: Evidence, present: Present) -> NoReturn:
     """An empty policy is none (P004)."""
-    for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence):
+    for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence, present):
         click.echo(f"note: {note}", err=True)
     click.echo("nothing was recorded that a rule could allow", err=True)
     sys.exit(INCOMPLETE)
 
 
-def _tell(suggestion: Suggestion, evidence: Evidence, cells: int, output: Path | None) -> None:
+def _tell(suggestion: Suggestion, evidence: Evidence, present: Present, cells: int, output: Path | None) -> None:
     """The summary, beside what was asked for."""
     count, triples = len(suggestion.rules), len(evidence.traces)
     bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"
     where = f", in {output}" if output else ""
     click.echo(f"{count} rules for {triples} recorded triples{where}; {bound}", err=True)
     click.echo(f"checked against all {cells:,} known (subject, object, action)", err=True)
-    for note in notes(suggestion, evidence):
+    for note in notes(suggestion, evidence, present):
         click.echo(f"note: {note}", err=True)

@@ -27,7 +27,7 @@ KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.A
 MAX_TRIPLES = 1_000_000  # some 700 bytes each
 MAX_NAMES = 1_000_000  # subjects and objects; a caller can name as many as it likes in calls that are refused
 MAX_CITED = 3  # decisions, of one rule
-MAX_RESTED_ON = 8  # rules, of one triple
+MAX_RESTED_ON = 16  # rules, of one triple
 MAX_ID_CHARS = 128  # of decisions and rules, as evidence bounds the latter
 
 # What needs no row of its own, and what our own words for a stream and an ending of a session are.
@@ -60,10 +60,12 @@ class Trace:
     last: str = ""
     decisions: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    without_rule: bool = False
 
-    def add(self, time: str, decision: str, rules: Sequence[str]) -> None:
-        """One more use."""
+    def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
+        """One more use; `allowed` is false where it was let through in shadow mode, or asked for although refused."""
         self.uses += 1
+        self.without_rule = self.without_rule or not allowed
         self.first = min(self.first or time, time)
         self.last = max(self.last, time)
         if decision and len(self.decisions) < MAX_CITED:
@@ -163,13 +165,13 @@ class Evidence:
             if triple not in self.traces:
                 why = why or self._cannot_be_a_rule(triple)
         if why:
-            self._leave_out(why, decision)
+            self.leave_out(why, decision)
             return
         for triple, link in zip(triples, record["links"], strict=False):  # guardrails' links follow the chain's own
             trace = self.traces.get(triple)
             if trace is None:
                 trace = self.traces[Triple(triple.kind, *map(intern, triple[1:]))] = Trace()
-            trace.add(time, decision, link["rules"])
+            trace.add(time, decision, link["rules"], allowed=link["decision"] == "allow")
         if _texts(record.get("would_deny")):
             self.would_deny.update(record["would_deny"])
         if obj.startswith("resource:") and record.get("redaction_applied"):
@@ -181,9 +183,10 @@ class Evidence:
         links = record.get("links")
         kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
-            self._leave_out("it asked several things, and its record names the first only", _decision(record))
+            self.leave_out("it asked several things, and its record names the first only", _decision(record))
 
-    def _leave_out(self, why: str, decision: str) -> None:
+    def leave_out(self, why: str, decision: str) -> None:
+        """Count a record that cannot be used, by the reason."""
         times, example = self.left_out.get(why, (0, decision))
         self.left_out[why] = (times + 1, example)
 

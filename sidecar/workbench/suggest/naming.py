@@ -44,7 +44,8 @@ def rule_id(draft: Draft, subject: str, obj: str, taken: set[str]) -> str:
     who = _slug(subject.partition(":")[2]) or subject
     stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"
     if len(stem) > _MAX_ID - 9 or stem in taken:
-        said = repr((draft.kind.value, sorted(draft.subjects), sorted(draft.objects), draft.object, draft.actions))
+        box = (sorted(draft.subjects), sorted(draft.objects), draft.object, draft.actions)
+        said = repr((draft.kind.value, *box, draft.terms[:4]))
         stem = f"{stem[: _MAX_ID - 9]}-{sha256(said.encode()).hexdigest()[:8]}"
     return _keep(stem, taken)
 

@@ -1,15 +1,15 @@
-"""What of the present policy can a suggestion use, and what must its reader carry over?"""
+"""What of the present policy can a suggestion use?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from sidecar.policy import PolicySource
 from sidecar.policy.roles import Links
-from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.vocabulary import PermissionKind
 from sidecar.workbench.suggest.evidence import KINDS
+from sidecar.workbench.suggest.terms import Terms
 
 COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft")
 
@@ -17,13 +17,15 @@ COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft
 @dataclass(frozen=True, slots=True)
 class Present:
     """`roles` and `sets` by what is in them; `taken` every name of a role, set or rule; `terms` what a rule asks
-    beside subject, object and action, in words, by its id."""
+    beside subject, object and action, in words, by its id; `source` is the policy itself, whose
+    terms a suggestion keeps, and None where they shall be dropped."""
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()
     terms: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[PermissionKind, tuple[str, ...]] = field(default_factory=lambda: dict.fromkeys(KINDS, COLUMNS))
+    source: PolicySource | None = None
 
     @classmethod
     def of(cls, source: PolicySource) -> Present:
@@ -32,7 +34,7 @@ class Present:
         terms: dict[str, str] = {}
         for rule in source.rules:
             taken |= {rule.id, rule.subject, rule.object}
-            said = _terms(rule)
+            said = str(Terms(rule.when, rule.expires_at, rule.max_calls_per_hour, rule.per))
             if said:
                 terms.setdefault(rule.id, said)
         return cls(
@@ -40,7 +42,8 @@ class Present:
             sets=_by_contents(source.sets, lambda _: True),
             taken=frozenset(taken),
             terms=terms,
-            columns={kind: tuple(source.models[kind].columns) for kind in KINDS},
+            columns={kind: tuple(model.columns) for kind, model in source.models.items()},
+            source=source,
         )
 
 
@@ -52,14 +55,3 @@ def _by_contents(links: Links, fit: Callable[[str], bool]) -> dict[frozenset[str
         if exact and fit(name):
             found.setdefault(exact, name)
     return found
-
-
-def _terms(rule: Rule) -> str:
-    said = []
-    if rule.when:
-        said.append(f"when {rule.when}")
-    if rule.max_calls_per_hour is not None:
-        said.append(f"{rule.max_calls_per_hour} an hour per {rule.per}")
-    if rule.expires_at is not None:
-        said.append(f"until {datetime.fromtimestamp(rule.expires_at, UTC).isoformat().replace('+00:00', 'Z')}")
-    return "; ".join(said)

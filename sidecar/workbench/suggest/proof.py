@@ -38,16 +38,34 @@ class Proof:
     asked: int
 
 
+def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> PolicySource:
+    """The files as a policy. Raises ProofFailed unless each rule has its terms and nothing but what is carried over
+    denies, and PolicyError where the files are no policy."""
+    source = _loaded(files, models)
+    said = {(rule.id, rule.terms[:4]) for rule in suggestion.rules}
+    rules = [rule for rule in source.rules if rule.effect == "allow"]
+    read = {(rule.id, (rule.when, rule.expires_at, rule.max_calls_per_hour, rule.per)) for rule in rules}
+    denies = {(rule.id, rule.when, rule.expires_at) for rule in source.rules if rule.effect == "deny"}
+    if said != read or denies != {(rule.id, rule.when, rule.expires_at) for rule in suggestion.carried.denies}:
+        raise ProofFailed("the terms that are read back are not those that were suggested")
+    return source
+
+
 def prove(files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: Evidence, known: Known) -> Proof:
-    """Raises ProofFailed, with the first cell that is wrong, and PolicyError where the files are no policy."""
-    with TemporaryDirectory(prefix="sidecar-suggest-") as folder:
-        for name, text in files.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        source = load_policy(models, Path(folder))
+    """What the rules mean without their terms, of which `files` hold none. Raises ProofFailed, with the first cell that
+    is wrong, and PolicyError where the files are no policy."""
+    source = _loaded(files, models)
     expected = evidence.traces.keys() | _widened(suggestion)
     _same(_allowed(source, known), expected)
     cells = sum(len(known.subjects_of(kind)) * len(known.objects_of(kind)) for kind in KINDS) * len(_actions(evidence))
     return Proof(cells, _ask(Engine(source), expected, known, sorted(_actions(evidence)), cells))
+
+
+def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
+    with TemporaryDirectory(prefix="sidecar-suggest-") as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        return load_policy(models, Path(folder))
 
 
 def _widened(suggestion: Suggestion) -> set[Triple]:
@@ -94,7 +112,7 @@ def _ask(engine: Engine, expected: set[Triple], known: Known, actions: list[str]
     else:
         questions = _in_turn(_some(known, actions), sorted(expected)[:: max(1, len(expected) // MAX_SAMPLED)])
     for triple in questions:
-        decision = engine.decide((Principal(triple.subject),), _question(triple), 0.0)
+        decision = engine.decide((Principal(triple.subject),), question_of(triple), 0.0)
         if decision.allowed is not (triple in expected):
             raise ProofFailed(f"the engine {'allows' if decision.allowed else 'denies'} {triple}")
         asked += 1
@@ -138,7 +156,8 @@ def _asks(kind: PermissionKind, subject: str, obj: str) -> bool:
     return obj.startswith("nhi:") and (subject == ANONYMOUS or subject.startswith(("user:", "nhi:")))
 
 
-def _question(triple: Triple) -> Question:
+def question_of(triple: Triple) -> Question:
+    """The question of a use."""
     word, _, rest = triple.object.partition(":")
     server, _, name = rest.partition("/")
     if word == "nhi":

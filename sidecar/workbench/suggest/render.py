@@ -6,16 +6,17 @@ obey: what came from a record was held against the grammar of names, or is escap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from sidecar.policy import grammar
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import NONE
-from sidecar.vocabulary import PermissionKind
-from sidecar.workbench.suggest.evidence import KINDS, Evidence
+from sidecar.vocabulary import PermissionKind, Rule
+from sidecar.workbench.suggest.evidence import Evidence
 from sidecar.workbench.suggest.present import Present
 from sidecar.workbench.suggest.suggestion import Suggested, Suggestion
+from sidecar.workbench.suggest.terms import GONE, PLAIN, Terms, moment
 
 YAML_FILE, ROLES_FILE = "suggested.yaml", "roles.csv"
 MAX_SHOWN = 12  # names in one comment
@@ -23,20 +24,26 @@ _TITLES = {
     "user_to_nhi": "Which users may use which NHI: send it messages, or lend it authority (delegate).",
     "nhi_to_nhi": "Which NHI may call which other one, or lend it the authority that it carries (delegate).",
     "agent_to_tool": "Who may use which tool, prompt, resource or MCP server.",
+    "guardrail": "What is forbidden, whatever else is allowed.",
 }
+_FILES = {PermissionKind.GUARDRAIL: "guardrails.csv"}
+_CARRIED = "Rows that deny, carried over from the present policy."
 _ORIGIN = "Suggested from recorded calls by `sidecar policy suggest`. Read it as you would read a colleague's."
 
 
 def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
-    """File name → text, in the shape of `policies/`."""
+    """File name → text, in the shape of `policies/`. Rows that deny come first, where order decides."""
     files: dict[str, str] = {}
-    for kind in KINDS:
+    for kind in PermissionKind:
         rules = [rule for rule in suggestion.rules if rule.kind is kind]
-        if rules:
+        denies = [rule for rule in suggestion.carried.denies if rule.kind is kind]
+        if rules or denies:
             lines = [f"# {_TITLES[kind.value]}", f"# {_ORIGIN}", "#", "# " + ", ".join(present.columns[kind])]
+            if denies:
+                lines += ["", f"# {_CARRIED}", *_csv_denies(denies, present)]
             for rule in rules:
                 lines += ["", *_csv_rule(rule, present)]
-            files[f"{kind.value}.csv"] = "\n".join(lines) + "\n"
+            files[_FILES.get(kind, f"{kind.value}.csv")] = "\n".join(lines) + "\n"
     links = list(_csv_links(suggestion))
     if links:
         files[ROLES_FILE] = "\n".join(["# Who is in which role (g), and what is in which set (g2).", *links]) + "\n"
@@ -46,17 +53,12 @@ def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
 def yaml_text(suggestion: Suggestion, present: Present) -> str:
     """The same in the YAML of CONTRACT 2.1, one file."""
     lines = [f"# {_ORIGIN}", "version: 1", "rules:"]
+    if suggestion.carried.denies:
+        lines += [f"  # {_CARRIED}", *_yaml_denies(suggestion.carried.denies)]
     for rule in suggestion.rules:
         lines += [f"  # {line}" for line in _comments(rule, present)]
-        lines += [
-            f"  - id: {scalar(rule.id)}",
-            f"    kind: {rule.kind.value}",
-            f"    subject: {scalar(rule.subject)}",
-            f"    object: {scalar(rule.object)}",
-            f"    actions: [{', '.join(scalar(action) for action in _actions(rule))}]",
-            f"    reason: {scalar(_reason(rule))}",
-        ]
-    for title, groups in (("roles", suggestion.roles), ("sets", suggestion.sets)):
+        lines += _yaml_part(rule) if rule.part else _yaml_rule(rule)
+    for title, groups in (("roles", _groups(suggestion, "g")), ("sets", _groups(suggestion, "g2"))):
         if groups:
             lines.append(f"{title}:")
         for name, members in groups.items():
@@ -76,6 +78,7 @@ def as_data(suggestion: Suggestion, evidence: Evidence, present: Present) -> dic
         "roles": {name: list(members) for name, members in suggestion.roles.items()},
         "sets": {name: list(members) for name, members in suggestion.sets.items()},
         "reused": sorted(suggestion.reused),
+        "carried": list(dict.fromkeys(rule.id for rule in suggestion.carried.denies)),
         "at_least": suggestion.at_least,
         "fewest": suggestion.at_least == len(suggestion.rules),
         "triples": len(evidence.traces),
@@ -84,11 +87,11 @@ def as_data(suggestion: Suggestion, evidence: Evidence, present: Present) -> dic
             {"why": why, "records": times, "decision_id": example}
             for why, (times, example) in sorted(evidence.left_out.items())
         ],
-        "notes": notes(suggestion, evidence),
+        "notes": notes(suggestion, evidence, present),
     }
 
 
-def notes(suggestion: Suggestion, evidence: Evidence) -> list[str]:
+def notes(suggestion: Suggestion, evidence: Evidence, present: Present) -> list[str]:
     """What a reader must know of the suggestion as a whole, most important first."""
     counts = evidence.counts
     found = [
@@ -99,7 +102,8 @@ def notes(suggestion: Suggestion, evidence: Evidence) -> list[str]:
         found.append(
             f"{_count(counts['unreadable'], 'line')} that cannot be read as records; run `sidecar audit verify`"
         )
-    found += [f"{rule.id} is widened by {_some(rule.widened)}" for rule in suggestion.rules if rule.widened]
+    widened = (f"{rule.id} is widened by {_some(rule.widened)}" for rule in suggestion.rules if rule.widened)
+    found += dict.fromkeys(widened)
     if counts["denied-by-rule"]:
         found.append(
             f"{_count(counts['denied-by-rule'], 'call')} that a deny rule forbids: not taken, whatever became of them"
@@ -108,6 +112,19 @@ def notes(suggestion: Suggestion, evidence: Evidence) -> list[str]:
         found.append(
             f"{_count(counts['no-rule'], 'call')} refused for want of a rule; `--include denied` takes them too"
         )
+    if counts[GONE]:
+        found.append(
+            f"{_count(counts[GONE], 'call')} that the present policy no longer allows: not taken; "
+            "`--drop-terms` takes them too"
+        )
+    beyond = sum(trace.uses for trace in evidence.traces.values() if trace.without_rule)
+    if beyond:
+        found.append(f"rules for {_count(beyond, 'call')} may allow more than the policy that denied some of them")
+    if not present.taken and any(trace.rules for trace in evidence.traces.values()):
+        found.append("no present policy was given: the conditions, limits and expiries of its rules are not known")
+    if suggestion.carried.denies:
+        denies = _count(len(suggestion.carried.denies), "row")
+        found.append(f"carried over from the present policy: {denies} with the effect deny")
     if evidence.would_deny:
         found.append(
             f"calls that are allowed here would be denied by the shadow rules {_some(sorted(evidence.would_deny))}"
@@ -138,13 +155,86 @@ def _grants(suggestion: Suggestion) -> set[tuple[str, str]]:
 def _csv_rule(rule: Suggested, present: Present) -> Iterator[str]:
     for line in _comments(rule, present):
         yield f"# {line}"
-    yield f'#: id={rule.id} reason="{_reason(rule)}"'
+    per = "" if rule.terms.per == "subject" else f" per={rule.terms.per}"
+    yield f"#: part_of={rule.id}" if rule.part else f'#: id={rule.id}{per} reason="{_reason(rule)}"'
     said = {"sub": rule.subject, "obj": rule.object, "act": "|".join(_actions(rule)), "eft": "allow"}
+    said |= _asked(rule.terms)
     yield "p, " + ", ".join(_field(said.get(column, NONE)) for column in present.columns[rule.kind])
 
 
+def _csv_denies(denies: Sequence[Rule], present: Present) -> Iterator[str]:
+    before = ""
+    for rule in denies:
+        notes = f' reason="{_quoted(rule.reason)}"' if rule.reason else ""
+        yield f"#: part_of={rule.id}" if rule.id == before else f"#: id={rule.id}{notes}"
+        before = rule.id
+        said = {"sub": rule.subject, "obj": rule.object, "act": "|".join(_actions(rule)), "eft": "deny"}
+        said |= _asked(Terms(rule.when, rule.expires_at))
+        yield "p, " + ", ".join(_field(said.get(column, NONE)) for column in present.columns[rule.kind])
+
+
+def _asked(terms: Terms) -> dict[str, str]:
+    """The terms by the columns of a row."""
+    said = {"when": terms.when} if terms.when else {}
+    if terms.limit is not None:
+        said["max_calls_per_hour"] = str(terms.limit)
+    if terms.expires_at is not None:
+        said["expires_at"] = moment(terms.expires_at)
+    return said
+
+
+def _yaml_rule(rule: Suggested) -> Iterator[str]:
+    yield f"  - id: {scalar(rule.id)}"
+    yield from _yaml_said(rule.kind, rule.subject, rule.object, _actions(rule), rule.terms)
+    yield f"    reason: {scalar(_reason(rule))}"
+
+
+def _yaml_part(rule: Suggested) -> Iterator[str]:
+    yield f"  - part_of: {scalar(rule.id)}"
+    yield f"    subject: {scalar(rule.subject)}"
+    yield f"    object: {scalar(rule.object)}"
+
+
+def _yaml_denies(denies: Sequence[Rule]) -> Iterator[str]:
+    before = ""
+    for rule in denies:
+        if rule.id == before:
+            yield from (f"  - part_of: {scalar(rule.id)}", f"    subject: {scalar(rule.subject)}")
+            yield f"    object: {scalar(rule.object)}"
+            continue
+        before = rule.id
+        yield f"  - id: {scalar(rule.id)}"
+        yield from _yaml_said(rule.kind, rule.subject, rule.object, _actions(rule), Terms(rule.when, rule.expires_at))
+        yield "    effect: deny"
+        if rule.reason:
+            yield f"    reason: {scalar(rule.reason)}"
+
+
+def _yaml_said(kind: PermissionKind, subject: str, obj: str, actions: Sequence[str], terms: Terms) -> Iterator[str]:
+    yield f"    kind: {kind.value}"
+    yield f"    subject: {scalar(subject)}"
+    yield f"    object: {scalar(obj)}"
+    yield f"    actions: [{', '.join(scalar(action) for action in actions)}]"
+    if terms.per != "subject":
+        yield f"    per: {terms.per}"
+    for name, text in _asked(terms).items():
+        yield f"    {name}: {text if name == 'max_calls_per_hour' else scalar(text)}"
+
+
+def _groups(suggestion: Suggestion, row: Literal["g", "g2"]) -> dict[str, tuple[str, ...]]:
+    """Roles or sets with their members, those that are carried over first."""
+    said = suggestion.roles if row == "g" else suggestion.sets
+    found: dict[str, dict[str, None]] = {}
+    for member, container in suggestion.carried.roles if row == "g" else suggestion.carried.sets:
+        found.setdefault(container, {})[member] = None
+    for name, members in said.items():
+        if name not in found:  # else it is there as the present policy writes it
+            found[name] = dict.fromkeys(members)
+    return {name: tuple(members) for name, members in found.items()}
+
+
 def _csv_links(suggestion: Suggestion) -> Iterator[str]:
-    for row, groups in (("g", suggestion.roles), ("g2", suggestion.sets)):
+    for row, groups in (("g", _groups(suggestion, "g")), ("g2", _groups(suggestion, "g2"))):
         for name, members in groups.items():
             yield ""
             if name in suggestion.reused:
@@ -161,17 +251,19 @@ def _reason(rule: Suggested) -> str:
 
 
 def _comments(rule: Suggested, present: Present) -> Iterator[str]:
-    """What else a reviewer wants to see above a rule."""
+    """What else a reviewer wants to see above a rule. Without the source of the present policy, terms are dropped."""
     if "*" in rule.object:
         yield f"fits {_some([name for name in rule.objects if name not in rule.widened])}"
     if rule.widened:
         yield f"WIDENED: also fits {_some(rule.widened)}, which not all of its subjects used so"
-    for known in rule.rests_on:
-        if known in present.terms:
-            yield f"rested on {_plain(known)}, whose terms are not carried over: {_plain(present.terms[known])}"
+    rested = [known for known in rule.rests_on if known in present.terms]
+    if rule.terms != PLAIN:
+        yield f"as {_some(rested)} asks" if rested else "as the present policy asks"
+    for known in () if present.source else rested:
+        yield f"rested on {_plain(known)}, whose terms are not carried over: {_plain(present.terms[known])}"
 
 
-def _actions(rule: Suggested) -> tuple[str, ...]:
+def _actions(rule: Suggested | Rule) -> tuple[str, ...]:
     """Exactly as recorded. `use` only where all that it stands for was recorded: else it would say more."""
     if set(rule.actions) == set(grammar.USED):
         return (grammar.USE,)
@@ -193,6 +285,11 @@ def _rule_data(rule: Suggested, present: Present) -> dict[str, Any]:
         "first_seen": rule.first,
         "last_seen": rule.last,
         "decisions": list(rule.decisions),
+        "part": rule.part,
+        "when": rule.terms.when,
+        "max_calls_per_hour": rule.terms.limit,
+        "per": rule.terms.per,
+        "expires_at": None if rule.terms.expires_at is None else moment(rule.terms.expires_at),
         "rests_on": [{"id": known, "terms": present.terms.get(known, "")} for known in rule.rests_on],
     }
 
@@ -213,7 +310,12 @@ def _plain(text: str) -> str:
 
 def _field(text: str) -> str:
     """One field of a row, quoted where it must be."""
-    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
+    return f'"{_quoted(text)}"' if "," in text or '"' in text else text
+
+
+def _quoted(text: str) -> str:
+    """A text as it stands between the quotes of a field or a note."""
+    return text.replace('"', '""')
 
 
 def scalar(text: str) -> str:

@@ -8,8 +8,9 @@ fits nothing else that is known, and only then a new role or set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sidecar.policy import grammar
 from sidecar.policy.grammar import Wrong
@@ -17,6 +18,7 @@ from sidecar.vocabulary import PermissionKind
 from sidecar.workbench.suggest.cover import cover
 from sidecar.workbench.suggest.grid import Box, Grid, Group, bits
 from sidecar.workbench.suggest.known import Known
+from sidecar.workbench.suggest.terms import PLAIN, Backed, Terms
 
 MIN_FOR_PATTERN = 3  # a pattern also fits what nobody knows yet: two names are no reason for one
 MAX_WIDE = 4000  # patterns that are looked at for `widen`
@@ -27,7 +29,8 @@ Names = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Draft:
     """One rule to be. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are those that
-    are known and that it means. `widened` are those of them that were not used in all these ways by all of these."""
+    are known and that it means. `widened` are those of them that were not used in all these ways by all of these.
+    `whole` is the first draft of a rule of which this one is a further part, as a limit counts a whole rule."""
 
     kind: PermissionKind
     subjects: Names
@@ -35,6 +38,8 @@ class Draft:
     actions: tuple[str, ...]
     object: str = ""
     widened: tuple[str, ...] = ()
+    terms: Terms = PLAIN
+    whole: Draft | None = None
 
 
 @dataclass(slots=True)
@@ -50,9 +55,9 @@ class Shaper:
     more_roles: set[Names] = field(default_factory=set)
     more_sets: set[Names] = field(default_factory=set)
 
-    def rules(self, kind: PermissionKind, grid: Grid) -> tuple[list[Draft], int]:
-        """The fewest rules for a grid, and how few there must be at the least."""
-        wide = self._wide_boxes(grid) if self.widen and self.patterns else {}
+    def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[Draft], int]:
+        """The fewest rules for a grid of uses with the same terms, and how few there must be at the least."""
+        wide = self._wide_boxes(grid, backed) if self.widen and self.patterns else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
         rows = _Rows(grid, boxes)
@@ -63,12 +68,14 @@ class Shaper:
                 rows.replace(at, must)
                 continue
             pattern = wide.get(boxes[at], "")
-            draft, box = self._rule(kind, grid, must, boxes[at], pattern)
+            draft, box = self._rule(kind, grid, must, boxes[at], pattern, backed)
             rows.replace(at, box)
             drafts.append(draft)
         return drafts, found.at_least
 
-    def _rule(self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str) -> tuple[Draft, Box]:
+    def _rule(
+        self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str, backed: Backed
+    ) -> tuple[Draft, Box]:
         """One rule that holds all of `must`, and the box that it covers."""
         actions = tuple(sorted(grid.names(grid.actions, must.actions)))
         may = box.subjects if pattern else grid.subjects_with(must.objects, must.actions)
@@ -80,7 +87,8 @@ class Shaper:
         if pattern:
             obj, objects = pattern, frozenset(self.known.fitting(pattern))
         else:
-            obj, objects = self._object(kind, grid.names(grid.objects, must.objects), used)
+            held = partial(backed.holds, subjects=subjects, actions=actions)
+            obj, objects = self._object(kind, grid.names(grid.objects, must.objects), used, held)
         draft = Draft(kind, subjects, objects, actions, obj, tuple(sorted(objects - used)))
         return draft, Box(
             _mask(grid.subjects, grid.subject_at, subjects, whole=True),
@@ -88,8 +96,8 @@ class Shaper:
             must.actions,
         )
 
-    def _object(self, kind: PermissionKind, must: Names, may: Names) -> tuple[str, Names]:
-        """An exact name, or a pattern, with what it means; else "" and the objects of a set."""
+    def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
+        """An exact name, or a pattern that is `held`, with what it means; else "" and the objects of a set."""
         if len(must) == 1:
             return next(iter(must)), must
         there = _between(must, may, self.sets)
@@ -98,13 +106,14 @@ class Shaper:
         for names in (must, may) if self.patterns else ():
             pattern = pattern_of(names, kind, self.known.listed)
             fitting = frozenset(self.known.fitting(pattern)) if pattern else frozenset()
-            if must <= fitting and len(fitting & may) >= MIN_FOR_PATTERN and len(fitting - may) <= self.widen:
+            enough = must <= fitting and len(fitting & may) >= MIN_FOR_PATTERN
+            if enough and len(fitting - may) <= self.widen and held(pattern):
                 return pattern, fitting
         objects = _between(must, may, self.more_sets) or must
         self.more_sets.add(objects)
         return "", objects
 
-    def _wide_boxes(self, grid: Grid) -> dict[Box, str]:
+    def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
         """Boxes of patterns that fit up to `widen` known objects too many, for as many subjects as can share one."""
         found: dict[Box, str] = {}
         lists = _lists(grid)
@@ -114,7 +123,8 @@ class Shaper:
             mask = _mask(grid.objects, grid.object_at, fitting, whole=True)
             for actions, rows in zip(lists, tables, strict=True):
                 subjects = self._sharing(grid, rows, mask, fitting)
-                if subjects:
+                held = partial(backed.holds, pattern, grid.names(grid.subjects, subjects))
+                if subjects and held(grid.names(grid.actions, actions)):
                     found.setdefault(Box(subjects, mask, actions), pattern)
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.vocabulary import ANONYMOUS, PermissionKind
 from sidecar.workbench.suggest.evidence import KINDS, MAX_CITED, Evidence, Trace, Triple
@@ -12,12 +12,14 @@ from sidecar.workbench.suggest.known import Known
 from sidecar.workbench.suggest.naming import role_name, rule_id, set_name
 from sidecar.workbench.suggest.present import Present
 from sidecar.workbench.suggest.shape import Draft, Names, Shaper
+from sidecar.workbench.suggest.terms import NOTHING_CARRIED, PLAIN, Backed, Backing, Carried, Terms, carried, grouped
 
 
 @dataclass(frozen=True, slots=True)
 class Suggested:
     """One rule, and what it stands on: `uses` of `triples` distinct triples, up to three decisions. `rests_on` are the
-    rules that those decisions rested on. `widened` are known objects that it allows beyond what was used."""
+    rules that those decisions rested on. `widened` are known objects that it allows beyond what was used. A rule with a
+    limit may have several rows: `part` is true for those after the first, which bear its id."""
 
     id: str
     kind: PermissionKind
@@ -33,11 +35,14 @@ class Suggested:
     last: str
     decisions: tuple[str, ...]
     rests_on: tuple[str, ...]
+    terms: Terms = PLAIN
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Rules, and what is in the roles and sets that they name; `reused` are those that the present policy has.
+    """Rules, and what is in the roles and sets that they name; `reused` are those that the present policy has, and
+    `carried` what goes over from it as it is.
 
     No cover with fewer than `at_least` rules exists: with as many, the fewest are proved.
     """
@@ -47,20 +52,60 @@ class Suggestion:
     sets: Mapping[str, tuple[str, ...]]
     reused: frozenset[str]
     at_least: int
+    carried: Carried = NOTHING_CARRIED
+
+    def bare(self) -> Suggestion:
+        """The same rules without their terms and what is carried over: what they mean of known names."""
+        rules = tuple(replace(rule, terms=PLAIN) for rule in self.rules)
+        return replace(self, rules=rules, carried=NOTHING_CARRIED)
 
 
 def suggest(evidence: Evidence, known: Known, present: Present, *, patterns: bool = True, widen: int = 0) -> Suggestion:
-    """The suggestion for what was read. With `widen`, a pattern may fit so many known objects that were not used."""
+    """The suggestion for what was read. With `widen`, a pattern may fit so many known objects that were not used.
+
+    Without the source of the present policy, it is what was used and no terms: also more than that policy allows.
+    """
+    source = present.source
+    groups = grouped(evidence, Backing(source) if source else None)
     shaper = Shaper(known, frozenset(present.roles), frozenset(present.sets), patterns, widen)
     drafts: list[Draft] = []
     at_least = 0
     for kind in KINDS:
-        triples = [triple for triple in evidence.traces if triple.kind is kind]
-        for part in _parts(triples, widen):
-            found, fewest = shaper.rules(kind, Grid.of(part))
-            drafts += found
+        for said, backed in sorted(groups.get(kind, {}).items(), key=lambda item: repr(item[0])):
+            found, fewest = _group(shaper, kind, backed, widen)
+            drafts += _under(said, found)
             at_least += fewest
-    return _named(drafts, shaper, evidence, present, at_least)
+    whole = carried(source, {draft.terms.when for draft in drafts}) if source else NOTHING_CARRIED
+    return _named(drafts, shaper, evidence, present, at_least, whole)
+
+
+def _group(shaper: Shaper, kind: PermissionKind, backed: Backed, widen: int) -> tuple[list[Draft], int]:
+    drafts: list[Draft] = []
+    at_least = 0
+    for part in _parts(backed.triples, widen):
+        found, fewest = shaper.rules(kind, Grid.of(part), backed)
+        drafts += found
+        at_least += fewest
+    return drafts, at_least
+
+
+def _under(terms: Terms, drafts: list[Draft]) -> list[Draft]:
+    """The drafts with their terms. What one limit counts is one rule, and all its parts are for the same actions."""
+    if terms.limit is None or len(drafts) < 2:
+        return [replace(draft, terms=terms) for draft in drafts]
+    actions = tuple(sorted({action for draft in drafts for action in draft.actions}))
+    alike = [_for_actions(replace(draft, terms=terms), actions) for draft in sorted(drafts, key=_order)]
+    return [alike[0], *(replace(draft, whole=alike[0]) for draft in alike[1:])]
+
+
+def _for_actions(draft: Draft, actions: tuple[str, ...]) -> Draft:
+    if draft.actions == actions:
+        return draft
+    return replace(draft, actions=actions, widened=tuple(sorted(draft.objects)))
+
+
+def _order(draft: Draft) -> tuple[int, list[str], list[str]]:
+    return KINDS.index(draft.kind), sorted(draft.subjects), sorted(draft.objects)
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
@@ -71,9 +116,11 @@ def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
     return [part for part in parts if part]
 
 
-def _named(drafts: list[Draft], shaper: Shaper, evidence: Evidence, present: Present, at_least: int) -> Suggestion:
+def _named(
+    drafts: list[Draft], shaper: Shaper, evidence: Evidence, present: Present, at_least: int, whole: Carried
+) -> Suggestion:
     taken = set(present.taken)
-    ordered = sorted(drafts, key=lambda draft: (KINDS.index(draft.kind), sorted(draft.subjects), sorted(draft.objects)))
+    ordered = sorted(drafts, key=_order)
     roles: dict[Names, str] = {}
     sets: dict[Names, str] = {}
     for draft in ordered:
@@ -84,18 +131,26 @@ def _named(drafts: list[Draft], shaper: Shaper, evidence: Evidence, present: Pre
             owner = roles.get(draft.subjects) or min(draft.subjects)
             sets[draft.objects] = present.sets.get(draft.objects) or set_name(draft.objects, owner, taken)
     by_subject = _by_subject(evidence)
-    rules = []
-    for draft in ordered:
+    rules: dict[Draft, list[Suggested]] = {}
+    for draft in sorted(ordered, key=lambda draft: draft.whole is not None):
         subject = roles.get(draft.subjects) or min(draft.subjects)
         obj = draft.object or sets[draft.objects]
-        rules.append(_rule(draft, rule_id(draft, subject, obj, taken), subject, obj, by_subject))
+        parts = rules.setdefault(draft.whole or draft, [])
+        name = parts[0].id if parts else rule_id(draft, subject, obj, taken)
+        parts.append(_rule(draft, name, subject, obj, by_subject))
+    found = sorted(rules.values(), key=lambda parts: (KINDS.index(parts[0].kind), *_said(parts[0])))
     return Suggestion(
-        rules=tuple(sorted(rules, key=lambda rule: (KINDS.index(rule.kind), rule.subject, rule.object, rule.actions))),
+        rules=tuple(rule for parts in found for rule in parts),
         roles={name: tuple(sorted(group)) for group, name in sorted(roles.items(), key=lambda item: item[1])},
         sets={name: tuple(sorted(group)) for group, name in sorted(sets.items(), key=lambda item: item[1])},
         reused=frozenset({*roles.values(), *sets.values()} & present.taken),
         at_least=at_least,
+        carried=whole,
     )
+
+
+def _said(rule: Suggested) -> tuple[str, str, tuple[str, ...]]:
+    return rule.subject, rule.object, rule.actions
 
 
 _BySubject = Mapping[tuple[PermissionKind, str], list[tuple[Triple, Trace]]]
@@ -130,6 +185,8 @@ def _rule(draft: Draft, id_: str, subject: str, obj: str, by_subject: _BySubject
         last=max(trace.last for trace in traces),
         decisions=_cited(traces),
         rests_on=tuple(sorted({rule for trace in traces for rule in trace.rules})),
+        terms=draft.terms,
+        part=draft.whole is not None,
     )
 
 

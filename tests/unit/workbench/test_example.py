@@ -25,7 +25,8 @@ from sidecar.policy.patterns import glob
 from sidecar.policy.scopes import scopes_of
 from sidecar.settings import Settings, load_settings
 from sidecar.vocabulary import Chain, PermissionKind, Principal, Question, Rule
-from sidecar.workbench.places import configured
+from sidecar.workbench.places import configured, in_folder
+from sidecar.workbench.records import question_of
 from tests.flow.acme_traffic import TRAFFIC, traffic, write_traffic
 
 ROOT = Path(__file__).parents[3]
@@ -291,7 +292,7 @@ def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothin
     log, catalogue = tmp_path / "audit.jsonl", str(ACME / "catalogue.yaml")
     write_traffic(ACME, log)
     suggested = tmp_path / "suggested" / "policies"
-    options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "-o", str(suggested)]
+    options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "--drop-terms", "-o", str(suggested)]
     assert CliRunner().invoke(policy_suggest, [str(log), *options]).exit_code == 0
     needs = tmp_path / "needs" / "policies"
     needs.mkdir(parents=True)
@@ -312,6 +313,29 @@ def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothin
         policy_diff, [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
     )
     assert [region["change"] for region in orjson.loads(told.stdout)["regions"]] == ["wider"]
+
+
+def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_not(tmp_path: Path) -> None:
+    log, catalogue = tmp_path / "audit.jsonl", str(ACME / "catalogue.yaml")
+    write_traffic(ACME, log)
+    suggested = tmp_path / "suggested" / "policies"
+    options = ["-c", str(ACME / "sidecar.yaml"), "--catalogue", catalogue, "-o", str(suggested)]
+    told = CliRunner().invoke(policy_suggest, [str(log), *options])
+    assert told.exit_code == 0, told.stderr
+    told = CliRunner().invoke(policy_diff, [str(ACME), str(suggested.parent), "--catalogue", catalogue, "--json"])
+    found = orjson.loads(told.stdout)
+    assert [region["text"] for region in found["regions"] if region["change"] != "narrower"] == []
+    assert found["notes"] == []
+    before, after = (Engine(in_folder(folder).load()) for folder in (ACME, suggested))
+    for record in map(orjson.loads, log.read_bytes().splitlines()):
+        if record["event"] == "decision":
+            chain = _chain(*record["chain"])
+            question = question_of(record["object"], record["action"])
+            old, new = (one.decide(chain, question, 0.0) for one in (before, after))
+            limits = [[(each.counted_for, each.per_hour) for each in decision.limits] for decision in (old, new)]
+            assert not new.allowed or set(limits[0]) <= set(limits[1])
+    tested = CliRunner().invoke(policy_test, ["-c", str(suggested.parent / "sidecar.yaml")])
+    assert (tested.exit_code, " 0 failed" in tested.stdout) == (0, True), tested.output
 
 
 def needed(log: Path) -> dict[str, set[str]]:

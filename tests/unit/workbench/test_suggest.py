@@ -16,10 +16,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit
+from sidecar.cli.policy.diff import diff as policy_diff
 from sidecar.cli.policy.suggest import suggest
 from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import Refusal, SettingsError
-from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Question
+from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Principal, Question
 from sidecar.workbench.catalogue import read_catalogue
 from sidecar.workbench.suggest import Evidence, Known, Wanted
 from sidecar.workbench.suggest import evidence as reading
@@ -60,15 +61,23 @@ class World:
         self.audit: Audit = open_audit(self.log, clock=self.clock)
         self.asked: list[tuple[tuple[str, ...], str, str]] = []
 
-    def call(self, who: str, obj: str, action: str = "tools/call", *, args: Mapping[str, Any] | None = None) -> bool:
+    def call(
+        self,
+        who: str,
+        obj: str,
+        action: str = "tools/call",
+        *,
+        args: Mapping[str, Any] | None = None,
+        by: tuple[Principal, ...] = (),
+    ) -> bool:
         """One call, recorded as the pipeline does it."""
         names = who.split(" ")
         server, _, name = obj.partition(":")[2].partition("/")
         session = action == "initialize"
         question = Question(obj, action, server, name, args or {})
-        decision = (self.engine.enter if session else self.engine.decide)(chain(*names), question, self.clock.now)
+        decision = (self.engine.enter if session else self.engine.decide)(by or chain(*names), question, self.clock.now)
         record = self.audit.recording(protocol="mcp", peer="local")
-        record.caller = Caller(chain(*names), (Credential("local"),))
+        record.caller = Caller(by or chain(*names), (Credential("local"),))
         record.call = Call("mcp", "2026-07-28", server, action, (question,), session=session)
         record.decision = decision
         self.clock.now += 60
@@ -129,15 +138,17 @@ def test_the_suggested_folder_answers_every_recorded_call_as_the_recorded_policy
     suggested = engine(out, {})
     for names, obj, action in world.asked:
         server, _, name = obj.partition(":")[2].partition("/")
-        assert suggested.decide(chain(*names), Question(obj, action, server, name), world.clock.now).allowed
+        assert suggested.decide(chain(*names), Question(obj, action, server, name, ACME), world.clock.now).allowed
     refused = [
         ("nhi:pay-ledger", "tool:bank/post_refund"),
         ("nhi:pay-ledger", "tool:bank/delete_all"),
         ("user:eve", "tool:github/get_file"),
         ("user:ann", "tool:github/search_code"),
+        ("nhi:researcher", "tool:github/search_code"),
     ]
     for who, obj in refused:
-        assert not suggested.decide(chain(who), Question(obj, "tools/call", obj[5:].split("/")[0]), 0.0).allowed
+        asked = Question(obj, "tools/call", obj[5:].split("/")[0], "", {"repo": "evil/x"})
+        assert not suggested.decide(chain(who), asked, 0.0).allowed
 
 
 def test_the_suggested_tests_pass_exercise_every_rule_and_fail_where_a_rule_is_gone(world: World) -> None:
@@ -173,10 +184,15 @@ def test_yaml_says_what_csv_says(world: World) -> None:
     a_day_at_work(world)
     data = json.loads(world.suggest("--json").stdout)
     said = yaml.safe_load(world.suggest("--format", "yaml").stdout)
-    fields = ("id", "kind", "subject", "object", "actions")
-    assert [tuple(rule[name] for name in fields) for rule in said["rules"]] == [
-        tuple(rule[name] for name in fields) for rule in data["rules"]
+    fields = ("id", "kind", "subject", "object", "actions", "when", "max_calls_per_hour", "expires_at")
+    blank = {"when": "", "max_calls_per_hour": None, "expires_at": None}
+    allowed = [blank | rule for rule in said["rules"] if rule.get("effect") != "deny" and "id" in rule]
+    assert [tuple(rule[name] for name in fields) for rule in allowed] == [
+        tuple(rule[name] for name in fields) for rule in data["rules"] if not rule["part"]
     ]
+    parts = [(rule["part_of"], rule["object"]) for rule in said["rules"] if "part_of" in rule]
+    assert parts == [(rule["id"], rule["object"]) for rule in data["rules"] if rule["part"]] != []
+    assert [rule["id"] for rule in said["rules"] if rule.get("effect") == "deny"] == data["carried"] == ["no-deletes"]
     assert (said["version"], said["roles"], said["sets"]) == (1, data["roles"], data["sets"])
 
 
@@ -223,6 +239,143 @@ def test_a_present_policy_that_does_not_load_ends_with_3(world: World) -> None:
     write(world.folder / "policies", {"user_to_nhi.csv": "p, user:ann\n"})
     result = world.suggest()
     assert (result.exit_code, "user_to_nhi.csv:1:1: error[P102]" in result.stderr) == (3, True)
+
+
+# --- terms ------------------------------------------------------------------------------------------------------------
+
+TOOLS = "agent_to_tool"
+
+
+def rows_of(world: World, *more: str) -> list[str]:
+    """The rows of a suggestion, of all files."""
+    at_once(world.audit.close())
+    told = world.suggest(*more)
+    assert told.exit_code == 0, told.stderr
+    return [line for line in told.stdout.splitlines() if line.startswith("p, ")]
+
+
+def wider(world: World) -> list[str]:
+    """What a suggestion would allow that the present policy does not."""
+    out = world.folder / "out" / "policies"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    told = CliRunner().invoke(policy_diff, [str(world.folder), str(out.parent), "--json"])
+    found = json.loads(told.stdout)
+    regions = [str(region) for region in found["regions"] if region["change"] != "narrower"]
+    return [*regions, *found["notes"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "calls", "suggested"),
+    [
+        pytest.param(
+            "p, nhi:a, tool:s/*, use, -, -, args.repo == 'acme/site', allow",
+            ["get_a", "get_b"],
+            ["p, nhi:a, set:s-get, tools/call, -, -, args.repo == 'acme/site', allow"],
+            id="condition",
+        ),
+        pytest.param(
+            "#: id=q per=rule\n"
+            "p, nhi:*, tool:s/*, use, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow",
+            ["get_a"],
+            ["p, nhi:a, tool:s/get_a, tools/call, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow"],
+            id="all-at-once",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_*, use, -, -, -, allow\n"
+            "p, nhi:a, tool:s/*, use, 2030-01-01T00:00:00Z, -, true, allow",
+            ["get_a"],
+            ["p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow"],
+            id="a-row-without-terms-is-enough",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/*, use, -, -, -, allow\np, nhi:a, tool:s/get_a, use, -, 9, args.x == 1, allow",
+            ["get_a"],
+            [
+                "p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow",
+                "p, nhi:a, tool:s/get_a, tools/call, -, 9, args.x == 1, allow",
+            ],
+            id="a-limit-counts-beside-a-row-without-one",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_a, use, -, -, -, allow\np, nhi:a, tool:s/get_b, use, -, -, -, allow\n"
+            "p, nhi:a, tool:s/get_c, use, -, -, -, allow",
+            ["get_a", "get_b", "get_c"],
+            ["p, nhi:a, set:s-get, tools/call, -, -, -, allow"],
+            id="no-pattern-beyond-exact-rows",
+        ),
+        pytest.param(
+            "p, nhi:a, tool:s/get_*, use, -, -, -, allow",
+            ["get_a", "get_b", "get_c"],
+            ["p, nhi:a, tool:s/get_*, tools/call, -, -, -, allow"],
+            id="a-pattern-within-a-pattern",
+        ),
+    ],
+)
+def test_terms_of_the_rows_that_allowed_a_call_are_kept(
+    tmp_path: Path, rows: str, calls: list[str], suggested: list[str]
+) -> None:
+    world = World(tmp_path, {TOOLS: rows + "\n"})
+    for tool in calls:
+        assert world.call("nhi:a", f"tool:s/{tool}", args=ACME)
+    assert rows_of(world, "--no-patterns" if "set:" in suggested[0] and len(calls) < 3 else "--patterns") == suggested
+    assert wider(world) == []
+
+
+def test_with_drop_terms_a_suggestion_says_whose_terms_it_leaves_out(world: World) -> None:
+    a_day_at_work(world)
+    told = world.suggest("--drop-terms").stdout
+    assert "# rested on researcher-reads, whose terms are not carried over: when args.repo.startsWith('acme/')" in told
+    assert "p, nhi:researcher, set:github-tools, tools/call, -, -, -, allow" in told
+    assert "no-deletes" not in told
+
+
+def test_a_day_at_work_is_suggested_without_widening(world: World) -> None:
+    a_day_at_work(world)
+    assert wider(world) == []
+
+
+def test_what_the_present_policy_no_longer_allows_is_not_taken_but_when_asked_for(world: World) -> None:
+    world.call("nhi:pay-ledger", "tool:bank/get_a")
+    world.call("user:ann", "tool:github/get_file")
+    write(world.folder / "policies", {"agent_to_tool.csv": "p, nhi:pay-*, tool:bank/*, use, -, -, -, allow\n"})
+    kept, deny = rows_of(world)
+    assert kept == "p, nhi:pay-ledger, tool:bank/get_a, tools/call, -, -, -, allow"
+    assert deny == "p, *, tool:*/delete_*, tools/call, -, -, -, deny"
+    assert "1 call that the present policy no longer allows" in world.suggest().stderr
+    assert len(rows_of(world, "--drop-terms")) == 2
+
+
+def test_a_role_that_a_token_granted_stays_a_condition(tmp_path: Path) -> None:
+    world = World(tmp_path, {TOOLS: "p, role:corp/eng, tool:s/*, use, -, -, args.repo == 'acme/site', allow\n"})
+    ann = Principal("user:ann", "", frozenset({"role:corp/eng"}))
+    assert world.call("user:ann", "tool:s/get", args=ACME, by=(ann,))
+    asked = "has_role(principal, 'role:corp/eng') && (args.repo == 'acme/site')"
+    assert rows_of(world) == [f'p, user:ann, tool:s/get, tools/call, -, -, "{asked}", allow']
+    out = tmp_path / "out"
+    assert world.suggest("-o", str(out)).exit_code == 0
+    suggested = engine(out, {})
+    question = Question("tool:s/get", "tools/call", "s", "get", ACME)
+    assert suggested.decide((ann,), question, 0.0).allowed
+    assert not suggested.decide(chain("user:ann"), question, 0.0).allowed
+
+
+def test_roles_that_kept_conditions_and_denies_ask_for_go_along(tmp_path: Path) -> None:
+    rules = {
+        TOOLS: "p, nhi:a, tool:s/*, use, -, -, \"has_role(principal, 'role:day')\", allow\n",
+        "guardrails": "#: id=no\np, role:blocked, set:risky, use, -, -, -, deny\n",
+        "roles": "g, nhi:a, role:in\ng, role:in, role:day\ng, nhi:b, role:blocked\ng2, tool:s/x, set:risky\n",
+    }
+    world = World(tmp_path, rules)
+    assert world.call("nhi:a", "tool:s/x")
+    at_once(world.audit.close())
+    told = world.suggest().stdout.splitlines()
+    assert [line for line in told if line.startswith(("g, ", "g2, "))] == [
+        "g, nhi:b, role:blocked",
+        "g, role:in, role:day",
+        "g, nhi:a, role:in",
+        "g2, tool:s/x, set:risky",
+    ]
+    assert wider(world) == []
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -341,7 +494,7 @@ def test_a_folder_that_cannot_be_written_is_told(world: World) -> None:
 def test_a_left_out_record_makes_the_answer_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(json.dumps(RECORD | change) for change in ({}, {"object": "tool:s/x*"})))
-    result = CliRunner().invoke(suggest, [str(log), "-c", str(REPOSITORY / "nowhere.yaml")])
+    result = CliRunner().invoke(suggest, [str(log), "-c", str(REPOSITORY / "nowhere.yaml"), "--drop-terms"])
     assert (result.exit_code, "1 record left out" in result.stderr) == (1, True)
     assert "p, nhi:a, tool:s/t, tools/call" in result.stdout
 
