@@ -1,7 +1,7 @@
-"""How does somebody get a key, a token or a secret?
+"""`sidecar token`: makes, lists and revokes keys, tokens and secrets.
 
-`sidecar token keygen | mint | api-key | revoke | callback-secret`. API keys are for use, and so are the secrets of
-callbacks' receivers; signing keys and tokens made here are for development: whoever holds the private key is every
+`sidecar token keygen | mint | api-key | list | revoke | callback-secret`. API keys are for use, and so are the secrets
+of callbacks' receivers; signing keys and tokens made here are for development: the holder of the private key can be any
 user.
 """
 
@@ -19,10 +19,12 @@ import click
 
 from sidecar.callbacks.signature import load_or_make_callback_key
 from sidecar.cli.lazy import Group
+from sidecar.cli.tables import aligned
 from sidecar.egress.strict_url import parse_strictly
 from sidecar.identity.api_keys import KeyEntry
-from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key, write_secret
+from sidecar.identity.key_files import add_key, ensure_pepper, keys_in, make_key, remove_key, write_secret
 from sidecar.settings import load_settings
+from sidecar.settings.moments import seconds_of
 from sidecar.signing_keys import ALGORITHMS, SigningKey, claims_for, generate, read_signing_key
 
 KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
@@ -155,6 +157,19 @@ def api_key(
     click.echo(f"{entry.id} of {principal}, until {entry.expires_at or 'revoked'}; shown only now", err=True)
 
 
+@token.command("list")
+@click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
+@_config
+@_json
+def list_(keys_path: Path | None, config: Path, as_json: bool) -> None:
+    """Print the API keys in keys.yaml: their ids and whose they are, never the keys."""
+    keys_path = keys_path or _configured_keys(config)
+    found = [_listed(entry, time.time()) for entry in keys_in(keys_path)]
+    head = ("id", "principal", "state", "expires", "scopes")
+    rows = [head, *(tuple(one[name] or "-" for name in head) for one in found)]
+    _print({"keys": found}, "\n".join(aligned(rows)) if found else f"{keys_path} has no keys", as_json)
+
+
 @token.command()
 @click.argument("key_id")
 @click.option("--keys", "keys_path", type=_FILE, help="keys.yaml; else the configured one.")
@@ -202,6 +217,13 @@ def _configured_keys(config: Path) -> Path:
 
 def _shown(entry: KeyEntry) -> dict[str, Any]:
     return {name: value for name, value in entry.model_dump().items() if name != "hash" and value}
+
+
+def _listed(entry: KeyEntry, now_s: float) -> dict[str, Any]:
+    end = seconds_of(entry.expires_at) if entry.expires_at else None
+    state = "expired" if end is not None and end <= now_s else "valid"
+    known = {"id": entry.id, "principal": entry.principal, "state": state}
+    return {**known, "expires": entry.expires_at, "scopes": " ".join(entry.scopes)}
 
 
 def _print(data: dict[str, Any], text: str, as_json: bool) -> None:

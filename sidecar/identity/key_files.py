@@ -103,6 +103,11 @@ def _text_of(path: Path) -> str:
         raise SettingsError([fault_in(path, f"cannot be read: {error}", code="S315")]) from None
 
 
+def keys_in(path: Path) -> list[KeyEntry]:
+    """The entries of keys.yaml; none where there is no such file. Raises SettingsError."""
+    return _entries(path, _text_of(path))
+
+
 def _entries(path: Path, text: str) -> list[KeyEntry]:
     return read_document(path, text=text).validate(KeyFile).keys
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sidecar.errors import Fault, SettingsError
+from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.documents import Document, read_document
 from sidecar.settings.environment import overlay
 from sidecar.settings.findings import Finding
@@ -54,6 +54,9 @@ def load(
     """As `load_settings`, with the document, for those who say where a value comes from. `all_at_once` (as
     `check_files` where it is not given) looks for files where something else is wrong, too."""
     all_at_once = check_files if all_at_once is None else all_at_once
+    if not path.exists():
+        hint = "write a working folder with `sidecar init`, or name the file with -c"
+        raise SettingsError([fault_in(path, "there is no such file", code="Y001", hint=hint)])
     document, faults = overlay(read_document(path), environ)
     try:
         settings = document.validate(Settings, context={"folder": path.parent})

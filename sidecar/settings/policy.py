@@ -11,11 +11,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.fields import Many, PathField, Section, Word
 from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.moments import Moment
+from sidecar.settings.moments import Moment, rfc3339
 from sidecar.settings.sources import PolicySource
 from sidecar.uris import normal_object
 
-MAX_SHADOW_S = 30 * 86_400
+DAY_S = 86_400
+MAX_SHADOW_S = 30 * DAY_S
 """Shadow mode that nobody ends would be no policy at all (CONTRACT 4)."""
 
 
@@ -68,7 +69,8 @@ class PolicySettings(Section):
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
                 yield Finding("models and rules come from policy.source", "S160", hint, (name,))
         if self.mode == "shadow" and self.shadow_until is None:
-            hint = "write when it ends, at most 30 days ahead: shadow_until: 2027-03-31T00:00:00Z"
+            two_weeks = rfc3339((time() // DAY_S + 14) * DAY_S)
+            hint = f"write when it ends, at most 30 days ahead: shadow_until: {two_weeks}"
             yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
         elif self.mode == "shadow" and self.shadow_until is not None and self.shadow_until > time() + MAX_SHADOW_S:
             yield Finding("shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",))

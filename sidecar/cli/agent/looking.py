@@ -79,7 +79,7 @@ def runs(
         return
     rows = [("run", "agent", "state", "began", "took", "for"), *map(_run, answer["runs"])]
     if len(rows) == 1:
-        click.echo("there is no such run" if answer["next_offset"] is None else "there is none so far")
+        click.echo(_none_of(asked) if answer["next_offset"] is None else "none among the newest runs")
     else:
         click.echo("\n".join(aligned(rows)))
     if answer["next_offset"] is not None:
@@ -95,6 +95,11 @@ def show(run: str, path: Path, as_json: bool) -> None:
     answer = told(path, f"/api/runs/{quote(run, safe='')}", as_json)
     if not as_json:
         click.echo("\n".join(_in_full(answer)))
+
+
+def _none_of(asked: Mapping[str, Any]) -> str:
+    narrowed = any(value for word, value in asked.items() if word != "limit")
+    return "no run is like that" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
 
 
 def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:

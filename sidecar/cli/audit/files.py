@@ -1,8 +1,9 @@
-"""Which files does somebody mean who names a log, a folder or a key?"""
+"""Finds the log, folder or key that a command line names, or the configuration."""
 
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,31 @@ from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.parts import all_given
 from sidecar.audit.render import plain
 from sidecar.errors import ConfigError
+from sidecar.settings import Settings, load_settings
 
 EVIDENCE_BROKEN, CONFIG_INVALID, NO = 5, 3, 1  # CONTRACT 3
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 LOG = click.Path(exists=True, path_type=Path)
+CONFIG = click.option(
+    "-c",
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="sidecar.yaml",
+    show_default=True,
+    help="Names the log where no PATHS do.",
+)
+
+
+def configured(config: Path) -> Settings:
+    """The settings that name the log. Raises UsageError where there is none to read: no PATHS, and no log file."""
+    if not config.exists():
+        raise click.UsageError(f"name the log's folder or files, or its configuration with -c: there is no {config}")
+    settings = load_settings(config, os.environ, check_files=False)
+    if settings.audit.sink != "file":
+        raise click.UsageError(f"name the files: {config} sends the log to {settings.audit.sink}, not to a file")
+    if not settings.audit_path.exists():
+        raise click.UsageError(f"there is no log yet: {settings.audit_path}")
+    return settings
 
 
 def logs(paths: Sequence[Path]) -> tuple[Path, ...]:

@@ -21,7 +21,7 @@ from sidecar.audit.following import follow, lines
 from sidecar.audit.record import EVENTS, as_seed
 from sidecar.audit.render import plain, render_kept, render_record, wants_colour
 from sidecar.audit.statistics import Statistics
-from sidecar.cli.audit.files import FILE, LOG, logs, reading, unreadable
+from sidecar.cli.audit.files import CONFIG, FILE, LOG, configured, logs, reading, unreadable
 from sidecar.cli.moments import Moment
 from sidecar.errors import AuditStatus, Reason
 
@@ -64,7 +64,8 @@ class Filter:
 
 
 @click.command("show")
-@click.argument("paths", nargs=-1, required=True, type=LOG)
+@click.argument("paths", nargs=-1, type=LOG)
+@CONFIG
 @click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
 @click.option("--object", "object_", default="", help="`*` matches any run of characters.")
 @click.option("--upstream", default="", help="Likewise.")
@@ -83,6 +84,7 @@ class Filter:
 @click.option("--seed", is_flag=True, help="As JSON Lines under the names of the seed's AuditLog.")
 def show(
     paths: tuple[Path, ...],
+    config: Path,
     object_: str,
     since: str | None,
     until: str | None,
@@ -94,7 +96,8 @@ def show(
     seed: bool,
     **exact: Any,
 ) -> None:
-    """Print the records of a log's folder or of its files, oldest first. This does not check them: `audit verify` does.
+    """Print the records of a log's folder or of its files, oldest first; by default those of the configured log. This
+    does not check them: `audit verify` does.
 
     With --evidence: the results that were kept of the requests that are wanted, each with whether it is the one that
     the log names (`as_recorded`). With --stats: how many requests ended how, and how long they took.
@@ -104,7 +107,7 @@ def show(
     if seed and (stats or kept):
         raise click.UsageError("--seed is for records: --stats and --evidence have names of their own")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
-    files = logs(paths)
+    files = logs(paths or (configured(config).audit_path,))
     colour = wants_colour(sys.stdout, os.environ)
     with reading():
         if kept:

@@ -21,7 +21,18 @@ from sidecar.audit.render import plain, plain_data
 from sidecar.audit.report import Ending, Report
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit.files import CONFIG_INVALID, EVIDENCE_BROKEN, FILE, LOG, keys, logs, reading, unreadable
+from sidecar.cli.audit.files import (
+    CONFIG,
+    CONFIG_INVALID,
+    EVIDENCE_BROKEN,
+    FILE,
+    LOG,
+    configured,
+    keys,
+    logs,
+    reading,
+    unreadable,
+)
 from sidecar.cli.progress import percent_of
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
@@ -38,7 +49,8 @@ _ENDS: Mapping[Ending, str] = {
 
 
 @click.command("verify")
-@click.argument("paths", nargs=-1, required=True, type=LOG_OR_INPUT)
+@click.argument("paths", nargs=-1, type=LOG_OR_INPUT)
+@CONFIG
 @click.option(
     "--key",
     "key_paths",
@@ -62,6 +74,7 @@ _ENDS: Mapping[Ending, str] = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(
     paths: tuple[Path, ...],
+    config: Path,
     key_paths: tuple[Path, ...],
     part: bool,
     evidence: tuple[Path, ...],
@@ -71,10 +84,16 @@ def verify(
 ) -> None:
     """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first; with
     --evidence also results that are not those that the log names, with --checkpoints whether it is what was published.
-    With - standard input is read, and each chain in it verified by itself, as a part.
+    With - standard input is read, and each chain in it verified by itself, as a part. Without PATHS the configured log
+    is verified, with its configured keys unless --key names others.
 
     Exits 5 when the evidence does not hold, and says what was proved and what was not.
     """
+    if not paths:
+        settings = configured(config)
+        paths = (settings.audit_path,)
+        known = (settings.audit_key_path, *settings.previous_audit_key_paths)
+        key_paths = key_paths or tuple(path for path in known if path.exists())
     ring, public_keys = keys(key_paths), _public_keys(public_key_paths)
 
     def check(files: Sequence[Path]) -> Report:

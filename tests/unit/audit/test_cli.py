@@ -56,6 +56,21 @@ def test_verify_says_what_it_proved_and_what_not(path: Path, key_path: Path) -> 
     assert result.output.endswith("the evidence holds\n")
 
 
+def test_the_configured_log_and_its_keys_are_the_default(
+    path: Path, key_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no sidecar.yaml" in run("verify").output
+    Path("sidecar.yaml").write_text("version: 1\naudit: {path: audit.jsonl, key_path: keys/audit.key}\n")
+    verify, show = run("verify"), run("show", "--status", "rate_limited", "--json")
+    assert verify.exit_code == 0 and "proved      the anchor was made with the key" in verify.output
+    assert orjson.loads(show.output)["reason"] == "rate-limited"
+    Path("sidecar.yaml").write_text("version: 1\n")
+    assert run("show").exit_code == 2 and "there is no log yet" in run("show").output
+    Path("sidecar.yaml").write_text("version: 1\naudit: {sink: stdout}\n")
+    assert run("verify").exit_code == 2 and "to stdout, not to a file" in run("verify").output
+
+
 def test_verify_exits_5_when_the_evidence_does_not_hold(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"bytes_in", b"bytes_On", 1))
     result = run("verify", path)

@@ -340,7 +340,11 @@ def test_the_configured_files_are_the_default(folder: Path) -> None:
     made = data_of(run(folder, "api-key", "--principal", "nhi:planner", "--json"))
     assert made["principal"] == "nhi:planner" and "hash" not in made
     assert (folder / "data" / "keys" / "api-keys.pepper").exists()
+    (listed,) = data_of(run(folder, "list", "--json"))["keys"]
+    assert listed.items() >= {"id": made["id"], "principal": "nhi:planner", "state": "valid", "scopes": ""}.items()
+    assert run(folder, "list").stdout.splitlines()[1].split()[:3] == [made["id"], "nhi:planner", "valid"]
     assert data_of(run(folder, "revoke", made["id"], "--json")) == {"revoked": made["id"]}
+    assert "has no keys" in run(folder, "list").stdout
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_shadow_mode_has_an_end_which_may_be_over(seconds: float, tmp_path: Path
 
 
 FAULTS = {
-    "mode: shadow": ("2:16", "S140", "shadow_until: 2027-03-31T00:00:00Z"),
+    "mode: shadow": ("2:16", "S140", "at most 30 days ahead: shadow_until: "),
     f"mode: shadow, shadow_until: {rfc3339(time.time() + MAX_SHADOW_S + 86_400)}": ("2:38", "S141", "30 days at most"),
     "mode: shadow, shadow_until: 2027-01-01": ("2:38", "Y103", "no RFC 3339 time with a zone"),
     "mode: shadow, shadow_until: 2027-01-01T00:00:00": ("2:38", "Y103", "no RFC 3339 time with a zone"),
@@ -49,6 +49,18 @@ def test_what_has_no_valid_end_does_not_begin(section: str, expected: tuple[str,
     where, code, what = expected
     told = str(raised.value)
     assert f"sidecar.yaml:{where}: error[{code}]" in told and what in told
+
+
+def test_the_end_that_a_hint_proposes_may_be_written(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as raised:
+        policy(tmp_path, "mode: shadow")
+    proposed = str(raised.value).partition("shadow_until: ")[2].split()[0]
+    assert time.time() < policy(tmp_path, f"mode: shadow, shadow_until: {proposed}").shadow_until
+
+
+def test_of_a_file_that_is_not_there_it_is_said_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"there is no such file\n.*sidecar init.*-c"):
+        load_settings(tmp_path / "sidecar.yaml", {})
 
 
 BEYOND = ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00")  # of no year in UTC
