@@ -43,6 +43,7 @@ class Inspection:
                 args_hash=self.asked.args_hash,
                 redacted=self.replaced > 0,
                 data=_normal(self.result),
+                said=_of_evidence(self.result.get("_meta")),
             )
 
 
@@ -141,6 +142,11 @@ _OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
 def _normal(result: dict[str, Any]) -> dict[str, Any]:
     """A result as all eras have it: what the tool said, without what the protocol says beside it."""
     return {name: value for name, value in result.items() if name not in _OF_THE_ERA}
+
+
+def _of_evidence(meta: object) -> object:
+    """What a tool says of its result as evidence."""
+    return meta.get("evidence") if isinstance(meta, dict) else None
 
 
 def _size(raw: bytes | str) -> int:

@@ -185,6 +185,7 @@ class Status:
         own = f"tool:{name}/"
         return {
             **service.account.plain(),
+            "transport_type": _transport_of(service),
             "enabled": object_of(name) not in off,
             "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
             **service.catalogue.summary(),
@@ -240,3 +241,11 @@ class Status:
     def switched_off(self) -> Sequence[Entry]:
         """Every tool and server that is switched off now."""
         return self.pipeline.switch.switched_off.in_force(self.pipeline.clock())
+
+
+def _transport_of(service: Service) -> str:
+    """How a server is reached, in the seed's words; `http` is Streamable HTTP, or what is found out to be spoken."""
+    mcp = service.definition.mcp
+    if mcp is None or mcp.command is not None:
+        return "stdio"
+    return "sse" if mcp.transport == "sse" else "http"

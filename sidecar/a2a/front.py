@@ -42,6 +42,8 @@ from sidecar.upstreams.agents import Agent, Heard, Outgoing
 from sidecar.vocabulary import Call, Caller, Decision, Question
 from sidecar.whole import Whole
 
+_OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents/{id}/v1
+
 
 @dataclass(slots=True)
 class AgentFront:
@@ -67,7 +69,7 @@ class AgentFront:
         if called is not None:
             await turn.came(called.body)
             return _understood(turn, read_call(route.server, called, extensions_of(turn.headers)))
-        if route.rest in ("", "/"):
+        if route.rest in _OF_RPC:
             return await self._rpc(turn, route)
         return await self._http(turn, route)
 
@@ -362,7 +364,7 @@ async def _begun(
 
 
 def _dialect_at(route: Route, said: Version | None) -> Dialect:
-    if route.rest in ("", "/"):
+    if route.rest in _OF_RPC:
         return RpcDialect(said or "0.3")
     return HttpDialect("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
 

@@ -55,8 +55,10 @@ def evidence_record(
     args_hash: str | None,
     redacted: bool,
     data: Mapping[str, Any],
+    said: object = None,
 ) -> dict[str, Any]:
-    """The seed's Evidence, but for `id`, `timestamp` and `salt`. Of the arguments there is the keyed digest alone."""
+    """The seed's Evidence, but for `id`, `timestamp` and `salt`. Of the arguments there is the keyed digest alone;
+    `said` is what the tool says of its result as evidence."""
     return {
         "v": VERSION,
         "source_type": "mcp",
@@ -65,7 +67,21 @@ def evidence_record(
         "mcp_invocation_id": invocation,
         "run_id": run_id,
         "metadata": {"redacted": redacted, "cache_key": f"{server}:{tool}:{args_hash}"},
+        **_kept_of(said),
         "data": data,
+    }
+
+
+def _kept_of(said: object) -> dict[str, Any]:
+    """The seed's words for it, as far as they are there and of their type."""
+    given: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    tags, confidence = given.get("tags"), given.get("confidence")
+    is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
+    return {
+        "type": given["type"] if isinstance(given.get("type"), str) else None,
+        "description": given["description"] if isinstance(given.get("description"), str) else None,
+        "confidence": confidence if is_number else None,
+        "tags": [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else [],
     }
 
 

@@ -271,10 +271,19 @@ class Recording:
         self.redactions = (self.redactions or 0) + count
 
     async def keep(
-        self, *, server: str, tool: str, invocation: str, args_hash: str | None, redacted: bool, data: Mapping[str, Any]
+        self,
+        *,
+        server: str,
+        tool: str,
+        invocation: str,
+        args_hash: str | None,
+        redacted: bool,
+        data: Mapping[str, Any],
+        said: object = None,
     ) -> None:
         """Keep a result as evidence, before its caller has it; the outcome will name it. `invocation` is the decision
-        of the call. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
+        of the call, `said` what the tool says of it as evidence. Raises Refusal: RESPONSE_REFUSED,
+        AUDIT_UNAVAILABLE."""
         if len(self._kept) >= shape.ENTRIES:  # no outcome can name more; who reads on resumes the stream
             raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
         about = evidence_record(
@@ -285,6 +294,7 @@ class Recording:
             args_hash=args_hash,
             redacted=redacted,
             data=data,
+            said=said,
         )
         named = await self.audit.keep(about)
         if named is not None:

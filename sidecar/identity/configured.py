@@ -18,7 +18,7 @@ from sidecar.settings.documents import read_document
 from sidecar.settings.identity import IdentitySettings, Spiffe, TrustedProxy
 from sidecar.settings.identity import Issuer as IssuerSettings
 from sidecar.settings.root import Settings
-from sidecar.settings.secrets import check_private, read_secret
+from sidecar.settings.secrets import check_private
 
 NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid"
 
@@ -74,11 +74,10 @@ def gates_from(settings: Settings) -> Gates:
     together, gates = Together(), []
     for name, _, offer in settings.offers():
         auth = offer.authentication
-        if auth is None or auth.token_path is None or auth.principal is None:
+        if auth is None or auth.principal is None:
             continue
         with together.noted():
-            token = read_secret(auth.token_path, "ours")
-            gates.append(Gate(name, auth.principal, auth.header, digest_of(token), auth.required))
+            gates.append(Gate(name, auth.principal, auth.header, digest_of(auth.token()), auth.required))
     together.refuse()
     return Gates(gates)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import orjson
@@ -166,7 +166,20 @@ def _tool_from(entry: Mapping[str, Any]) -> McpTool:
         input_schema=schema,
         status="active",
         deprecated=hints.get("deprecated") is True or schema.get("deprecated") is True,
+        tags=_tags_of(entry) or None,
+        metadata=next((entry[key] for key in ("metadata", "_meta") if isinstance(entry.get(key), dict)), None),
     )
+
+
+def _tags_of(entry: Mapping[str, Any]) -> list[str]:
+    """As the seed has them, or as FastMCP's servers do: in `_meta`, under a name of theirs."""
+    meta = entry.get("_meta")
+    inner = [meta.get(key) for key in ("fastmcp", "_fastmcp")] if isinstance(meta, dict) else []
+    for where in (entry, meta, *inner):
+        tags = where.get("tags") if isinstance(where, dict) else None
+        if isinstance(tags, list):
+            return [tag for tag in tags if isinstance(tag, str)]
+    return []
 
 
 def _cursor_in(result: Mapping[str, Any]) -> str | None:
@@ -188,12 +201,20 @@ def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> M
     return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
 
 
+def _without_none(tool: McpTool) -> dict[str, Any]:
+    """A tool, `description` always with it: the seed has that, and null where there is none."""
+    members = ((each.name, getattr(tool, each.name)) for each in fields(tool))
+    return {name: value for name, value in members if value is not None or name == "description"}
+
+
 async def _respond(
     exchange: Exchange, said: McpTools | McpCallResult | McpError, headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     status, media, body = 200, JSON, b""
     if isinstance(said, McpError):
         status, media, body = said.status, PROBLEM_JSON, said.encoded()
+    elif isinstance(said, McpTools):
+        body = orjson.dumps({"tools": [_without_none(tool) for tool in said.tools]})
     else:
         body = orjson.dumps(said)
     await exchange.turn.ended(status, len(body))

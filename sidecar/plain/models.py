@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool that the caller may use."""
+    """A tool that the caller may use. What is None is left out."""
 
     name: Annotated[str, "what it is called by, in the path as it stands"]
     description: Annotated[str | None, "what the server says of it"]
     input_schema: Annotated[Mapping[str, Any], "the JSON Schema of its arguments"]
     status: Annotated[Literal["active"], "what is disabled, quarantined or not as pinned is not listed"]
     deprecated: Annotated[bool, "whether the server says so, in the tool's annotations or in its schema"]
+    tags: Annotated[Sequence[str] | None, "the server's words for its kind, in the definition or its `_meta`"] = None
+    metadata: Annotated[Mapping[str, Any] | None, "what the server says beside: `metadata`, else `_meta`"] = None
 
 
 @dataclass(frozen=True, slots=True)

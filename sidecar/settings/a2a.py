@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from sidecar.settings.credentials import CREDENTIAL_HEADERS, RESERVED_HEADERS
 from sidecar.settings.fields import Count, HeaderName, HeaderValue, HttpUrl, Many, Seconds, Section, split_url
 from sidecar.settings.findings import Finding, reject_any
-from sidecar.settings.offers import TRANSPORTS, BasePath, EndpointAuth, RateLimiting, Transport
+from sidecar.settings.offers import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport
 
 CARD_PATH = "/.well-known/agent-card.json"
 
@@ -42,7 +42,7 @@ class A2aUpstream(Section):
     """The UUID by which the task API knows it, beside its name."""
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
-    base_path: BasePath | None = None
+    base_path: OwnPath = None
     """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
     transport_protocols: Many[Transport] = TRANSPORTS
     """What callers may speak, whatever `binding` is. What they may not is in no card, and refused."""

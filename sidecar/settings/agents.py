@@ -27,7 +27,7 @@ from sidecar.settings.fields import (
 )
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.health import Breaker, Probe
-from sidecar.settings.offers import TRANSPORTS, BasePath, EndpointAuth, RateLimiting, Transport, offer_faults
+from sidecar.settings.offers import TRANSPORTS, EndpointAuth, OwnPath, RateLimiting, Transport, offer_faults
 from sidecar.settings.programs import variables_in_file
 
 Mode = Literal["task", "interactive"]
@@ -214,7 +214,7 @@ class Endpoint(Section):
 
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
     """The UUID by which the task API knows it, beside its name."""
-    base_path: BasePath | None = None
+    base_path: OwnPath = None
     """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""

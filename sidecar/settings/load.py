@@ -65,7 +65,9 @@ def load(
         shape = [*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)]
         document.refuse([*shape, *(_faults_of_the_rest(document, path.parent, environ) if all_at_once else ())])
     loaded = Loaded(placed(settings), document)
+    unread = list(_token_faults(settings, document, environ))
     if check_files:
+        faults += unread
         faults += file_faults(loaded, environ)
     if faults:
         document.refuse(faults)
@@ -212,6 +214,15 @@ def _secrets(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for _, at, offer in settings.offers():
         if offer.authentication is not None and offer.authentication.token_path is not None:
             yield (*at, "authentication", "token_path"), offer.authentication.token_path
+
+
+def _token_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
+    """Tokens are read from the variables that are named for them; which are not there, or weak."""
+    for _, at, offer in settings.offers():
+        auth = offer.authentication
+        if auth is not None and (fault := auth.read_from(environ)) is not None:
+            loc = (*at, "authentication", "token_env")
+            yield document.fault(loc, fault.message, fault.code, fault.hint)
 
 
 def _agent_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:

@@ -6,17 +6,19 @@ are the same, so both have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Final, Literal, Protocol
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from sidecar.settings.credentials import RESERVED_HEADERS
-from sidecar.settings.fields import Count, HeaderName, NhiName, PathField, Section, named
+from sidecar.settings.fields import Count, HeaderName, NhiName, PathField, Section, VariableName, named
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.nodes import Loc
 from sidecar.settings.rates import PerSecond, Quota, rate_faults
+from sidecar.settings.secrets import fault_of_secret, read_secret
 
 Transport = Literal["json_rpc", "http_json", "grpc"]
 TRANSPORTS: Final[tuple[Transport, ...]] = ("json_rpc", "http_json", "grpc")
@@ -35,6 +37,14 @@ _TAKEN: Final = RESERVED_HEADERS | (
 _TAKEN_BEGINNINGS: Final = ("a2a-", "grpc-", "mcp-", "x-a2a-", "x-forwarded-")
 
 
+_SEEDS_PATH: Final = re.compile(r"/agents/\{[A-Za-z_]+\}/v1/?")
+
+
+def _usual_path(path: object) -> object:
+    """The seed's example, `/agents/{agentId}/v1`, is where every agent is found."""
+    return None if isinstance(path, str) and _SEEDS_PATH.fullmatch(path) else path
+
+
 def _own_path(path: str) -> str:
     if path.split("/")[1].lower() in OURS:
         hint = "such as /tools/summarise; at /agents/<name> it is anyway"
@@ -48,6 +58,13 @@ BasePath = Annotated[
     AfterValidator(named(BASE_PATH, "path", "such as /tools/summarise, with no slash at its end")),
     AfterValidator(_own_path),
 ]
+OwnPath = Annotated[
+    BasePath | None,
+    BeforeValidator(_usual_path),
+    WithJsonSchema(
+        {"type": "string", "maxLength": MAX_BASE_PATH, "pattern": rf"^({BASE_PATH}|/agents/\{{[A-Za-z_]+\}}/v1/?)$"}
+    ),
+]
 
 
 class EndpointAuth(Section):
@@ -57,12 +74,29 @@ class EndpointAuth(Section):
     """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
     token_path: PathField | None = None
     """File with the token: at least 32 characters that nobody guesses."""
+    token_env: VariableName | None = None
+    """Variable of the sidecar's environment that holds the token, in place of a file."""
     header_name: HeaderName | None = None
     """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
     principal: NhiName | None = None
     """Whoever shows the token is this NHI."""
     required: bool = True
     """Whether callers without this token are refused; else they may show any other credential."""
+
+    _token: str = PrivateAttr("")
+
+    def read_from(self, environ: Mapping[str, str]) -> Finding | None:
+        """Take the token of `token_env`; what is wrong with it."""
+        if self.token_env is None:
+            return None
+        self._token = environ.get(self.token_env, "")
+        if not self._token:
+            return Finding(f"the variable {self.token_env} is not set", "S204", "set it, or write token_path")
+        return fault_of_secret(self._token, "ours")
+
+    def token(self) -> str:
+        """The token; "" for none. Raises SettingsError for a file that cannot be read, or is weak."""
+        return self._token if self.token_path is None else read_secret(self.token_path, "ours")
 
     @property
     def header(self) -> str:
@@ -77,16 +111,19 @@ class EndpointAuth(Section):
         return self
 
     def _without_token(self) -> Iterator[Finding]:
-        for key in ("token_path", "header_name", "principal"):
+        for key in ("token_path", "token_env", "header_name", "principal"):
             if getattr(self, key) is not None:
                 yield Finding(f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True)
         if self.required and "required" in self.model_fields_set:
             yield Finding("there is no token to require", "S171", "remove it", ("required",), on_key=True)
 
     def _missing(self) -> Iterator[Finding]:
-        for key in ("token_path", "principal"):
-            if getattr(self, key) is None:
-                yield Finding(f'the key "{key}" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
+        if self.principal is None:
+            yield Finding('the key "principal" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
+        if self.token_path is None and self.token_env is None:
+            yield Finding('the key "token_path" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
+        elif self.token_path is not None and self.token_env is not None:
+            yield Finding("the token is in a file or in a variable", "S171", "remove one of them", ("token_env",))
 
     def _misplaced(self) -> Iterator[Finding]:
         name, at = (self.header_name or "").lower(), ("header_name",)

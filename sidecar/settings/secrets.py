@@ -66,13 +66,20 @@ def read_secret(path: Path, whose: Whose) -> str:
 def checked_secret(path: Path, whose: Whose) -> str:
     """As `read_secret`, raising WeakSecretError for callers who know the place that named the file."""
     secret = _text(path)
-    if not secret:
-        raise WeakSecretError(Finding("the secret is empty", "S120"))
-    if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
-        raise WeakSecretError(Finding("the secret is not one line of printable ASCII", "S120"))
-    if whose == "ours" and (weakness := weakness_of(secret)):
-        raise WeakSecretError(Finding(weakness, "S121", "make one: openssl rand -hex 32"))
+    if (fault := fault_of_secret(secret, whose)) is not None:
+        raise WeakSecretError(fault)
     return secret
+
+
+def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
+    """What is wrong with a secret; never the secret."""
+    if not secret:
+        return Finding("the secret is empty", "S120")
+    if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
+        return Finding("the secret is not one line of printable ASCII", "S120")
+    if whose == "ours" and (weakness := weakness_of(secret)):
+        return Finding(weakness, "S121", "make one: openssl rand -hex 32")
+    return None
 
 
 def exposure_of(path: Path, mode: int) -> Finding | None:

@@ -111,7 +111,7 @@ class Account:
         self.calls = self.successes = self.errors = self.tool_errors = 0
         self.sessions_lost = self.messages_dropped = 0
         self.last_error = self._redirected = ""
-        self.last_error_at = self.last_call_at = self.last_check_at = 0.0
+        self.last_error_at = self.last_call_at = self.last_check_at = self.breaker_moved_at = 0.0
         self.answered_mono_s = float("-inf")  # when a caller was answered last
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
@@ -210,6 +210,7 @@ class Account:
                 "failure_threshold": breaker.failures,
                 "open_s": breaker.open_s,
                 "retry_after_s": round(breaker.rest_s, 3),
+                "last_state_change": _moment(self.breaker_moved_at),
             },
             "calls": self.calls,
             "successes": self.successes,
@@ -236,6 +237,7 @@ class Account:
             self._observer.upstream_stands(self.name, standing.status)
 
     def _breaker_moved(self, to: State) -> None:
+        self.breaker_moved_at = self._clock()
         if to is not State.HALF_OPEN:
             self._heard(News.OPENED if to is State.OPEN else News.ANSWERED)
         if self._observer is not None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, SettingsError
 from sidecar.loading import check_files, digest_of_keys
 from sidecar.settings import load_settings
 from sidecar.watching import key_files
@@ -145,6 +145,14 @@ async def test_nothing_near_the_path_leads_there(tmp_path: Path) -> None:
         assert found == NEAR and world.agent.seen == []
 
 
+async def test_the_seeds_base_path_is_where_every_agent_is_found(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, a2a='base_path: "/agents/{agentId}/v1"') as world:
+        at = "/agents/researcher/v1"
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, at=at)).status == 200
+        assert (await ask(world, "0.3", "jsonrpc", "message/send", SEND, at=at)).status == 200
+        assert (await ask(world, "0.3", "http_json", "message/send", SEND)).status == 200, "at /v1/message:send"
+
+
 async def test_paths_change_with_a_reload(tmp_path: Path) -> None:
     async with agent_world(tmp_path, a2a=f"base_path: {ALIAS}") as world:
         config = tmp_path / "sidecar.yaml"
@@ -181,6 +189,21 @@ async def test_a_token_of_its_own_lets_its_bearer_in_everywhere_at_the_agent(how
         for headers, message in world.agent.seen:  # nobody is shown it
             assert TOKEN not in json.dumps(headers) + json.dumps(message)
         assert TOKEN not in world.app.settings.audit_path.read_text()
+
+
+async def test_its_token_may_stand_in_a_variable(tmp_path: Path) -> None:
+    by_name = own("bearer_token").replace("token_path: own.token", "token_env: RESEARCHER_TOKEN")
+    environ = {"RESEARCHER_TOKEN": TOKEN}
+    async with agent_world(tmp_path, a2a=by_name, rules=WITH_CI, environ=environ) as world:
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, OWN["bearer_token"])).status == 200
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(CHANGED))).status == 401
+    wrong: list[tuple[dict[str, str], str]] = [({}, "S204"), ({"RESEARCHER_TOKEN": "short"}, "S121")]
+    for environ, code in wrong:
+        with pytest.raises(SettingsError) as told:
+            load_settings(tmp_path / "sidecar.yaml", environ)
+        (fault,) = told.value.faults
+        assert fault.code == code and "short" not in f"{fault.message}{fault.hint}"
+    assert load_settings(tmp_path / "sidecar.yaml", {}, check_files=False), "who only reads rules needs no secret"
 
 
 @pytest.mark.parametrize(("required", "named"), [(True, 0), (False, 2)])

@@ -327,6 +327,7 @@ async def agent_world(
     upstream: str = "",
     identity: str = SETTINGS,
     spoken: str = "1.0",
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[AgentWorld]:
     """A sidecar whose callers have API keys. `a2a` is added to the agent's section, `upstream` to what is around it."""
     scripted = agent or ScriptedAgent()
@@ -342,7 +343,7 @@ async def agent_world(
             identity=identity,
             spoken=spoken,
         )
-        app = await started(folder)
+        app = await started(folder, environ or {})
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
                 yield AgentWorld(folder, scripted, app, session, f"http://127.0.0.1:{app.listeners[0].port}")

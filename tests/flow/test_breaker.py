@@ -348,6 +348,7 @@ async def test_a_server_that_does_not_take_our_credential_is_never_ready(tmp_pat
         known = account(running).plain()
         assert known["status"] != "ready" and "HTTP 401" in known["last_error"]
         assert known["breaker"]["state"] == "closed"
+        assert running.app.upstreams()["github"]["transport_type"] == "http"
 
 
 # --- what operators see -----------------------------------------------------------------------------------------------

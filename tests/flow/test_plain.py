@@ -83,6 +83,19 @@ async def test_a_list_is_what_the_caller_may_use_in_the_words_of_the_seed(tmp_pa
         assert moved in await running.metrics()
 
 
+async def test_tags_and_metadata_of_a_definition_are_told(tmp_path: Path) -> None:
+    more: list[dict[str, Any]] = [
+        {"tags": ["crud", 7, "search"], "metadata": {"version": "1.0"}},
+        {"_meta": {"_fastmcp": {"tags": ["files"]}, "x": 1}},
+    ]
+    tools = [{**TOOLS[0], **more[0]}, {**TOOLS[2], **more[1]}]
+    async with world(tmp_path, upstream=Upstream(tools=tools)) as running:
+        answer = await plain(running).ask("tools/list")
+        check_described(LIST, answer)
+        told = [(one["tags"], one["metadata"]) for one in answer[1]["tools"]]
+        assert told == [(["crud", "search"], {"version": "1.0"}), (["files"], more[1]["_meta"])]
+
+
 async def test_what_is_off_or_cannot_be_named_in_a_path_is_not_listed(tmp_path: Path) -> None:
     remote = {"type": "object", "properties": {"a": {"$ref": "https://schemas.example/a.json"}}}
     odd = [

@@ -261,8 +261,11 @@ def cli(*arguments: Any) -> Any:
     return CliRunner().invoke(command, [str(each) for each in arguments])
 
 
+SAID = {"type": "repository", "description": "a file of main", "confidence": 0.9, "tags": ["code", 7], "other": {}}
+
+
 async def test_a_named_tools_result_is_kept_as_the_caller_had_it_and_the_outcome_names_it(tmp_path: Path) -> None:
-    result = text(f"mail {MAIL}", structuredContent={"b": 1, "a": MAIL}, _meta={"x": 1})
+    result = text(f"mail {MAIL}", structuredContent={"b": 1, "a": MAIL}, _meta={"x": 1, "evidence": SAID})
     rules = "evidence: [get_*], redact: [{classes: [email]}]"
     async with before(tmp_path, rules, answering(result)) as running:
         _, body, _ = await running.call("get_file", {"path": "/very/private"}, headers={"X-Run-Id": "run-7"})
@@ -280,6 +283,12 @@ async def test_a_named_tools_result_is_kept_as_the_caller_had_it_and_the_outcome
         assert kept["metadata"] == {"redacted": True, "cache_key": f"github:get_file:{end['args_hash']}"}
         assert kept["mcp_invocation_id"] == end["decision_id"]
         assert [each["id"] for each in end["evidence"]] == [kept["id"]]
+        assert {name: kept[name] for name in ("type", "description", "confidence", "tags")} == {
+            "type": "repository",
+            "description": "a file of main",
+            "confidence": 0.9,
+            "tags": ["code"],
+        }
         assert running.ends()[1]["evidence"] == []
         raw = evidence_path(running).read_bytes()
         assert b"very/private" not in raw and b"example.com" not in raw

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.health import Breaker as BreakerSettings
+from sidecar.settings.moments import rfc3339
 from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, Event, Pass, State
 from sidecar.upstreams.registry import LATENCIES, Account, News, Standing
 from sidecar.upstreams.registry import TRANSITIONS as STANDINGS
@@ -193,6 +194,17 @@ def in_state(standing: Standing, clock: Clock) -> tuple[Account, Pass]:
         made.faulted(made.breaker.enter(), "it broke off")
     assert made.standing is standing
     return made, early
+
+
+def test_when_the_state_of_a_breaker_changed_last_is_told() -> None:
+    clock = Clock()
+    made = account(clock, failures=1)
+    assert made.plain()["breaker"]["last_state_change"] is None
+    clock.now = 1_800_000_000.0
+    made.faulted(made.breaker.enter(), "it broke off")
+    clock.now += 5.0
+    told = made.plain()["breaker"]
+    assert (told["state"], told["last_state_change"]) == ("open", rfc3339(1_800_000_000.0))
 
 
 @pytest.mark.parametrize(("standing", "news"), STANDINGS)
