@@ -44,6 +44,7 @@ _TITLES: dict[Change, str] = {
 @click.option("--until", type=Moment(), help="Likewise; what was recorded then or later is left out.")
 @click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
 @click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
+@click.option("--allow-undecided", is_flag=True, help="Do not exit with 6 for what the records cannot answer.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def replay(
     audit: Path,
@@ -53,13 +54,15 @@ def replay(
     until: str | None,
     limit: int,
     fail_on: str,
+    allow_undecided: bool,
     as_json: bool,
 ) -> None:
     """Decide anew what is on record, in a file or in the folder of a log, with another policy, each call at its own
     time.
 
-    Exits 6 if an answer differs (--fail-on: only if it is wider, or narrower). What hashed arguments cannot answer is
-    counted as undecidable, with the reason, and never guessed. This does not check the evidence as a whole: `sidecar
+    Exits 6 if an answer differs (--fail-on: only if it is wider, or narrower), and if one cannot be decided
+    (--allow-undecided: not for that). What hashed arguments cannot answer is counted as undecidable, with the reason,
+    and never guessed. This does not check the evidence as a whole: `sidecar
     audit verify` does.
     """
     try:
@@ -83,7 +86,8 @@ def replay(
     else:
         click.echo("\n".join(map(visible, lines(report, candidate.engine.revision, limit))))
     counted = {"any": report.changed, "wider": report.wider, "narrower": report.narrower}
-    if counted[fail_on]:
+    undecided = sum(report.undecidable.values())
+    if counted[fail_on] or (undecided and not allow_undecided):
         sys.exit(DIFFERENT)
 
 

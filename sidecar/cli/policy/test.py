@@ -19,7 +19,7 @@ from sidecar.policy.patterns import glob
 from sidecar.suites import FOLDER, PolicyTest, Suite, read_suites, run_suites
 from sidecar.visible import visible_lines
 from sidecar.workbench.junit import junit
-from sidecar.workbench.places import Place, configured
+from sidecar.workbench.places import Place, configured, in_folder
 from sidecar.workbench.suite_report import Telling
 
 GOOD, INVALID, FAILED = 0, 3, 4  # CONTRACT 3
@@ -31,6 +31,12 @@ _PATH = click.Path(exists=True, path_type=Path)
 @click.command("test")
 @click.argument("paths", nargs=-1, type=_PATH)
 @click.option("-c", "--config", type=click.Path(path_type=Path), default="sidecar.yaml", show_default=True)
+@click.option(
+    "--policy",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another policy: a folder with policies/ (and models/), or of rows.",
+)
 @click.option("--coverage", is_flag=True, help="Name the rules that no test exercises.")
 @click.option("--fail-under", type=click.FloatRange(0, 100), help="Exit 4 below this coverage, in percent.")
 @click.option("--junit", "junit_path", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML, too.")
@@ -41,6 +47,7 @@ _PATH = click.Path(exists=True, path_type=Path)
 def test(
     paths: tuple[Path, ...],
     config: Path,
+    folder: Path | None,
     coverage: bool,
     fail_under: float | None,
     junit_path: Path | None,
@@ -51,12 +58,15 @@ def test(
 ) -> None:
     """Run the policy's own tests, on the engine and the limiter that serve.
 
-    PATHS are files of tests, or folders of them; without any, those in `tests` of the policy folder. A rule is
+    PATHS are files of tests, or folders of them; without any, those in `tests` of the policy folder (with --policy, of
+    that one). A rule is
     exercised by a test if an answer of it rests on that rule: it allowed, it denied, or its condition or expiry was
     the reason. Exits 4 when a test fails.
     """
     wanted = wanted_by(pattern)
-    run = Run(paths, config, coverage or fail_under is not None, fail_under, junit_path, wanted, as_json, verbose)
+    run = Run(
+        paths, config, folder, coverage or fail_under is not None, fail_under, junit_path, wanted, as_json, verbose
+    )
     code = run.once()
     sys.exit(run_again(run.once, changes_in(run.watched()), code) if watch else code)
 
@@ -67,6 +77,7 @@ class Run:
 
     paths: tuple[Path, ...]
     config: Path
+    folder: Path | None
     coverage: bool
     fail_under: float | None
     junit_path: Path | None
@@ -77,16 +88,18 @@ class Run:
     def once(self) -> int:
         """Read everything, run the tests, tell how it went; the exit code."""
         try:
-            place = configured(self.config, os.environ)
-            return self._told(place)
+            return self._told(self._place())
         except ConfigError as error:
             click.echo(str(error), err=True)
             return INVALID
 
+    def _place(self) -> Place:
+        return in_folder(self.folder) if self.folder is not None else configured(self.config, os.environ)
+
     def watched(self) -> Sequence[Path]:
         """The files and folders whose changes matter."""
         try:
-            place = configured(self.config, os.environ)
+            place = self._place()
         except ConfigError:
             return [path for path in (self.config.parent, *self.paths) if path.exists()]
         ours = (place.models, place.policies, self.config, *self.paths)

@@ -187,7 +187,47 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
         was, now = before.get(key), after.get(key)
         if was != now:
             edits.append(Edit(f"{key[0]} {key[1]}", key[2], _cap(was), _cap(now), _cap_direction(key[2], was, now)))
-    return (*edits, *_other_sections(old, new))
+    return (*edits, *_cost_changes(old, new), *_other_sections(old, new))
+
+
+def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
+    """What a call costs, by objects and unit: where it costs less, the same budget is enough for more calls."""
+    before, after = _costs(old), _costs(new)
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key, _FREE), after.get(key, _FREE)
+        fields = ["per_call", "max_per_call"] if was.paths or now.paths else ["per_call"]
+        for field in fields:
+            one, other = getattr(was, field), getattr(now, field)
+            if one != other:
+                then, since = (None if each is _FREE else in_units(getattr(each, field)) for each in (was, now))
+                change: Change = "wider" if other < one else "narrower"
+                yield Edit(f"costs {' '.join(key)}", field, then, since, change)
+        if was.paths != now.paths and _FREE not in (was, now):
+            yield Edit(f"costs {' '.join(key)}", "from_result", _pointers(was.paths), _pointers(now.paths), "unknown")
+
+
+class _Cost(NamedTuple):
+    """What one call costs at all of its entries of one unit, in millionths; `paths` say where results tell it."""
+
+    per_call: int
+    max_per_call: int
+    paths: tuple[tuple[str, ...], ...]
+
+
+_FREE = _Cost(0, 0, ())
+
+
+def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
+    found: dict[tuple[str, str], _Cost] = {}
+    for cost in budgets.costs:
+        told = found.get((cost.object, cost.unit), _FREE)
+        paths = tuple(sorted((*told.paths, cost.path))) if cost.path else told.paths
+        found[cost.object, cost.unit] = _Cost(told.per_call + cost.per_call, told.max_per_call + cost.most, paths)
+    return found
+
+
+def _pointers(paths: tuple[tuple[str, ...], ...]) -> str | None:
+    return ", ".join("/" + "/".join(path) for path in paths) or None
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: Links, after: Links) -> Iterator[Edit]:
@@ -200,11 +240,14 @@ def moved_budgets(old: Budgets, new: Budgets, before: Links, after: Links) -> It
             yield Edit(f"{source} {role}", "members", *counts, "unknown")
 
 
+_COMPARED = ("tools", "principals", "spending", "costs")
+
+
 def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
     """Sections that are not compared cap by cap: that they differ is said, whatever they come to hold."""
     for field in fields(Budgets):
         was, now = getattr(old, field.name), getattr(new, field.name)
-        if field.compare and field.init and field.name not in ("tools", "principals", "spending") and was != now:
+        if field.compare and field.init and field.name not in _COMPARED and was != now:
             yield Edit(field.name, "entries", None, None, "unknown")
 
 

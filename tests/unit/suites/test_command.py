@@ -29,6 +29,17 @@ def invoke(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(command, ["-c", str(folder / "sidecar.yaml"), *arguments])
 
 
+def test_another_policy_is_held_to_tests(tmp_path: Path) -> None:
+    """To the present one's, or to its own."""
+    write(tmp_path / "here", {"tests/s.yaml": GOOD})
+    other = write(tmp_path / "other", {"agent_to_tool.csv": "p, nhi:b, tool:x/*, use, -, -, -, allow\n"})
+    tests = str(tmp_path / "here" / "policies" / "tests")
+    assert invoke(tmp_path / "here").exit_code == 0
+    assert invoke(tmp_path / "here", tests, "--policy", str(other)).exit_code == 4
+    assert invoke(tmp_path / "nowhere", tests, "--policy", str(tmp_path / "here")).exit_code == 0
+    assert invoke(tmp_path / "nowhere", "--policy", str(tmp_path / "here")).output.startswith("1 passed")
+
+
 def test_what_passes_is_said_in_one_line(tmp_path: Path) -> None:
     result = invoke(write(tmp_path, {"tests/s.yaml": GOOD}))
     assert result.exit_code == 0

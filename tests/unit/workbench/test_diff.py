@@ -253,6 +253,7 @@ def test_what_decides_nothing_is_told_as_what_it_is(tmp_path: Path) -> None:
     }
 
 
+SAID = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1, from_result: _meta.cost, max_per_call: 0.5}]\n"
 COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
 
 
@@ -272,14 +273,28 @@ COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
         (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 5.5}]", "wider"),
         (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 4.9}]", "narrower"),
         (COST + "budgets: [{unit: usd, per_day: 5}]", COST, "wider"),
-        (COST, COST.replace("0.1", "0.2"), "unknown"),
+        (COST, COST.replace("0.1", "0.2"), "narrower"),
+        (COST, COST.replace("0.1", "0.05"), "wider"),
+        (COST, "costs: []", "wider"),
+        ("costs: []", COST, "narrower"),
+        (COST, COST.replace("s/*", "s/a"), None),
+        (SAID, SAID.replace("max_per_call: 0.5", "max_per_call: 0.4"), "wider"),
+        (SAID, SAID.replace("_meta.cost", "_meta.price"), "unknown"),
     ],
 )
-def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str) -> None:
+def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str | None) -> None:
     both = ({"budgets.yaml": f"version: 1\n{text}\n"} for text in (old, new))
     found = compared(tmp_path, *both)
-    assert [edit.change for edit in found.budgets] == [change]
+    assert [edit.change for edit in found.budgets] == ([change] if change else ["wider", "narrower"])
     assert found.may_be_wider is (change != "narrower")
+
+
+def test_costs_are_told_with_their_amounts(tmp_path: Path) -> None:
+    old, new = ({"budgets.yaml": f"version: 1\n{text}"} for text in (COST, SAID))
+    assert [edit[:] for edit in compared(tmp_path, old, new).budgets] == [
+        ("costs tool:s/* usd", "max_per_call", 0.1, 0.5, "narrower"),
+        ("costs tool:s/* usd", "from_result", None, "/_meta/cost", "unknown"),
+    ]
 
 
 # --- loud -------------------------------------------------------------------------------------------------------------

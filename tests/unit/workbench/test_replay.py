@@ -307,6 +307,16 @@ def test_the_exit_code_says_whether_answers_differ(kept: Path, options: tuple[st
     assert result.exit_code == code, result.output
 
 
+def test_what_cannot_be_decided_is_no_good_answer(tmp_path: Path) -> None:
+    """Whoever takes exit 0 for "nothing changes" must not be told so of what nobody knows."""
+    old, new = (write_policy(tmp_path / name, {"agent_to_tool": rows(row(when))}) for name, when in
+                (("old", STARTS), ("new", "args.path == 'a'")))  # fmt: skip
+    record(tmp_path / "audit.jsonl", engine_of(old), [SEARCH])
+    for more, code in ((), 6), (("--fail-on", "wider"), 6), (("--allow-undecided",), 0):
+        result = run(tmp_path / "audit.jsonl", "--policy", new, *more)
+        assert (result.exit_code, "  undecidable  1\n" in result.output) == (code, True)
+
+
 def test_people_read_counts_and_an_example_of_each_kind(kept: Path) -> None:
     told = run(kept / "audit.jsonl", "--policy", kept / "new").output
     assert "2 of 5 records were decided anew" in told
