@@ -29,6 +29,7 @@ from tests.peers.stage import EVERYTHING, running
 from tests.valkey import running_valkey
 
 CLIENT_S = 150.0
+REPORT_S = 1.0
 PARTS = {"auto": "whole", "valkey": "restart"}
 TO_TOOL = """\
 p, nhi:*, tool:demo/echo, tools/call, -, -, args.text != 'forbidden', allow
@@ -71,6 +72,12 @@ class Stand:
         self.served.signal(signal.SIGTERM)
         await self.served.ended(20)
         await self.served.start()
+
+    async def let_go_on(self, tag: str) -> None:
+        """Open the gate that the tool `steps` waits at, after its first report had time to arrive."""
+        await asyncio.sleep(REPORT_S)
+        async with self.http.post(f"{self.server}/open/{tag}") as response:
+            assert response.status == 204
 
     async def begun(self, entry: Entry, tag: str) -> bool:
         """Whether the call that never ends has reached the server or agent."""
@@ -120,7 +127,6 @@ async def stands(entries: Sequence[Entry]) -> AsyncIterator[list[Stand]]:
         server = stack.enter_context(running(*EVERYTHING))
         player = stack.enter_context(agent("sdk1", "--compat")).url
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        await (await http.post(f"{server}/open/clients")).read()
         found = []
         store = stack.enter_context(running_valkey()).url
         settings = {style: f"answers: {{deny_style: {style}}}" for style in STYLES}
@@ -150,6 +156,7 @@ async def played(entry: Entry, on: Stand) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=1 << 24,
+        env={**os.environ, "SIDECAR_PYTHON": sys.executable},
     )
     steps: dict[str, Any] = {}
     complaints = asyncio.create_task(process.stderr.read()) if process.stderr else None
@@ -184,6 +191,9 @@ async def _answered(what: str, entry: Entry, on: Stand, steps: dict[str, Any]) -
     tag = f"{entry.key}-{on.style}"
     if what == "restart":
         await on.restart()
+        return "done"
+    if what == "reported":
+        await on.let_go_on(tag)
         return "done"
     if what == "begun":
         return str(await on.begun(entry, tag))

@@ -13,12 +13,9 @@ export async function official(transport) {
   };
 }
 
-// The same through a program of a package that speaks stdio.
+// The same through a program that speaks stdio.
+export const stdio = (command, ...args) => official(new StdioClientTransport({ command, args, stderr: "ignore" }));
+
+// That of a package.
 export const bridged = (program, ...args) =>
-  official(
-    new StdioClientTransport({
-      command: process.execPath,
-      args: [new URL(`node_modules/${program}`, import.meta.url).pathname, ...args],
-      stderr: "ignore",
-    }),
-  );
+  stdio(process.execPath, new URL(`node_modules/${program}`, import.meta.url).pathname, ...args);

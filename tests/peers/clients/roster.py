@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sidecar import __version__
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 HOME = ROOT / ".venv-clients"
+OURS = "nhi-sidecar"
 STYLES = ("auto", "http", "jsonrpc", "tool_result")
 
 # `mcp2` and `mcp1` are environments of Python, `node` is one of Node.
@@ -46,7 +49,9 @@ class Entry:
 
     @property
     def version(self) -> str:
-        """What the lock file says."""
+        """What the lock file says; of our own, what stands here."""
+        if self.package == OURS:
+            return __version__
         text = (HERE / LOCKS[self.environment]).read_text("utf-8")
         if self.environment == "node":
             return str(json.loads(text)["packages"][f"node_modules/{self.package}"]["version"])
@@ -76,6 +81,7 @@ CLIENTS = (
     Entry("Google ADK", "google-adk", "mcp2", "adk_client.py", "agent"),
     Entry("mcp-remote", "mcp-remote", "node", "mcp_remote_client.mjs", "bridge"),
     Entry("supergateway", "supergateway", "node", "supergateway_client.mjs", "bridge"),
+    Entry("sidecar connect", OURS, "node", "connect_client.mjs", "bridge"),
     Entry("A2A Python SDK", "a2a-sdk", "mcp2", "a2a_client.py", "library", "A2A"),
     Entry("A2A JavaScript SDK", "@a2a-js/sdk", "node", "a2a_js_client.mjs", "library", "A2A"),
     Entry("ADK RemoteA2aAgent", "google-adk", "mcp2", "adk_remote_client.py", "agent", "A2A"),
