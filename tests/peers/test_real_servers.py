@@ -285,7 +285,9 @@ class Site:
         )
 
 
-FETCH = ("mcp_server_fetch", "--allow-private-ips")
+def fetch() -> dict[str, Any]:
+    """The server without `node` on its path: with it, its first page waits for an `npm install` inside its package."""
+    return pypi("mcp_server_fetch", "--allow-private-ips", PATH="/nonexistent")
 
 
 @both_eras
@@ -293,7 +295,7 @@ async def test_a_page_is_fetched_as_its_site_and_policy_allow(tmp_path: Path, er
     site = Site()
     async with listening(site.handle) as base:
         rules = f"p, {PLANNER}, tool:fetch/fetch, use, -, 3, args.url.startsWith('{base}/'), allow\n"
-        async with stand(tmp_path, {"fetch": pypi(*FETCH)}, rules) as on, client(on.at("fetch"), era) as peer:
+        async with stand(tmp_path, {"fetch": fetch()}, rules) as on, client(on.at("fetch"), era) as peer:
             assert [tool.name for tool in (await peer.list_tools()).tools] == ["fetch"]
             assert "from loopback" in text_of(await peer.call_tool("fetch", {"url": f"{base}/page"}))
             private = await peer.call_tool("fetch", {"url": f"{base}/private"})
@@ -309,7 +311,7 @@ async def test_a_page_is_fetched_as_its_site_and_policy_allow(tmp_path: Path, er
 
 
 async def test_a_fetch_that_waits_for_its_page_ends_with_its_program(tmp_path: Path) -> None:
-    site, program = Site(), pypi(*FETCH)
+    site, program = Site(), fetch()
     async with (
         listening(site.handle) as base,
         stand(tmp_path, {"fetch": program}, _allowed("fetch")) as on,

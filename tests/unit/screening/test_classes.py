@@ -162,16 +162,16 @@ EVIL = {
 @pytest.mark.parametrize("text", EVIL.values(), ids=EVIL)
 def test_no_text_takes_long(text: str) -> None:
     """The measure is per character, and generous: 300 kB of what was built to be slow, in all classes."""
-    started = time.perf_counter()
+    started = time.thread_time()
     wipe(text)
-    assert time.perf_counter() - started < 1.5
+    assert time.thread_time() - started < 1.5
 
 
 def test_the_pauses_between_slices_are_short() -> None:
     steps = wiped("word 4111 a@b c " * 100_000, [Wiping(tuple(CLASSES.values()), MARK)])
     longest, ended = 0.0, False
     while not ended:
-        started = time.perf_counter()
+        started = time.thread_time()
         ended = next(steps, "end") == "end"
-        longest = max(longest, time.perf_counter() - started)
+        longest = max(longest, time.thread_time() - started)
     assert longest < 0.05
