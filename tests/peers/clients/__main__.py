@@ -25,6 +25,7 @@ from tests.a2a.agents import agent
 from tests.flow.process import Served
 from tests.peers.clients.roster import CLIENTS, HERE, HOME, ROOT, STYLES, Entry
 from tests.peers.clients.table import RESULTS, block
+from tests.peers.clients.table import results as last
 from tests.peers.stage import EVERYTHING, running
 from tests.valkey import running_valkey
 
@@ -182,7 +183,7 @@ async def _heard(process: asyncio.subprocess.Process, entry: Entry, on: Stand, s
             continue
         told = json.loads(line[2:])
         if "step" in told:
-            steps[told["step"]] = {"how": told["how"], "text": told["text"].strip()[:400]}
+            steps[told["step"]] = {"how": told["how"], "text": told["text"].strip()[:2000]}
             continue
         process.stdin.write(f"{await _answered(told['ask'], entry, on, steps)}\n".encode())
 
@@ -237,7 +238,7 @@ async def main(argv: Sequence[str]) -> int:
             results["clients"][entry.key] = {"version": entry.version, "speaks": versions, "styles": styles}
     if argv:
         print(*_lines(results), sep="\n")
-        return 0
+        results["clients"] = {**last()["clients"], **results["clients"]}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(block())
     return subprocess.call([sys.executable, "docs/make.py"], cwd=ROOT)
