@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import click
 import orjson
 
-from sidecar.errors import ConfigError, Refusal
+from sidecar.errors import ConfigError, Reason, Refusal
 from sidecar.protocols.hidden import revealed, shown
 from sidecar.protocols.sse import SseParser
 
@@ -93,7 +93,8 @@ def refused(
         click.echo(shown(answer["error"]), err=True)
         if hint := hints.get(answer.get("reason", "")):
             click.echo(f"   hint: {hint}", err=True)
-    raise SystemExit(USAGE if status == 400 else NO)
+    is_understood = answer.get("reason") == Reason.BAD_ARGUMENTS
+    raise SystemExit(USAGE if status == 400 and not is_understood else NO)
 
 
 @contextmanager

@@ -224,7 +224,8 @@ class Desk:
         return agent_of(name, definition, pool, last[0] if last else None)
 
     async def _taken(self, record: Record) -> Record:
-        """The task once its agent has it, or will not; within a while as it stands."""
+        """The task once its agent has it; within a while as it stands. Raises Refusal for one that its agent does not
+        get, or does not take."""
         pause_s = LOOK_S
         with suppress(TimeoutError, StoreOut):
             async with asyncio.timeout(TAKEN_S):
@@ -232,6 +233,8 @@ class Desk:
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, 2 * pause_s)
                     record = await self.orders.runner.means.store.get(record.id) or record
+        if record.refused is not None:
+            raise Refusal(record.refused, words=record.error_message)
         return record
 
     def _ordered(self, record: Record) -> Taken:

@@ -165,7 +165,7 @@ class Taken(TypedDict):
 
     task_id: Annotated[str, "its name in the task API"]
     run_id: Annotated[str | None, "nothing where its agent has not taken it, not yet, or is no program"]
-    error: Annotated[str | None, "why its agent has not taken it"]
+    error: Annotated[str | None, "why it failed, where it has failed already"]
 
 
 class RunOrdered(Taken):

@@ -58,7 +58,8 @@ MODELS: Final = (
 )
 # What may be wrong, by status. Which of these an address has is beside it.
 TOLD: Final[Mapping[int, str]] = {
-    400: "the query or the body is not one of these; a member or parameter that is unknown is refused",
+    400: "the query or the body is not one of these (a member or parameter that is unknown is refused), or the agent "
+    "does not take the order",
     401: "a credential is needed",
     403: "the role does not reach so far, the Host or Origin is not served, or policy says no to the caller",
     404: "no agent, run or schedule has this name",
@@ -66,11 +67,13 @@ TOLD: Final[Mapping[int, str]] = {
     413: "the body is too large",
     429: "a limit of the caller's is reached, or the agent's queue is full",
     500: "a bug of ours",
+    502: "the agent failed before it had taken the order",
     503: "the store or the evidence is out, the agent is given a rest, or the sidecar is stopping",
+    504: "the agent did not answer in time",
 }
 SEEN: Final = (400, 401, 403, 404, 500, 503)
 DONE: Final = (*SEEN, 413)
-ORDERED: Final = (*DONE, 429)
+ORDERED: Final = (*DONE, 429, 502, 504)
 
 
 def paths() -> dict[str, Any]:

@@ -29,7 +29,7 @@ from sidecar.disabled import KillSwitch
 from sidecar.egress import Deadline
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Lease, Limiter, Plan, plan_charges
-from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.errors import BY_REASON, AgentError
 from sidecar.records import Store, StoreOut
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
@@ -49,6 +49,12 @@ CANCEL_S: Final = 10.0  # what a task that is given up may cost at its agent
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
 _WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
+# Why an agent did not take a message, as its error says it. What is not here is the agent's own failure.
+_REFUSED_FOR: Final[Mapping[int, Reason]] = {
+    **dict.fromkeys(_WRONG_REQUEST, Reason.BAD_ARGUMENTS),
+    BY_REASON["TASK_NOT_FOUND"].code: Reason.TASK_UNKNOWN,
+    BY_REASON["UNSUPPORTED_OPERATION"].code: Reason.MALFORMED_CALL,
+}
 _LASTING: Final = frozenset({Reason.RESPONSE_REFUSED, Reason.UPSTREAM_UNKNOWN})
 
 log = logging.getLogger("sidecar.task_api")
@@ -185,7 +191,8 @@ class Course:
         outgoing = Outgoing(intent.operation, owning.outward(intent.params), self._shown_as, limit_s)
         answer = await agent.wire.ask(outgoing)
         if isinstance(answer, AgentError):
-            await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message)
+            refused = _REFUSED_FOR.get(answer.kind.code, Reason.UPSTREAM_FAILED)
+            await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message, refused=refused)
         else:
             await self._sent(owning, answer)
 
@@ -352,8 +359,13 @@ class Course:
             else:
                 await recording.outcome(http_status=200, bytes_out=0)
 
-    async def _fail(self, code: str, message: str, refusal: Refusal | None = None) -> None:
-        await self._end(self.record, State.FAILED, code, message, refusal=refusal)
+    async def _fail(
+        self, code: str, message: str, refusal: Refusal | None = None, *, refused: Reason | None = None
+    ) -> None:
+        record = self.record
+        if not record.a2a_task:
+            record = record._replace(refused=refusal.reason if refusal else refused)
+        await self._end(record, State.FAILED, code, message, refusal=refusal)
 
     async def _end(
         self,

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from pydantic import TypeAdapter
 
+from sidecar.errors import Reason
 from sidecar.kept_callers import caller_from, plain_caller
 from sidecar.records import FINITE, Codec, Kind
 from sidecar.vocabulary import Caller
@@ -74,7 +75,8 @@ class Record(NamedTuple):
 
     `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
     `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words, `answers` is the task of the agent's that asked
-    for it. `revision` grows with each change.
+    for it. `refused` is the reason for which it did not reach its agent, or its agent did not take it. `revision` grows
+    with each change.
     """
 
     id: str
@@ -98,6 +100,7 @@ class Record(NamedTuple):
     error_message: str = ""
     revision: int = 0
     answers: str = ""
+    refused: Reason | None = None
 
     @property
     def is_over(self) -> bool:

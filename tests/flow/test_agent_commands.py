@@ -185,6 +185,36 @@ async def test_a_call_chooses_what_its_definition_lets_it(tmp_path: Path) -> Non
             assert no.stdout == "" and not set(wrong[1].split("=")[1:]) & set(no.stderr.split()), no.stderr
 
 
+async def test_what_an_agent_does_not_take_is_answered_as_refused(tmp_path: Path) -> None:
+    """Policy allows it, and its agent says no: with the status of the reason, and no run."""
+    more = "  one: {executable: /bin/sh, args: [-c, exec sleep 60], max_concurrent_executions: 1, max_queue: 1}\n"
+    weekly = "schedules:\n  weekly: {agent: one, cron: '@weekly'}\n"
+    rows = ROWS + "".join(
+        f"p, {who}, nhi:{agent}, message/send, -, -, -, allow\n"
+        for who, agent in (("nhi:operator", "one"), ("nhi:weekly", "one"))
+    )
+    files_ = {**files(), **POLICY, "policies/nhi_to_nhi.csv": rows}
+    async with world(tmp_path, settings=MORE + more + weekly, files=files_) as running:
+        no = await sent(running, "/api/agents/choosy/runs", {"prompt": "x", "parameters": {"language": "fr"}})
+        assert no[0] == 400 and no[1]["reason"] == "bad-arguments", no
+        assert no[1]["error"] == "/message/parts/0/data/parameters/language has a value that cannot be chosen"
+        check_described("/api/agents/{name}/runs", "post", *no)
+        for _ in range(2):  # one at work, one that waits
+            taken = await sent(running, "/api/agents/one/runs", {"prompt": "x"})
+            assert taken[0] == 201 and taken[1]["run_id"] and taken[1]["error"] is None
+        full = await sent(running, "/api/agents/one/runs", {"prompt": "x"})
+        assert (full[0], full[1]["reason"]) == (429, "too-many-concurrent"), full
+        check_described("/api/agents/{name}/runs", "post", *full)
+        by_hand = await sent(running, "/api/schedules/weekly/run", {})
+        assert (by_hand[0], by_hand[1]["reason"]) == (429, "too-many-concurrent"), by_hand
+        check_described("/api/schedules/{name}/run", "post", *by_hand)
+        assert full[1]["error"] in (await did(running, "schedule", "run", "weekly", code=1)).stderr
+        for detach in ([], ["--detach"]):
+            told_so = await did(running, "agent", "run", "one", *detach, code=1)
+            assert (told_so.stdout, told_so.stderr.strip()) == ("", full[1]["error"])
+        assert [run["agent"] for run in (await told(running, "agent", "runs"))["runs"]] == ["one"] * 2
+
+
 async def test_a_conversation_goes_on_for_who_began_it_and_for_nobody_else(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE, files={**files(), **POLICY}) as running:
         first = await told(running, "agent", "run", "echo", "one")
