@@ -22,7 +22,10 @@ from sidecar.limits.nodes import Finder, Trouble
 from sidecar.limits.store import StoreUnavailable
 from sidecar.limits.wire import Wire, WireLate, WireLost
 
-FIND_S = 2.0
+FIND_S, FIND_DEADLINES = 2.0, 8
+"""How long one attempt may take to find who counts: so long, or so many deadlines where that is longer."""
+SLICES = 4
+"""Parts of the deadline for a first attempt. One in which the loop was held counts as any other."""
 BEAT_S = 0.5
 PAUSES_S = (0.0, 0.1, 0.25, 0.5)
 LONGEST_PAUSE_S = 1.0
@@ -87,11 +90,12 @@ class Link:
         return self.wire
 
     async def _first_attempt(self) -> None:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._tried.wait()
-        except TimeoutError:
-            self._failed("no connection in time")
+        for _ in range(SLICES):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._deadline_s / SLICES):
+                    await self._tried.wait()
+                return
+        self._failed("no connection in time")
 
     def _failed(self, why: str) -> None:
         self.trouble = why
@@ -129,7 +133,7 @@ class Link:
             return
 
     async def _connected(self) -> Wire:
-        async with asyncio.timeout(FIND_S):
+        async with asyncio.timeout(max(FIND_S, FIND_DEADLINES * self._deadline_s)):
             connection = await self._finder.find()
         wire = Wire(connection, self._deadline_s, self._lost)
         try:

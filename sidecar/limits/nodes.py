@@ -35,6 +35,8 @@ SLOT = key_slot(PREFIX.encode())
 CONNECT_S = 1.0
 ANSWER_S = 0.3
 """For a node that is asked about others."""
+DEADLINES = 3
+"""Of the store's own, that either lasts at least: for a store that is far away."""
 MAX_KNOWN = 64
 
 Address = tuple[str, int]
@@ -87,26 +89,28 @@ def finder_of(chosen: StoreSettings) -> Finder:
     place = chosen.place
     _check_files(chosen)
     to_store = partial(_to_store, chosen, place)
+    connect_s, answer_s = _at_least(CONNECT_S, chosen), _at_least(ANSWER_S, chosen)
     match place.kind:
         case "sentinel":
-            return Sentinels(partial(_to_sentinel, chosen, place), to_store, place.nodes, place.service)
+            return Sentinels(partial(_to_sentinel, chosen, place), to_store, place.nodes, place.service, answer_s)
         case "cluster":
-            return Cluster(to_store, place.nodes)
+            return Cluster(to_store, place.nodes, answer_s)
         case "unix":
-            return One(to_store, (place.path, 0))
+            return One(to_store, (place.path, 0), connect_s)
         case _:
-            return One(to_store, place.nodes[0])
+            return One(to_store, place.nodes[0], connect_s)
 
 
 class One:
     """The server that the URL names."""
 
-    def __init__(self, opener: Opener, address: Address) -> None:
+    def __init__(self, opener: Opener, address: Address, connect_s: float = CONNECT_S) -> None:
         self._opener = opener
         self._address = address
+        self._connect_s = connect_s
 
     async def find(self) -> Connection:
-        return await _opened(self._opener(self._address), CONNECT_S)
+        return await _opened(self._opener(self._address), self._connect_s)
 
     async def still(self) -> bool:
         return True
@@ -124,20 +128,28 @@ class One:
 class Sentinels:
     """Whom the Sentinels call primary, if it says so itself: a Sentinel may be the last to know."""
 
-    def __init__(self, to_sentinel: Opener, to_store: Opener, sentinels: Sequence[Address], service: str) -> None:
+    def __init__(
+        self,
+        to_sentinel: Opener,
+        to_store: Opener,
+        sentinels: Sequence[Address],
+        service: str,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         self._to_sentinel = to_sentinel
         self._to_store = to_store
         self._sentinels = list(sentinels)
         self._service = service
+        self._answer_s = answer_s
         self._asking = asyncio.Lock()
         self._asked: Connection | None = None
         self._found: Address | None = None
 
     async def find(self) -> Connection:
         primary = await self._primary()
-        connection = await _opened(self._to_store(primary), ANSWER_S)
+        connection = await _opened(self._to_store(primary), self._answer_s)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 role = await _answer(connection, "ROLE")
             if not isinstance(role, list) or not role or role[0] != b"master":
                 raise NobodyCountsError("who is called primary is a replica yet")
@@ -171,7 +183,7 @@ class Sentinels:
         trouble: BaseException = NobodyCountsError("no Sentinel answered")
         for sentinel in tuple(self._sentinels):
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     return await self._named_by(sentinel)
             except Trouble as error:
                 trouble = error
@@ -204,8 +216,9 @@ class Sentinels:
 class Cluster:
     """Who owns our slot. Nodes that were named by others are remembered: those of the URL may be gone one day."""
 
-    def __init__(self, opener: Opener, nodes: Sequence[Address]) -> None:
+    def __init__(self, opener: Opener, nodes: Sequence[Address], answer_s: float = ANSWER_S) -> None:
         self._opener = opener
+        self._answer_s = answer_s
         self._nodes = list(nodes)
 
     async def find(self) -> Connection:
@@ -226,7 +239,7 @@ class Cluster:
         self._nodes = [address, *(node for node in self._nodes if node != address)][:MAX_KNOWN]
 
     async def at(self, address: Address) -> Connection:
-        return await _opened(self._opener(address), ANSWER_S)
+        return await _opened(self._opener(address), self._answer_s)
 
     async def close(self) -> None:
         """Nobody is asked for longer than one question."""
@@ -234,7 +247,7 @@ class Cluster:
     async def _through(self, node: Address) -> Connection:
         connection = await self.at(node)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 ranges = await _answer(connection, "CLUSTER", "SLOTS")
             owner = self._read(ranges, node[0])
             if owner == node:
@@ -301,6 +314,10 @@ async def ask_once(connection: Connection, *commands: Sequence[bytes | str | int
 # Connections. Retries are ours to decide on: a charge that is sent twice would be charged twice.
 
 
+def _at_least(seconds: float, chosen: StoreSettings) -> float:
+    return max(seconds, DEADLINES * chosen.timeout)
+
+
 def _check_files(chosen: StoreSettings) -> None:
     chosen.login()
     if chosen.sentinel is not None:
@@ -334,7 +351,7 @@ def _to_sentinel(chosen: StoreSettings, place: StorePlace, address: Address) -> 
 def _connection(chosen: StoreSettings, place: StorePlace, address: Address, login: dict[str, Any]) -> Connection:
     options: dict[str, Any] = {
         **login,
-        "socket_connect_timeout": CONNECT_S,
+        "socket_connect_timeout": _at_least(CONNECT_S, chosen),
         "socket_timeout": None,
         "health_check_interval": 0,
         "protocol": 3,

@@ -36,7 +36,6 @@ from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
 from sidecar.limits.recall import Recall
 from sidecar.limits.refusing import Refusing, counts_no_more, passes, printable
 from sidecar.limits.store import (
-    DEADLINE_S,
     LEASE_S,
     REMEMBER_S,
     UNSEEN,
@@ -47,7 +46,7 @@ from sidecar.limits.store import (
     Verdict,
 )
 from sidecar.limits.wire import Wire, WireLate, WireLost
-from sidecar.settings.store import StoreSettings
+from sidecar.settings.store import DEADLINE_S, StoreSettings
 
 MAX_OWED = 10_000
 COMPLAIN_EVERY_S = 10.0
@@ -181,23 +180,16 @@ class RedisStore:
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         began_s = self._now_s()
         try:
-            return await self._reserve(charges, decision_id, began_s + self._deadline_s)
+            return await self._reserve(charges, decision_id, began_s)
         finally:
             self._observer.answered(self._now_s() - began_s)
 
-    async def _reserve(self, charges: Charges, decision_id: str, until_s: float) -> Verdict:
-        wire = self._link.wire
-        late = wire is None
-        if wire is None:
-            wire = await self._link.ready()
+    async def _reserve(self, charges: Charges, decision_id: str, began_s: float) -> Verdict:
+        wire = self._link.wire or await self._link.ready()
         self._number = number = self._number + 1
         arguments = self._guarded(charges, decision_id, number)
         try:
-            if late:
-                async with asyncio.timeout_at(until_s):
-                    reply = await self._run(wire, self._scripts.admit, arguments, until_s)
-            else:
-                reply = await self._run(wire, self._scripts.admit, arguments, until_s)
+            reply = await self._run(wire, self._scripts.admit, arguments)
             verdict = _verdict(reply, charges, decision_id)
         except (WireLost, _ForeignReplyError, asyncio.CancelledError, TimeoutError) as error:
             self.give_back(charges, decision_id)  # it may have been charged, and nobody will forward this call
@@ -211,7 +203,7 @@ class RedisStore:
             self._refused(error, wire)
             raise _unavailable(error) from error
         if verdict.admitted:
-            self._recall.admitted(charges, verdict, decision_id, number, until_s - self._deadline_s)
+            self._recall.admitted(charges, verdict, decision_id, number, began_s)
             if self._refusing:
                 self._refusing.done(CHARGE, charges)
         return verdict
@@ -235,11 +227,9 @@ class RedisStore:
             self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
 
     async def look(self, charges: Charges) -> tuple[Standing, ...]:
-        until_s = self._now_s() + self._deadline_s
         wire = await self._link.ready()
         try:
-            asked = self._guarded(charges, LOOK, 0, record_ms=0)
-            reply = await self._run(wire, self._scripts.admit, asked, until_s)
+            reply = await self._run(wire, self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0))
             return _verdict(reply, charges, LOOK).standings
         except ResponseError as error:
             self._refused(error, wire)
@@ -248,10 +238,9 @@ class RedisStore:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        until_s = self._now_s() + self._deadline_s
         wire = await self._link.ready()
         try:
-            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments], until_s)
+            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments])
         except ResponseError as error:
             self._refused(error, wire)
             raise _unavailable(error) from error
@@ -278,7 +267,7 @@ class RedisStore:
 
     # Asking
 
-    async def _run(self, wire: Wire, script: Script, arguments: list[str | int], until_s: float) -> Any:
+    async def _run(self, wire: Wire, script: Script, arguments: list[str | int]) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
         except NoScriptError:  # a restart or SCRIPT FLUSH; it was not run, so this is no second try
@@ -286,7 +275,7 @@ class RedisStore:
         except MovedError:
             raise
         except AskError as elsewhere:  # our slot is on its way, and this key has arrived
-            async with asyncio.timeout_at(until_s):
+            async with asyncio.timeout(self._deadline_s):
                 return await self._run_there((elsewhere.host, elsewhere.port), script, arguments)
 
     async def _run_there(self, address: tuple[str, int], script: Script, arguments: list[str | int]) -> Any:
@@ -464,9 +453,8 @@ class RedisStore:
 
     async def _whose(self, wire: Wire) -> tuple[str, int]:
         """The epoch of the store, and our tide there."""
-        until_s = self._now_s() + self._deadline_s
         asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
-        reply = await self._run(wire, self._scripts.epoch, asked, until_s)
+        reply = await self._run(wire, self._scripts.epoch, asked)
         if (
             not isinstance(reply, list)
             or len(reply) != 2

@@ -13,8 +13,6 @@ from sidecar.limits.plan import Charge
 
 LEASE_S = 60.0
 """A slot whose owner has died comes back after this; a living owner extends it every third of it."""
-DEADLINE_S = 0.08
-"""How long a shared store may take to answer. CONTRACT 9 promises ours within 100 ms of an outage."""
 REMEMBER_S = 120
 """A reservation can be given back for this long: longer than any call waits before it is forwarded."""
 
@@ -106,7 +104,8 @@ class Store(Protocol):
         """Whether this instance counts by itself, because the store is out."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        """Ask all limits, then charge all or none, in one step. Raises StoreUnavailable within 100 ms."""
+        """Ask all limits, then charge all or none, in one step. Raises StoreUnavailable, 20 ms after the deadline
+        at the latest."""
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         """Undo a reservation, also one whose answer never came."""

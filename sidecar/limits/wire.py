@@ -6,7 +6,7 @@ queue, its reply is read and dropped, and nothing is out of step. Two tasks and 
 
     writer    takes everything that was asked since its last turn, and sends it in one piece
     reader    gives each reply to the oldest future
-    timer     watches the oldest future that somebody waits for. Where nothing was heard since it was asked, the
+    timer     watches the oldest future that somebody waits for. Where nothing was heard since it was sent, the
               connection is condemned, and everybody waiting hears at once. Where others were answered meanwhile, the
               way is slow and not gone: who was not answered in time hears so, alone, and his reply is dropped when it
               comes; unless all have been late for a while
@@ -20,15 +20,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any, Protocol, cast
 
 from hiredis import pack_command
 from redis.exceptions import InvalidResponse, ResponseError
 
-STALL_S = 0.02
-"""A timer this late means that our own loop stood still; the reply may already lie in the socket."""
-EXCUSES = 10
-"""A loop that is held again and again is excused this often for one reply."""
+TURNS = 8
+"""Turns of the loop that a reply gets once its time is over: each reads the socket, so that what lies in it is heard
+also where the loop was held. They take microseconds."""
 LATE_FOR = 3
 """Deadlines without one reply in time: nobody waits for who is always late."""
 
@@ -56,6 +56,16 @@ class WireLate(WireLost):
     """This one reply did not come in time; others do."""
 
 
+class Batch:
+    """Commands that are sent in one piece, and the loop's time by which the store must have answered them. It counts
+    from when they are sent: a loop that was held before that takes no time from the store."""
+
+    __slots__ = ("due_s",)
+
+    def __init__(self) -> None:
+        self.due_s = inf
+
+
 class Wire:
     """One open connection. `deadline_s` is how long a reply may take; `lost` is called once when it has ended."""
 
@@ -65,10 +75,10 @@ class Wire:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._outbox: list[bytes] = []
-        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._batch = self._sending = Batch()
+        self._waiting: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
         self._asked = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._excused = 0
+        self._timer: asyncio.Handle | None = None
         self._read_s = self._in_time_s = self._loop.time()
         self._why = "closed"
         self._serving = asyncio.create_task(self._serve())
@@ -89,12 +99,11 @@ class Wire:
         if self.ended:
             reply.set_exception(WireLost(self._why))
             return reply
-        due = self._loop.time() + self._deadline_s
-        self._waiting.append((due, reply))
+        self._waiting.append((self._batch, reply))
         self._outbox.append(pack(command))
         self._asked.set()
         if self._timer is None:
-            self._timer = self._loop.call_at(due, self._check, due)
+            self._timer = self._loop.call_at(self._loop.time() + self._deadline_s, self._check)
         return reply
 
     def condemn(self, why: str) -> None:
@@ -123,6 +132,8 @@ class Wire:
             await self._asked.wait()
             self._asked.clear()
             commands, self._outbox = self._outbox, []
+            self._sending, self._batch = self._batch, Batch()
+            self._sending.due_s = self._loop.time() + self._deadline_s
             await self._connection.send_packed_command(commands, check_health=False)
 
     async def _read(self) -> None:
@@ -136,36 +147,45 @@ class Wire:
     def _answer(self, reply: Any) -> None:
         if not self._waiting:
             raise InvalidResponse("a reply that nobody asked for")
-        due, oldest = self._waiting.popleft()
-        self._read_s = now = self._loop.time()
-        if now <= due:
-            self._in_time_s = now
+        _, oldest = self._waiting.popleft()
+        self._read_s = self._loop.time()
         if oldest.done():
             return
+        self._in_time_s = self._read_s
         if isinstance(reply, ResponseError):
             oldest.set_exception(reply)
         else:
             oldest.set_result(reply)
 
-    def _check(self, scheduled: float) -> None:
+    def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
+        """Look after the oldest that somebody waits for, again and again until nobody waits. Who was the oldest
+        `before` has so many `turns` left."""
         self._timer = None
-        now = self._loop.time()
-        due = next((due for due, reply in self._waiting if not reply.done()), None)
-        if due is None:
+        batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
+        if batch is None:
             return
-        if due > now:
-            self._excused = 0
-            self._timer = self._loop.call_at(due, self._check, due)
-        elif now - scheduled > STALL_S and self._excused < EXCUSES:
-            self._excused += 1  # the loop was held: the reply may lie there unread
-            self._timer = self._loop.call_at(now + STALL_S, self._check, now + STALL_S)
-        elif self._read_s <= due - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s:
+        if batch is not before:
+            turns = TURNS
+        # What is not sent yet waits for the piece before it: the store must take that in time too.
+        now, due_s = self._loop.time(), min(batch.due_s, self._sending.due_s)
+        if due_s > now:
+            self._timer = self._loop.call_at(due_s, self._check)
+        elif turns:
+            self._timer = self._loop.call_soon(self._check, batch, turns - 1)
+        elif batch.due_s > now or self._is_silent(due_s, now):
             self.condemn(self._late_words)
         else:
-            for overdue, reply in self._waiting:
-                if overdue <= now and not reply.done():
-                    reply.set_exception(WireLate(self._late_words))
-            self._check(now)
+            self._refuse_late(now)
+            self._check()
+
+    def _refuse_late(self, now: float) -> None:
+        for batch, reply in self._waiting:
+            if batch.due_s <= now and not reply.done():
+                reply.set_exception(WireLate(self._late_words))
+
+    def _is_silent(self, due_s: float, now: float) -> bool:
+        """Whether nothing was heard since the oldest was sent, or nothing in time for a while."""
+        return self._read_s <= due_s - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s
 
     @property
     def _late_words(self) -> str:

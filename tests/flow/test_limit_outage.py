@@ -19,8 +19,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, Plan
 from sidecar.limits.nodes import finder_of
 from sidecar.limits.redis import RedisStore
-from sidecar.limits.store import DEADLINE_S
-from sidecar.settings.store import StoreSettings
+from sidecar.settings.store import DEADLINE_S, StoreSettings
 from tests.unit.limits.stages import charge
 from tests.valkey import Valkey, running_valkey
 

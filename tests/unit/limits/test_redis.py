@@ -362,6 +362,44 @@ async def test_before_the_first_connection_an_absent_store_is_unavailable_and_la
         assert not store._owed
 
 
+async def test_a_loop_that_was_held_refuses_nothing_that_the_store_answered(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url, deadline_s=0.08) as store:
+        await store.ping()
+        asked = [
+            asyncio.ensure_future(one)
+            for one in (store.reserve(ALL, "call"), store.run("return 7", "x", []), store.look(ALL))
+        ]
+        for _ in range(3):  # before they are sent, and with the replies in the socket
+            await asyncio.sleep(0.002)
+            time.sleep(0.2)
+        verdict, answer, standings = await asyncio.gather(*asked)
+        assert verdict.admitted and answer == 7 and len(standings) == len(ALL) and store.up
+
+
+async def test_a_loop_that_was_held_before_the_first_connection_refuses_nothing(fresh_valkey: Valkey) -> None:
+    async with opened(fresh_valkey.url, deadline_s=0.4) as store:
+        first = asyncio.create_task(store.run("return 7", "x", []))
+        await asyncio.sleep(0)
+        time.sleep(0.5)
+        assert await first == 7
+
+
+async def test_how_long_a_question_may_take_is_a_setting(fresh_valkey: Valkey) -> None:
+    """Also of many that a slow store answers one after the other: 100 of 2 ms each."""
+    slow = "local til = os.clock() + 0.002; repeat until os.clock() >= til; return 1"
+    patient = open_store(StoreSettings(url=fresh_valkey.url, timeout=5.0), clock=lambda: 0.0)
+    hasty = open_store(StoreSettings(url=fresh_valkey.url), clock=lambda: 0.0)
+    try:
+        await patient.ping()
+        assert await asyncio.gather(*[patient.run(slow, "x", []) for _ in range(100)]) == [1] * 100
+        await hasty.ping()
+        heard = await asyncio.gather(*[hasty.run(slow, "x", []) for _ in range(100)], return_exceptions=True)
+        assert any(isinstance(one, StoreUnavailable) for one in heard), "with 80 ms some are refused"
+    finally:
+        await patient.close()
+        await hasty.close()
+
+
 @pytest.mark.parametrize(
     "url", ["memory://", "redis://h", "rediss://h", "unix:///run/valkey", "redis+sentinel://h/s", "redis+cluster://h"]
 )

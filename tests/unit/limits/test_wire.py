@@ -6,6 +6,7 @@ The server is real, and late because a command before keeps it: a blocking one h
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -56,3 +57,63 @@ async def test_who_is_always_late_is_not_waited_for(fresh_valkey: Valkey) -> Non
         ends = await asyncio.gather(*asked, return_exceptions=True)
         assert wire.ended and loop.time() - began_s < (LATE_FOR + 3) * 0.05 + 0.1
         assert any(isinstance(end, WireLate) for end in ends), "some others were answered meanwhile"
+
+
+HELD_S = 0.2  # beyond each deadline below
+
+
+async def test_a_loop_that_was_held_while_the_reply_lay_in_the_socket_refuses_nothing(fresh_valkey: Valkey) -> None:
+    async with wired(fresh_valkey, 0.05) as wire:
+        asked = [wire.ask("BLPOP", "nothing", "0.01"), wire.ask("PING")]
+        await asyncio.sleep(0.005)  # they are sent
+        time.sleep(HELD_S)
+        assert await asyncio.gather(*asked) == [None, b"PONG"] and not wire.ended
+
+
+async def test_a_loop_that_was_held_before_it_sent_takes_no_time_from_the_store(fresh_valkey: Valkey) -> None:
+    async with wired(fresh_valkey, 0.15) as wire:
+        asked = wire.ask("BLPOP", "nothing", "0.1")
+        time.sleep(HELD_S)
+        assert await asked is None and not wire.ended
+
+
+async def test_a_loop_that_is_held_all_the_time_hears_every_reply(fresh_valkey: Valkey) -> None:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def hold() -> None:
+        time.sleep(0.03)
+        if not over.is_set():
+            loop.call_soon(hold)
+
+    async with wired(fresh_valkey, 0.05) as wire:
+        loop.call_soon(hold)
+        for _ in range(4):
+            assert await asyncio.gather(*[wire.ask("PING") for _ in range(10)]) == [b"PONG"] * 10
+        over.set()
+        assert not wire.ended
+
+
+async def test_a_held_loop_still_notices_a_store_that_is_silent(fresh_valkey: Valkey) -> None:
+    async with wired(fresh_valkey, 0.05) as wire:
+        await wire.ask("PING")
+        with fresh_valkey.frozen():
+            asked = wire.ask("PING")
+            await asyncio.sleep(0.005)
+            time.sleep(HELD_S)
+            with pytest.raises(WireLost):
+                await asked
+
+
+async def test_what_cannot_be_sent_is_not_waited_for(fresh_valkey: Valkey) -> None:
+    """The store reads nothing more, and the piece that it does not take is nobody's any more."""
+    async with wired(fresh_valkey, 0.05) as wire:
+        await wire.ask("PING")
+        with fresh_valkey.frozen():
+            wire.ask("ECHO", b"x" * (4 * 2**20)).cancel()
+            await asyncio.sleep(0.1)
+            with pytest.raises(WireLost):
+                async with asyncio.timeout(5):
+                    await wire.ask("PING")
+        with fresh_valkey.client() as client:
+            while len(client.client_list()) > 1:  # ours ends once the rest was taken
+                await asyncio.sleep(0.01)

@@ -58,7 +58,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         server = request.getfixturevalue("valkey")
         with server.client() as client:
             client.flushall()
-        shared = open_store(StoreSettings(url=server.url), time.time, deadline_s=2.0)
+        shared = open_store(StoreSettings(url=server.url, timeout=2.0), time.time)
         made = RedisTaskStore(partial(run_at, shared))
     yield made
     await made.close()
@@ -319,7 +319,7 @@ async def test_a_record_of_a_neighbouring_version_is_one(valkey: Valkey) -> None
     """It has a member more; what this one changes of it leaves that be."""
     with valkey.client() as client:
         client.flushall()
-        shared = open_store(StoreSettings(url=valkey.url), time.time, deadline_s=2.0)
+        shared = open_store(StoreSettings(url=valkey.url, timeout=2.0), time.time)
         store = RedisTaskStore(partial(run_at, shared))
         kept = record("1")
         await store.claim(kept, ROOM)
