@@ -10,7 +10,7 @@ from sidecar import __version__
 from sidecar.cli.lazy import Root
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": ("sidecar.cli.demo", "A minute with everything: a real server, a real client, four outcomes."),
+    "demo": ("sidecar.cli.demo", "A minute with everything: a real server, real clients, seven outcomes."),
     "init": ("sidecar.cli.init", "Write a working folder to start from."),
     "serve": ("sidecar.cli.serve", "Check everything, then serve."),
     "check": ("sidecar.cli.serve", "Check configuration, models, rules, budgets and keys."),

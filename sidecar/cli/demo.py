@@ -120,7 +120,7 @@ AGENT_SCENES = (
 @click.command()
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave the demo's folder here.")
 def demo(keep: Path | None) -> None:
-    """A minute with everything: a real server, a real client, four outcomes, and the evidence."""
+    """A minute with everything: a real server, real clients, seven outcomes, and the evidence."""
     try:
         import a2a  # noqa: F401  # only whether they are there
         import mcp  # noqa: F401

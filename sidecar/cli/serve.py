@@ -148,7 +148,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     loop, stop, hangup = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    # Not the loop's: between its handler and none there is a moment in which the signal would end us.
+    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(hangup.set))
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
     app = await _started(path, environ, stop)
@@ -156,12 +157,13 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
         return
     settle_interpreter()
     reloading = loop.create_task(_reload_at(hangup, app))
-    _announce(app)  # last: whoever reads it may signal at once
+    _announce(app)  # last
     await stop.wait()
+    log.info("stopping")
     reloading.cancel()
     await app.stop()
-    loop.remove_signal_handler(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the loop's end would have it end us
+    log.info("stopped")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> App | None:
@@ -211,31 +213,36 @@ async def _reload_at(hangup: asyncio.Event, app: App) -> None:
 
 
 def _announce(app: App) -> None:
+    """What serves now, as lines of the log: whoever reads it may signal at once."""
     from sidecar.audit.sinks import place_of
     from sidecar.loading import idle_schedules
 
     now = app.live.current
     for fault in now.engine.warnings:
-        click.echo(str(fault), err=True)
-    for line in (
-        f"sidecar serves {', '.join(sorted(now.services)) or 'no server'} at {now.base_url}/mcp/<server>",
-        *([f"  agents    {', '.join(sorted(now.agents))} at {now.base_url}/agents/<agent>/"] if now.agents else []),
-        *([f"  gRPC      {now.settings.server.grpc}"] if now.settings.server.grpc else []),
-        *(f"  local     {local.listen} is {local.principal}" for local in now.settings.local),
-        f"  policy    {now.engine.revision}",
-        f"  admin     {now.settings.admin.listen}",
-        f"  store     {app.limiter.store.kind}",
-        f"  audit     {place_of(now.settings)}",
-    ):
-        click.echo(line, err=True)
+        log.warning("a warning of the policy: %s", fault)
     for idle in idle_schedules(now.settings, now.engine, app.live.clock()):
-        click.echo(f"  WARNING   schedule {idle.key}: no rule lets {idle.principal} call {idle.agent}", err=True)
+        extra = {"schedule": idle.key, "principal": idle.principal, "agent": idle.agent}
+        log.warning("no rule lets a schedule call its agent", extra=extra)
     for name, service in sorted(now.services.items()):
         credential = service.definition.credential
         if credential is not None and credential.passthrough:
-            click.echo(f"  WARNING   the tokens of callers are shown to {name}: credential.passthrough", err=True)
+            log.warning("the tokens of callers are shown to a server: credential.passthrough", extra={"server": name})
     if app.limiter.store.kind == "memory" and not now.settings.server.listen.is_loopback:
-        click.echo("  WARNING   limits count in this process only and start empty: set store.url", err=True)
+        log.warning("limits count in this process only and start empty: set store.url")
+    log.info(
+        "sidecar serves %s at %s/mcp/<server>",
+        ", ".join(sorted(now.services)) or "no server",
+        now.base_url,
+        extra={
+            "agents": sorted(now.agents),
+            "grpc": None if now.settings.server.grpc is None else str(now.settings.server.grpc),
+            "local": {str(local.listen): local.principal for local in now.settings.local},
+            "policy": now.engine.revision,
+            "admin": str(now.settings.admin.listen),
+            "store": app.limiter.store.kind,
+            "audit": str(place_of(now.settings)),
+        },
+    )
 
 
 def _print_all_others(error: ConfigError, path: Path, environ: Mapping[str, str]) -> None:

@@ -51,7 +51,7 @@ async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Pat
             async with asyncio.timeout(20):
                 first = await process.stdout.readline()
                 said = b""
-                while b"audit     standard output" not in said:
+                while b'"audit":"standard output"' not in said:
                     said += await process.stderr.readline()
             process.send_signal(signal.SIGTERM)
             rest, errors = await asyncio.wait_for(process.communicate(), 10)

@@ -479,6 +479,12 @@ async def test_told_to_reload_and_to_stop_at_once_it_finishes_what_it_began() ->
         assert await ended == 0
         assert running.controls().count("start") == running.controls().count("stop") == 1
         assert running.verify()[0] == 0
+        lines = [json.loads(line) for line in running.log().splitlines()]  # the log is JSON from its first line on
+        assert all({"time", "level", "logger", "event"} <= line.keys() for line in lines)
+        (serves,) = (line for line in lines if line["event"].startswith("sidecar serves github at http://"))
+        assert serves["store"] == "memory" and serves["policy"] == running.records()[0]["control"]["policy_revision"]
+        events = [line["event"] for line in lines]
+        assert events.count("stopping") == 1 and events[-1] == "stopped"
 
 
 # --- asked to stop before it served ---------------------------------------------------------------------------------
