@@ -525,6 +525,6 @@ def test_the_command_prints_the_schema() -> None:
 def test_five_thousand_rules_are_read_in_seconds() -> None:
     rule = "  - {id: r%d, kind: agent_to_tool, subject: nhi:a%d, object: [tool:s/a, tool:s/b], when: args.x == 1}\n"
     text = "version: 1\nrules:\n" + "".join(rule % (number, number) for number in range(5000))
-    began = time.perf_counter()
+    began = time.process_time()
     assert sum(1 for _ in parse_yaml("p.yaml", text, Faults())) == 10_000
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10

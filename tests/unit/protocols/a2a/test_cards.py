@@ -352,10 +352,10 @@ def test_a_text_that_is_made_to_take_long_does_not() -> None:
         f"http://{HOST}/" + "a" * 200_000,
     ]
     many = [{"url": f"http://{'a' * one}.example:{one}"} for one in range(1, 19)]
-    began = time.perf_counter()
+    began = time.process_time()
     given_ = {**LEAST, "description": " ".join(texts), "documentationUrl": texts[2], "additionalInterfaces": many}
     ours(given_)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 5  # what grows with the square takes minutes
 
 
 @pytest.mark.parametrize(
