@@ -249,7 +249,7 @@ class Course:
         why = "its turn came" if attempt == 1 else f"try {attempt}"
         tries = self.record.previous_tries if attempt == 1 else (*self.record.previous_tries, _last_try(self.record))
         self._move(
-            State.STARTING, why, previous_tries=tries, started_at=self._now(), pid=None, exit_code=None, signal=None,
+            State.STARTING, why, previous_tries=tries, pid=None, exit_code=None, signal=None,
             failure=None, usage=Usage(), output="", output_bytes=0,
         )  # fmt: skip
         if not await self._may_begin(attempt):
@@ -417,7 +417,8 @@ def _words(event: Ended) -> str:
 
 
 def _last_try(record: Execution) -> Try:
-    began, ended = record.started_at or record.created_at, record.ended_at or record.created_at
+    began = next(one.at for one in reversed(record.transitions) if one.state is State.STARTING)
+    began, ended = record.started_at or began, record.ended_at or began
     status = record.status or Status.FAILURE
     about = (record.pid, record.exit_code, record.signal, record.failure, record.usage)
     return Try(began, ended, status, *about)

@@ -23,7 +23,7 @@ from sidecar.agents.course import CANCELED, Course, GivenUp, Means, Offer
 from sidecar.agents.leases import LEASE_S, Leases
 from sidecar.agents.left_behind import has_begun, left_behind, taken_up
 from sidecar.agents.prompts import prompt_from
-from sidecar.agents.record import MAX_TRANSITIONS, Execution, Failure, Transition
+from sidecar.agents.record import MAX_TRANSITIONS, Execution, Failure, Transition, Usage
 from sidecar.agents.running import Objection, Prompt, Runner, no_objection
 from sidecar.agents.sanitizing import kept_beginning
 from sidecar.agents.states import Category, State, Status
@@ -185,7 +185,13 @@ class Executions:
             task=task,
             status=None,
             transitions=(*record.transitions[-MAX_TRANSITIONS:], Transition(State.IDLE, now_s, "it goes on")),
+            started_at=None,
             ended_at=None,
+            pid=None,
+            exit_code=None,
+            signal=None,
+            failure=None,
+            usage=Usage(),
             previous_tries=(),
             cancel_requested=False,
             max_retries=offer.definition.tries - 1,

@@ -64,8 +64,9 @@ class Execution(NamedTuple):
 
     `caller` is on whose behalf, `owner` its binding, `target` the agent's name, `schedule` which schedule ordered it.
     `input` is the prompt and `output` the end of what the program said, without secrets. `task` is the run as A2A's
-    canonical Task. `status` is what it came to, once that is known. `previous_tries` are those before the last.
-    `revision` grows with each change.
+    canonical Task. `status` is what it came to, once that is known. `started_at` is when the process of the last try
+    was started, or its turn in a process of its conversation began; None where it was not. `previous_tries` are those
+    before the last. `revision` grows with each change.
     """
 
     id: str
@@ -122,12 +123,12 @@ class Execution(NamedTuple):
             raise ValueError(f"a run that is {self.state} cannot be {state}")
         logged = (*self.transitions, Transition(state, now_s, why))
         moved = self._replace(state=state, transitions=logged, **facts)
-        if state is State.STARTING and self.started_at is None:
-            moved = moved._replace(started_at=now_s)
         if state in ENDS:
             moved = moved._replace(status=ENDS[state], ended_at=now_s)
         elif state is State.STARTING:
-            moved = moved._replace(status=None, ended_at=None)
+            moved = moved._replace(status=None, started_at=None, ended_at=None)
+        elif state is State.RUNNING:
+            moved = moved._replace(started_at=now_s)
         return moved
 
 

@@ -70,9 +70,11 @@ class Run(TypedDict):
     is_over: Annotated[bool, "whether nothing more becomes of it"]
     task_state: Annotated[str | None, "the same in A2A's words"]
     created_at: Annotated[str | None, "when it was ordered"]
-    started_at: Annotated[str | None, "when its first process was started"]
+    started_at: Annotated[
+        str | None, "when the process of its last try was started; nothing while it waits for its turn"
+    ]
     ended_at: Annotated[str | None, "when it was over"]
-    duration_s: Annotated[float | None, "from its start to its end"]
+    duration_s: Annotated[float | None, "from that start to its end"]
     retries: Annotated[int, "tries beyond the first"]
     max_retries: Annotated[int, "how many there may be"]
     timeout_s: Annotated[float, "how long a try may take"]

@@ -284,6 +284,16 @@ async def in_state(state: str) -> tuple[Stage, str, Working]:
     return stage, first, work
 
 
+@pytest.mark.parametrize(("state", "has_started"), [("queued", False), ("starting", False), ("running", True)])
+async def test_a_run_has_started_when_its_process_has(state: str, has_started: bool) -> None:
+    stage, execution_id, work = await in_state(state)
+    async with running(stage):
+        run = await stage.get(execution_id)
+        assert (run.started_at is not None, run.pid is not None) == (has_started, has_started)
+        work.may_end.set()
+        await stage.over(execution_id)
+
+
 @pytest.mark.parametrize("state", ["queued", "starting", "running", "between tries"])
 async def test_a_run_is_cancelled_in_every_state_and_nothing_is_left_when_that_is_told(state: str) -> None:
     stage, execution_id, work = await in_state(state)
@@ -475,6 +485,7 @@ async def test_a_run_that_waits_for_its_caller_goes_on_with_their_next_message()
         assert (task_state(first), first.is_done) == ("TASK_STATE_INPUT_REQUIRED", True)
         again = await stage.executions.goes_on(first.id, prompt("end"), ALICE)
         assert (again.id, again.is_done) == (first.id, False)
+        assert (again.started_at, again.pid, again.exit_code) == (None, None, None), "those of the turn before"
         run = await stage.over(first.id)
         assert (task_state(run), run.input) == ("TASK_STATE_COMPLETED", "end")
         assert [one["role"] for one in run.task["history"]] == ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"]

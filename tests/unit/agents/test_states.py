@@ -48,6 +48,8 @@ def test_each_way_of_the_table_can_be_gone_and_no_other(before: State, after: St
     assert moved.previous_state in (before, None)
     if after in ENDS:
         assert (moved.status, moved.ended_at) == (ENDS[after], 9.0)
+    if after in (State.STARTING, State.RUNNING):
+        assert moved.started_at == (9.0 if after is State.RUNNING else None)
 
 
 def test_every_state_is_on_the_way_and_every_way_ends() -> None:
