@@ -180,6 +180,8 @@ MEANINGS: Mapping[str, str] = {
     "action": "what policy was asked, e.g. `tools/call`",
     "object": "what it was asked about, e.g. `tool:github/search_code`; a URI's query and fragment are cut off",
     "args_hash": "keyed digest of the arguments",
+    "clear_arguments": "arguments that are recorded as they came, by JSON Pointer "
+    "([below](#arguments-in-clear)); null where none are chosen",
     "redaction_applied": "whether something was left out: of this record (arguments, a query) or of the answer",
     "redactions": "how much was replaced in the answer by `responses.redact`; null where no rule looked at it",
     "evidence": "the results of this call that are kept: id and SHA-256 of each line ([below](#results-that-are-kept))",

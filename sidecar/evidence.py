@@ -172,6 +172,7 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
             metrics=metrics,
             evidence_path=settings.evidence_path,
             attester=Attester(attesting_key, attesting.every_records, attesting.every_s),
+            clear_arguments=settings.audit.clear_arguments,
             rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
         )
     except OSError as error:

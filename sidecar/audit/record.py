@@ -2,7 +2,7 @@
 
 The shape of a record (CONTRACT 7): every field by name, in one order, present in every event; `null` where a fact is
 not known. What came from outside is bounded here, field by field; what is secret never gets here: arguments come as a
-keyed digest, credentials as kind, issuer and key id, results not at all.
+keyed digest (but for those that `clear` chooses), credentials as kind, issuer and key id, results not at all.
 
 Pure: facts in, plain values out. `recorder` collects the facts, `chain` turns a record into a line.
 """
@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
 from orjson import Fragment
 
+from sidecar.audit.clear import Clear
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.compact import compact_json
 from sidecar.errors import LimitState, Refusal
@@ -64,6 +66,7 @@ BLANK: Mapping[str, Any] = {
     "action": None,
     "object": None,
     "args_hash": None,
+    "clear_arguments": None,
     "redaction_applied": False,
     "redactions": None,
     "evidence": (),
@@ -155,9 +158,11 @@ class Describer:
     Callers, rules and roles stay the same objects from call to call: what was made of one is kept for the next.
     """
 
-    __slots__ = ("_nobody", "_roles", "_rules", "_who")
+    __slots__ = ("_nobody", "_roles", "_rules", "_who", "clear")
 
-    def __init__(self, key: AuditKey) -> None:
+    def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        self.clear = Clear(clear_arguments)
+        """What of arguments is not left out."""
         self._nobody = Digests(key, "")
         self._who = _once(partial(_who, key))
         self._rules = _once(_rule_ids)

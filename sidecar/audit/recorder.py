@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sidecar.audit import record as shape
@@ -75,12 +76,13 @@ class Audit:
         evidence_path: Path | None = None,
         attester: Attester | None = None,
         rotation: Rotation | None = None,
+        clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Record what the last run left if it is not in order (`found`). Raises OSError.
 
         `clock` gives both clocks (the `time` module does); `new_id` a fresh unguessable id (`time_ordered_ids`);
         `evidence_path` is where results are kept, a file that is made for the first; without an `attester`
-        there are no checkpoints.
+        there are no checkpoints; `clear_arguments` are the pointers, by object, of what is recorded in clear.
         """
         self.found = found.what
         """What was not in order at the start, as `file` names it; for the operator's log."""
@@ -95,7 +97,7 @@ class Audit:
         self._stamp = _stamping(instance, key.id, clock, new_id)
         self._timestamp = timestamps()
         self.key = key
-        self.describer = shape.Describer(key)
+        self.describer = shape.Describer(key, clear_arguments)
         self.clock = clock
         self.new_id = new_id
         if found.what:
@@ -411,6 +413,8 @@ class Recording:
             record |= describer.caller(caller)
         if call is not None:
             record |= shape.about_call(call)
+            if describer.clear:
+                record["clear_arguments"] = describer.clear.of(call.question)
         if decision is not None:
             record |= self._described(decision, self.enforcement)
         if self.excused:

@@ -26,7 +26,8 @@ S132-S133  a file of variables; an address that cannot be listened on
 S134       an agent whose card nobody finds
 S136       what of a store does not belong together
 S140-S141  shadow mode
-S150       sinks of the evidence that do not go together
+S150       sinks of the evidence that do not go together; arguments that it must not hold
+S151       arguments that are recorded in clear
 S160-S163  a source of policy: beside folders, with nothing taken, its record, the shelf
 S170-S173  agents: what a call may choose, an address' credential, how a program is told and heard, how often it runs
 S174       by which names and where an agent is found, and what is spoken there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,19 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.settings.addresses import is_loopback_host
 from sidecar.settings.credentials import RESERVED_HEADERS
-from sidecar.settings.fields import Bytes, Count, HeaderName, HttpUrl, Many, PathField, Seconds, Section, Word
+from sidecar.settings.fields import (
+    SLUG,
+    Bytes,
+    Count,
+    HeaderName,
+    HttpUrl,
+    Many,
+    PathField,
+    Seconds,
+    Section,
+    Word,
+    named,
+)
 from sidecar.settings.findings import Finding, reject, reject_any
 from sidecar.settings.store import StoreSettings
 
@@ -90,6 +103,33 @@ class RotationSettings(Section):
     default all are."""
 
 
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_SECRET_WORDS = frozenset({"token", "cookie", "otp", "pin", "jwt", "pwd"})
+_SECRET_PARTS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey", "privatekey", "authorization",
+                 "credential")  # fmt: skip
+
+
+def _no_secret(pointer: str) -> str:
+    for name in pointer.split("/"):
+        words = [word.lower() for word in _WORD.findall(name)]
+        if any(part in "".join(words) for part in _SECRET_PARTS) or not _SECRET_WORDS.isdisjoint(words):
+            reject(Finding(f"{name} sounds like a credential", WRONG, "none is recorded: choose another"))
+    return pointer
+
+
+ClearObject = Annotated[
+    str, AfterValidator(named(rf"(tool|prompt):{SLUG}/[A-Za-z0-9_.\-/]{{1,128}}", "exact tool or prompt",
+                              "such as tool:github/search_code"))
+]  # fmt: skip
+ClearPointer = Annotated[
+    str,
+    Field(max_length=256),
+    AfterValidator(named(r"(/([^~/*]|~[01])+)+", "JSON Pointer", "such as /repo or /options/limit")),
+    AfterValidator(_no_secret),
+]
+ClearPointers = Annotated[Many[ClearPointer], Field(min_length=1, max_length=8)]
+
+
 class AuditSettings(Section):
     """The audit trail."""
 
@@ -107,6 +147,10 @@ class AuditSettings(Section):
     previous_key_paths: Many[PathField] = ()
     """Files with keys that were used before: what a start finds of their time it can check. `keys/audit.previous.key`
     in the data folder is one too."""
+    clear_arguments: Annotated[dict[ClearObject, ClearPointers], Field(max_length=64)] = Field(default_factory=dict)
+    """Arguments that are recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 tools or
+    prompts, by their exact names. Whoever reads the log reads them. Only texts of up to 256 characters, numbers,
+    booleans and null, and nothing that looks like a credential."""
     checkpoint_key_path: PathField | None = None
     """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder at first
     start."""

@@ -113,6 +113,12 @@ def doubts(loaded: Loaded) -> Iterator[Fault]:
             fault = loaded.document.fault(("upstreams", name, "a2a", "url"), message, "S134", hint)
             yield replace(fault, severity="warning")
 
+    for name, pointers in loaded.settings.audit.clear_arguments.items():
+        message = f"whoever reads the evidence reads {', '.join(pointers)} of the calls of {name}"
+        hint = "leave out what is personal or secret; records cannot be changed later"
+        fault = loaded.document.fault(("audit", "clear_arguments", name), message, "S151", hint)
+        yield replace(fault, severity="warning")
+
 
 def shown_settings(loaded: Loaded) -> list[Shown]:
     """Every setting in force, in the order of the schema, secrets masked."""

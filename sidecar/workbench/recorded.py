@@ -1,11 +1,12 @@
 """How did a condition come out, if all that is left of its arguments is evidence?
 
-A record holds no arguments (CONTRACT 7): of each condition that ran, a digest of its text, how it came out, and keyed
-digests of what it read. A policy is asked anew with `StandIn`s in the place of its conditions, which answer, in this
-order, by
+A record holds no arguments (CONTRACT 7) but those that `audit.clear_arguments` chose: of each condition that ran, a
+digest of its text, how it came out, and keyed digests of what it read. A policy is asked anew with `StandIn`s in the
+place of its conditions, which answer, in this order, by
 
     running             what reads nothing of the caller's own: principals, server, tool, time
     the record          the same text, of the same subject
+    clear arguments     another text that reads arguments which were recorded as they came
     its inputs          another text that reads what was recorded: with the audit key, a digest can be compared with the
                         constants of the condition; equality and membership need no more than that
     nothing             it is told to be unknown, with the reason, and taken for what the asker of the question tries
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from sidecar.audit.clear import ABSENT, VALUE
 from sidecar.audit.digest import AuditKey, Digests
 from sidecar.errors import Refusal
 from sidecar.policy.conditions import Condition, Purse, Scene
@@ -35,6 +37,13 @@ MORE_THAN_EQUAL = "a condition asks more of a hashed argument than whether it eq
 ROLES_CHANGED = "a condition reads arguments and roles, and the roles may be others now"
 _NO_VALUES: Mapping[str, Any] = {}
 ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: those of the question itself
+
+
+class _Found(NamedTuple):
+    """An argument that is known: so many steps of its path lead on, to `value` or to an object without the next one."""
+
+    steps: int
+    value: tuple[Any] | None = None
 
 
 class Key(NamedTuple):
@@ -119,11 +128,14 @@ class Case:
         self, condition: Condition, written: list[Steps], scene: Scene, key: Key, purse: Purse
     ) -> tuple[Outcome, Mapping[str, Any]] | str:
         assert self.asked is not None
+        known_in_clear = {path: found for path in written if (found := self._in_clear(path)) is not None}
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == (key.subject, key.lends)]
         values: dict[Steps, Any] = {}
         if any(path in (("args",), ("call",), ("call", "meta")) for path in written):
             return MORE_THAN_EQUAL
         for path in written:
+            if path in known_in_clear:
+                continue
             name = ".".join(path)
             known = next((fact for fact in facts if fact.inputs.get(name)), None)
             if known is None and any(self._was_absent(path, fact) for fact in facts):
@@ -135,8 +147,20 @@ class Case:
                 return told
             values[path] = told[0]
         args, meta = _tree(values, ("args",)), _tree(values, ("call", "meta"))
+        for path, found in known_in_clear.items():
+            _put(args, path[1:], found)
         made = scene._replace(args=args, question=scene.question._replace(meta=meta))
         return condition.run(made, purse)
+
+    def _in_clear(self, path: Steps) -> _Found | None:
+        """An argument that was recorded in clear, there or not; None where that is not known."""
+        assert self.asked is not None
+        if path[0] != "args":
+            return None
+        entry = self.asked.clear.get(path[1:], {})
+        if VALUE in entry:
+            return _Found(len(path) - 1, (entry[VALUE],))
+        return _Found(entry[ABSENT] - 1) if ABSENT in entry else None
 
     def _value(self, text: str, name: str, fact: RecordedFact) -> tuple[Any] | str:
         """A value that the condition cannot tell from the one that was there, or why there is none.
@@ -247,6 +271,15 @@ def _tree(values: Mapping[Steps, Any], root: Steps) -> dict[str, Any]:
                 branch = branch.setdefault(step, {})
             branch[path[-1]] = value
     return tree
+
+
+def _put(tree: dict[str, Any], path: Steps, found: _Found) -> None:
+    """Put an argument into a tree, or the objects on its way as far as there were any."""
+    for at, step in enumerate(path[: found.steps]):
+        if found.value is not None and at == len(path) - 1:
+            tree[step] = found.value[0]
+            return
+        tree = tree.setdefault(step, {})
 
 
 # --- what a condition's text asks of an input -------------------------------------------------------------------------

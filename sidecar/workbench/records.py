@@ -7,7 +7,7 @@ of its conditions. What a line does not say is named in `gaps`, so that whoever 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -15,10 +15,12 @@ from typing import IO, Any, NamedTuple
 import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
+from sidecar.audit.clear import ABSENT
 from sidecar.audit.record import INPUTS, skill_in
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols import mcp
+from sidecar.screening.pointers import parse_pointer
 from sidecar.uris import named_object
 from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
 
@@ -57,7 +59,8 @@ class RecordedFact(NamedTuple):
 class Asked:
     """One recorded question that policy answered. `at_s` is when, in seconds since the epoch; `rules` are the ids that
     its links rested on; `ended` is why the call was refused, by policy or after it; `enforced` is false in shadow mode,
-    where a denial refuses nothing; `without_arguments` if it is known that there were none.
+    where a denial refuses nothing; `without_arguments` if it is known that there were none. `clear` are the arguments
+    that were recorded in clear, by their steps: what `audit.clear` says of each.
     """
 
     seq: int
@@ -78,6 +81,7 @@ class Asked:
     without_arguments: bool
     grants_known: bool
     gaps: tuple[str, ...] = ()
+    clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
 
 
 def question_of(
@@ -141,6 +145,7 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         without_arguments=fields["redaction_applied"] is False,
         grants_known=known,
         gaps=tuple(_gaps(fields, question)),
+        clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},
     )
 
 
@@ -170,6 +175,12 @@ def _fact(fact: Mapping[str, Any], names: list[str], links: list[Any]) -> Record
     inputs = {_word(path): None if value is None else _word(value) for path, value in fact["inputs"].items()}
     lends = action == DELEGATE
     return RecordedFact(_word(fact["condition"]), _word(fact["outcome"]), subject or "", lends, inputs)
+
+
+def _entry(entry: object) -> Mapping[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get(ABSENT, 1), int):
+        raise TypeError("an argument in clear that says neither a value nor why there is none")
+    return entry
 
 
 def _word(value: object) -> str:

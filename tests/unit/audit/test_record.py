@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sidecar.audit import time_ordered_ids
 from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
+from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
 from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed
 from sidecar.audit.recorder import Audit
@@ -46,6 +47,52 @@ def audit(path: Path) -> Any:
     audit = open_audit(path)
     yield audit
     at_once(audit.close())
+
+
+SECRETS = [
+    "Bearer " + "a1b2" * 8,
+    "ghp_" + "a" * 36,
+    "https://me:pass@db.example/x",
+    "-----BEGIN PRIVATE KEY-----\nMIIEvQ",
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entry"),
+    [
+        ({"a": {"b": "acme/site"}}, {"value": "acme/site"}),
+        ({"a": {"b": None}}, {"value": None}),
+        ({"a": {"b": -1.5}}, {"value": -1.5}),
+        ({"a": {}}, {"absent": 2}),
+        ({}, {"absent": 1}),
+        ({"a": "text"}, {"left_out": "no-object"}),
+        ({"a": {"b": ["x"]}}, {"left_out": "not-plain"}),
+        ({"a": {"b": float("inf")}}, {"left_out": "not-plain"}),
+        ({"a": {"b": "\ud800"}}, {"left_out": "not-plain"}),
+        ({"a": {"b": 2**63}}, {"left_out": "too-large"}),
+        ({"a": {"b": "x" * 257}}, {"left_out": "too-large"}),
+        *(({"a": {"b": secret}}, {"left_out": "credential"}) for secret in SECRETS),
+    ],
+)
+def test_only_chosen_plain_arguments_are_recorded_in_clear(arguments: dict[str, Any], entry: dict[str, Any]) -> None:
+    clear = Clear({"tool:s/t": ["/a/b"]})
+    question = Question("tool:s/t", "tools/call", "s", "t", arguments | {"other": "not chosen"})
+    assert clear.of(question) == {"/a/b": entry}
+    assert clear.of(question._replace(object="tool:s/u")) is None
+
+
+def test_arguments_in_clear_stand_in_every_record_of_the_call_and_by_default_in_none(tmp_path: Path) -> None:
+    chosen, by_default = tmp_path / "chosen.jsonl", tmp_path / "default.jsonl"
+    audit = open_audit(chosen, clear_arguments={"tool:github/search": ["/repo"]})
+    forward(audit)
+    refuse(audit)
+    at_once(audit.close())
+    audit = open_audit(by_default)
+    forward(audit)
+    at_once(audit.close())
+    value = {"/repo": {"value": ARGUMENTS["repo"]}}
+    assert [record["clear_arguments"] for record in records(chosen)] == [value, value, value]
+    assert [record["clear_arguments"] for record in records(by_default)] == [None, None]
 
 
 def test_every_field_of_the_contract_is_in_every_event_in_one_order(audit: Audit, path: Path) -> None:

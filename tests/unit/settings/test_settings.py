@@ -8,6 +8,8 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import Address, UnixAddress
+from sidecar.settings.load import doubts
+from sidecar.settings.load import load as load_document
 from sidecar.settings.server import TlsFiles
 
 
@@ -23,6 +25,14 @@ def fault_in(folder: Path, text: str) -> tuple[str, str]:
     (fault,) = error.value.faults
     assert fault.line > 0
     return fault.code, fault.message
+
+
+def test_arguments_in_clear_are_doubted_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    path.write_text("version: 1\naudit:\n  clear_arguments:\n    tool:pay/refund: [/amount, /max_tokens]\n")
+    (doubt,) = doubts(load_document(path, {}, check_files=False))
+    assert (doubt.code, doubt.severity, doubt.line) == ("S151", "warning", 4)
+    assert "/amount, /max_tokens of the calls of tool:pay/refund" in doubt.message
 
 
 def test_the_shortest_file_gives_loopback_enforcement_and_strict_audit(tmp_path: Path) -> None:
@@ -144,6 +154,10 @@ REFUSED = [
     ("store: {url: 'mysql://x'}", "Y104", "this is no store"),
     ("store: {url: 'redis:///0'}", "Y104", "the host is missing"),
     ("audit: {sink: stdout, path: a.jsonl}", "S150", "there is no file with sink: stdout"),
+    ("audit: {clear_arguments: {'tool:a/b': [/api_key]}}", "S150", "api_key sounds like a credential"),
+    ("audit: {clear_arguments: {'tool:a/b': [/x/accessToken]}}", "S150", "accessToken sounds like a credential"),
+    ("audit: {clear_arguments: {'tool:a/*': [/repo]}}", "Y104", "this is no exact tool or prompt"),
+    ("audit: {clear_arguments: {'tool:a/b': [/items/*]}}", "Y104", "this is no JSON Pointer"),
     ("audit: {sink: redis, durability: disk}", "S150", "nobody knows of a disk behind redis"),
     ("audit: {sink: redis}", "S150", "there is no Redis to keep evidence in"),
     ("audit: {also: redis, redis: {store: {url: 'memory://'}}}", "S150", "there is no Redis to keep evidence in"),

@@ -103,6 +103,56 @@ def test_what_is_unknown_does_not_matter_where_the_answer_is_the_same_either_way
     assert replayed(tmp_path / "2", rows(row("true")), new, SEARCH) == counts(narrower=1)
 
 
+CLEAR = {"tool:g/search": ["/repo", "/size", "/page/limit"]}
+CLEAR_ARGS: list[dict[str, Any]] = [
+    {},
+    {"repo": "acme/site", "size": 50},
+    {"repo": "evil/site", "size": 51, "page": {}},
+    {"repo": None, "size": 2**62, "page": {"limit": 10}},
+    {"repo": "", "size": 0.5, "page": {"limit": 11, "other": True}},
+    {"repo": True, "size": "50"},
+]
+CLEAR_CONDITIONS = [
+    "args.repo.startsWith('acme/')",
+    "args.size <= 50",
+    "has(args.repo) && args.repo == 'acme/site'",
+    "!has(args.page)  || args.page.limit > 10",
+    "has(args.page.limit)",
+    "args.repo != 'acme/site' || args.size > 49",
+]
+
+
+@pytest.mark.parametrize("when", CLEAR_CONDITIONS)
+def test_arguments_in_clear_answer_changed_conditions(tmp_path: Path, when: str) -> None:
+    """Never otherwise than the arguments themselves would, and undecided only where more than they is read."""
+    calls = [Sent(READER, "tool:g/search", args=args) for args in CLEAR_ARGS]
+    before = write_policy(tmp_path / "old", {"agent_to_tool": rows(row("true"))})
+    after = write_policy(tmp_path / "new", {"agent_to_tool": rows(row(when))})
+    record(tmp_path / "audit.jsonl", engine_of(before), calls, clear=CLEAR)
+    candidate, truth = Candidate(in_folder(after).load()), engine_of(after)
+    for line, sent in zip(decisions(tmp_path / "audit.jsonl"), calls, strict=True):
+        asked = asked_in(line)
+        assert asked is not None
+        question = question_of(sent.object, sent.action, sent.args)
+        allowed = candidate.decide(asked).allowed
+        expected = None if "has(args.page)" in when else truth.decide(sent.principals(), question, asked.at_s).allowed
+        assert allowed is expected or (expected is None and allowed is not False), sent.args
+
+
+def test_without_arguments_in_clear_a_changed_condition_is_undecided(tmp_path: Path) -> None:
+    old, new = (write_policy(tmp_path / name, {"agent_to_tool": rows(row(when))}) for name, when in
+                (("old", "true"), ("new", "args.size <= 50")))  # fmt: skip
+    for chosen, code in ((None, 6), ({"tool:g/search": ["/repo"]}, 6), ({"tool:g/search": ["/size"]}, 0)):
+        path = tmp_path / f"audit-{len(chosen or {})}-{code}.jsonl"
+        record(path, engine_of(old), [Sent(READER, "tool:g/search", args={"size": 50})], clear=chosen)
+        assert run(path, "--policy", new).exit_code == code
+
+
+def decisions(path: Path) -> list[dict[str, Any]]:
+    lines = map(orjson.loads, path.read_bytes().splitlines())
+    return [line for line in lines if line["event"] == "decision"]
+
+
 def test_one_condition_on_an_allow_and_a_deny_row_can_never_allow(tmp_path: Path) -> None:
     """Neither true nor false nor an error: a bound for each row alone would call it undecidable."""
     new = rows(row("args.path == 'a'"), row("args.path == 'a'", effect="deny"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,25 @@ def engine_of(folder: Path) -> Engine:
     return Engine(in_folder(folder).load())
 
 
-def record(path: Path, engine: Engine, calls: Iterable[Sent], *, key: AuditKey = KEY) -> list[Decision]:
+def record(
+    path: Path,
+    engine: Engine,
+    calls: Iterable[Sent],
+    *,
+    key: AuditKey = KEY,
+    clear: Mapping[str, Sequence[str]] | None = None,
+) -> list[Decision]:
     """Decide the calls, and write what the sidecar writes: decision and outcome, or one refusal."""
     clock = Clock()
     audit = Audit.open(
-        path=path, key=key, durability="strict", instance="one", clock=clock, new_id=numbered_ids(), metrics=None
+        path=path,
+        key=key,
+        durability="strict",
+        instance="one",
+        clock=clock,
+        new_id=numbered_ids(),
+        metrics=None,
+        clear_arguments=clear or {},
     )
     at_once(audit.control("start", "sidecar", version="1"))
     decisions = []

@@ -1,0 +1,85 @@
+"""Which values of arguments stand in a record as they came?
+
+None but those that `audit.clear_arguments` names, by object and JSON Pointer, so that a changed condition can be
+decided on them later. A value is written only if it is plain (text, number, boolean, null), short, and holds nothing
+that looks like a credential; else the record says why it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from sidecar.screening.classes import CLASSES, Span
+from sidecar.screening.pointers import Pointer, parse_pointer
+from sidecar.vocabulary import Question
+
+MAX_CHARS = 256
+VALUE, ABSENT, LEFT_OUT = "value", "absent", "left_out"  # what an entry says, one of them
+_MAX_INTEGER = 2**63
+_CREDENTIALS = [CLASSES[name] for name in ("bearer", "jwt", "api_key", "private_key")]
+_URL_USER = "://"
+
+
+class Clear:
+    """Says for a question what of its arguments is recorded. `chosen` are pointers by object."""
+
+    __slots__ = ("_chosen",)
+
+    def __init__(self, chosen: Mapping[str, Sequence[str]]) -> None:
+        self._chosen = {name: {text: parse_pointer(text) for text in pointers} for name, pointers in chosen.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._chosen)
+
+    def of(self, question: Question) -> dict[str, dict[str, Any]] | None:
+        """An entry for each pointer of its object; None where nothing is chosen."""
+        pointers = self._chosen.get(question.object)
+        if pointers is None:
+            return None
+        return {text: _entry(question.arguments, pointer) for text, pointer in pointers.items()}
+
+
+def _entry(value: Any, pointer: Pointer) -> dict[str, Any]:
+    """What is there. `absent` is the part of the pointer up to the first name that is not there."""
+    for depth, name in enumerate(pointer):
+        if not isinstance(value, Mapping):
+            return {LEFT_OUT: "no-object"}
+        if name not in value:
+            return {ABSENT: depth + 1}
+        value = value[name]
+    why = _why_not(value)
+    return {LEFT_OUT: why} if why else {VALUE: value}
+
+
+def _why_not(value: Any) -> str:
+    """Why a value is not written; "" if it is."""
+    match value:
+        case None | bool():
+            return ""
+        case int():
+            return "" if abs(value) < _MAX_INTEGER else "too-large"
+        case float():
+            return "" if isfinite(value) else "not-plain"
+        case str():
+            return "too-large" if len(value) > MAX_CHARS else _why_no_text(value)
+    return "not-plain"
+
+
+def _why_no_text(text: str) -> str:
+    spans: list[Span] = []
+    for find in _CREDENTIALS:
+        find(text, 0, len(text), spans)
+    before, _, after = text.partition(_URL_USER)
+    if spans or (before and "@" in after.partition("/")[0]):
+        return "credential"
+    return "" if text.isascii() or _is_unicode(text) else "not-plain"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
