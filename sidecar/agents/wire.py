@@ -182,7 +182,10 @@ class CliWire:
                         pass
         except TimeoutError:
             pass  # whoever wants to wait longer asks for the task
-        return await self._executions.get(run.id) or run
+        try:
+            return await self._executions.get(run.id) or run
+        except Refusal:  # the store is out: the run goes on, and who ordered it asks again
+            return run
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 

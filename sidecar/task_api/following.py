@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -27,24 +29,26 @@ from sidecar.answers import facts_of, message_of
 from sidecar.audit import Audit, Recording
 from sidecar.disabled import KillSwitch
 from sidecar.egress import Deadline
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.limits import Lease, Limiter, Plan, plan_charges
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
-from sidecar.records import Store, StoreOut
+from sidecar.records import Store, StoreOut, Unreadable
 from sidecar.snapshot import Live, Snapshot
 from sidecar.task_api.calling_back import Announce
 from sidecar.task_api.permission import check_standing, decided
 from sidecar.task_api.reading import cancels, gets, hears, sends
-from sidecar.task_api.records import SEEN, Record, State, Step
+from sidecar.task_api.records import SEEN, Record, State, Step, encoded
 from sidecar.task_api.shapes import shown
 from sidecar.tasks import Tasks
 from sidecar.upstreams.agents import Agent, Outgoing
+from sidecar.upstreams.agents.wire import Result
 from sidecar.vocabulary import ERROR_CODE, Caller, Decision
 
 FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
 SLOWER: Final = 1.5
 TELL_AGAIN_S: Final = 5.0
+AGAIN_S: Final = 0.25  # between two questions to a store that is out
 CANCEL_S: Final = 10.0  # what a task that is given up may cost at its agent
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
@@ -56,6 +60,8 @@ _REFUSED_FOR: Final[Mapping[int, Reason]] = {
     BY_REASON["UNSUPPORTED_OPERATION"].code: Reason.MALFORMED_CALL,
 }
 _LASTING: Final = frozenset({Reason.RESPONSE_REFUSED, Reason.UPSTREAM_UNKNOWN})
+
+T = TypeVar("T")
 
 log = logging.getLogger("sidecar.task_api")
 
@@ -182,14 +188,22 @@ class Course:
     ) -> None:
         """The message goes out, once, and is answered. Raises Refusal."""
         owning = Owning(self.means.tasks, self.caller, intent)
+        loop = asyncio.get_running_loop()
+        decided_s = loop.time()
         await owning.check()
         await recording.decided()  # evidence first, then on disk that it is being sent, then the agent
         await owning.begin()
-        await self._save(self.record.at(Step.SENDING))
+        await self._save(self.record.at(Step.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
         lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
         outgoing = Outgoing(intent.operation, owning.outward(intent.params), self._shown_as, limit_s)
-        answer = await agent.wire.ask(outgoing)
+
+        async def ask() -> Result | AgentError:
+            if loop.time() - decided_s >= AGAIN_S:  # the store was out meanwhile
+                self._check(self.means.live.current, intent)
+            return await agent.wire.ask(outgoing)
+
+        answer = await self._once_up(ask, Unsent)
         if isinstance(answer, AgentError):
             refused = _REFUSED_FOR.get(answer.kind.code, Reason.UPSTREAM_FAILED)
             await self._fail(_code_of(answer), _plain(answer.message) or answer.kind.message, refused=refused)
@@ -198,7 +212,7 @@ class Course:
 
     async def _sent(self, owning: Owning, answer: dict[str, Any]) -> None:
         """What an agent makes of a message: an answer at once, or a task."""
-        answer = await owning.admit(answer)
+        answer = await self._once_up(partial(owning.admit, answer))
         task = answer.get("task")
         if task is None:
             await self._complete(self.record, {"artifacts": [], "message": answer.get("message")})
@@ -319,6 +333,9 @@ class Course:
 
     async def _refused(self, refusal: Refusal) -> None:
         """A no of ours, or of what stands between us and the agent."""
+        if self.record.step is Step.UNSENT and refusal.reason is Reason.STORE_UNAVAILABLE:
+            await self._close(refusal)  # nothing was begun: it is tried again
+            return
         lasts = (
             isinstance(refusal, TooLong) or refusal.reason in _LASTING or refusal.answer.status == "permission_denied"
         )
@@ -430,11 +447,38 @@ class Course:
     # --- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self, record: Record) -> None:
-        """On disk. Raises Changed, and StoreOut."""
-        record = record._replace(revision=record.revision + 1)
-        if not await self.means.store.replace(record):
-            raise Changed
+        """On disk, as soon as the store answers: what was sent, and what came of it, is known here alone until then.
+        Raises Changed, and Unreadable."""
+        record, in_doubt = record._replace(revision=record.revision + 1), False
+        while True:
+            try:
+                if await self.means.store.replace(record) or (in_doubt and await self._is_kept(record)):
+                    break
+                raise Changed
+            except Unreadable:
+                raise
+            except StoreOut:  # it may have been done all the same
+                in_doubt = True
+                await asyncio.sleep(AGAIN_S)
         self.record = record
+
+    async def _is_kept(self, record: Record) -> bool:
+        """Whether the store has exactly this: an earlier write of ours, of which nobody heard. No other attempt has its
+        `sender`."""
+        found = await self.means.store.get(record.id)
+        return found is not None and encoded(found) == encoded(record)
+
+    async def _once_up(self, ask: Callable[[], Awaitable[T]], out: type[Refusal] = Refusal) -> T:
+        """What is asked of a store, again while it is out, for as long as an agent may be away. Raises Refusal."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.means.patience().away_s
+        while True:
+            try:
+                return await ask()
+            except out as refusal:
+                if refusal.reason is not Reason.STORE_UNAVAILABLE or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     async def _look_again(self) -> None:
         """As somebody else may have left it."""

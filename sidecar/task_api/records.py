@@ -75,8 +75,8 @@ class Record(NamedTuple):
 
     `caller` is on whose behalf, `owner` its binding; `target` an agent's name. `input` is kept until it was sent.
     `a2a_task`, `a2a_context` and `a2a_state` are the agent's own words, `answers` is the task of the agent's that asked
-    for it. `refused` is the reason for which it did not reach its agent, or its agent did not take it. `revision` grows
-    with each change.
+    for it. `refused` is the reason for which it did not reach its agent, or its agent did not take it. `sender` names
+    one attempt to send it. `revision` grows with each change.
     """
 
     id: str
@@ -101,6 +101,7 @@ class Record(NamedTuple):
     revision: int = 0
     answers: str = ""
     refused: Reason | None = None
+    sender: str = ""
 
     @property
     def is_over(self) -> bool:

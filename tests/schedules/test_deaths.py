@@ -6,7 +6,10 @@ But where a message is just on its way to its agent: whether it was heard is not
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,3 +72,84 @@ async def test_an_hour_of_three_replicas_of_which_whoever_is_at_it_dies(tmp_path
             assert ends == [TaskState.COMPLETED] * MINUTES
             assert set(deaths) == set(POINTS) and min(deaths.values()) >= 3, deaths
             assert works.counted.ran.get(("minutely", "missed"), 0) == 0
+
+
+class LosingProxy:
+    """Stands before Valkey. After `before` more questions, the reply to one is lost, and its connection with it."""
+
+    def __init__(self, upstream: Path) -> None:
+        self.upstream, self.path = upstream, upstream.with_name("losing")
+        self.before: int | None = None
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        """Its address, as the settings of a store name it."""
+        server = await asyncio.start_unix_server(self._serve, self.path)
+        try:
+            yield f"unix://{self.path}"
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(str(self.upstream))
+        loses = asyncio.Event()
+        back = asyncio.create_task(self._back(up_reader, writer, loses))
+        with suppress(OSError, asyncio.CancelledError):
+            while question := await reader.read(2**20):
+                if self._is_lost(question):
+                    loses.set()
+                up_writer.write(question)
+        up_writer.close()
+        await back
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loses: asyncio.Event) -> None:
+        with suppress(OSError, asyncio.CancelledError):
+            while (reply := await reader.read(2**20)) and not loses.is_set():
+                writer.write(reply)
+        writer.close()
+
+    def _is_lost(self, question: bytes) -> bool:
+        if self.before is None or b"EVAL" not in question:
+            return False
+        self.before -= 1
+        if self.before >= 0:
+            return False
+        self.before = None
+        return True
+
+
+async def test_whichever_reply_of_the_store_is_lost_each_due_time_runs_once(tmp_path: Path) -> None:
+    """One reply in each minute, another in each: of schedules and tasks, or of whose tasks are."""
+    minutes, names = 32, iter(range(32))
+
+    def sent(_: str, params: dict[str, Any]) -> Any:
+        return {"task": task(f"t{(n := next(names))}", f"c{n}", WORKING)}
+
+    agent = ScriptedAgent(
+        script={"SendMessage": sent, "GetTask": lambda _, params: task(params["id"], f"c{params['id'][1:]}", DONE)}
+    )
+    with running_valkey() as ours, running_valkey() as owners:
+        proxies = LosingProxy(ours.path), LosingProxy(owners.path)
+        async with proxies[0].listening() as url, proxies[1].listening() as whose:
+            settings = f'tasks: {{ask_every_s: 0.05, store: redis}}\nstore: {{url: "{whose}"}}\n'
+            async with clockwork(tmp_path, agent=agent, store="redis", url=url, settings=settings) as works:
+                (replica,) = works.replicas
+                begin_s = moment("2026-11-28T12:01:00")
+                await replica.scheduler.look()
+                lost = Counter[int]()
+                for minute in range(minutes):
+                    which, before = (1, minute // 4 % 4) if minute % 4 == 3 else (0, minute - minute // 4)
+                    proxies[which].before = before
+                    for second in (0, 5, 10, 30):
+                        works.now_s = begin_s + 60 * minute + second
+                        await replica.runner.look()
+                        await replica.scheduler.look()
+                        await works.settle()
+                    lost[which] += proxies[which].before is None
+                standing = await works.standing()
+                due = [standing.task_for(begin_s + 60 * n) for n in range(minutes)]
+                ran = Counter(one["message"]["messageId"] for one in works.told())
+                ends = [record.state for one in due if (record := await works.tasks.get(one)) is not None]
+                assert (ran, ends) == (Counter(dict.fromkeys(due, 1)), [TaskState.COMPLETED] * minutes)
+                assert lost[0] > 15 and lost[1] > 3, lost
+                assert works.counted.ran.keys() == {("minutely", "success")}
