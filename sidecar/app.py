@@ -324,6 +324,17 @@ class App:
         shown, more = await self.showing.show(wanted, now.limited, now.engine.roles_of)
         return {"store": self.limiter.store.kind, "limits": shown, "more": more}
 
+    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
+        """Set what counts a principal alone back to unused, and put on record who did; the names of these limits.
+        Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
+        now, store = self.live.current, self.limiter.store
+        charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
+        names = sorted({charge.limit for charge in charges})
+        await store.ping()  # what is on record is done
+        await self.audit.control("limits-reset", by, principal=principal, limits=names)
+        await store.reset(charges)
+        return names
+
     def known_principal(self, name: str) -> Known:
         """Whether anything names this principal, and the known name that is nearest to it."""
         return known(name, self.live.current, self.showing.known)

@@ -23,14 +23,14 @@ from aiohttp import web
 
 from sidecar.admin import runs
 from sidecar.admin.asking import HEADERS, Asked, answered, problem, refused
-from sidecar.admin.limits import UnclearError, wanted_in
-from sidecar.admin.principals import bare_order_of, order_of, plain, tool_order_of
+from sidecar.admin.limits import UnclearError, checked, wanted_in
+from sidecar.admin.principals import bare_order_of, order_of, plain, reset_order_of, tool_order_of
 from sidecar.arrival import Entrance, check_entrance, check_target, headers_of, origin_form
 from sidecar.desk import Desk
 from sidecar.disabled import Entry, SwitchError, is_name
 from sidecar.errors import ConfigError, Refusal
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.showing import Wanted
+from sidecar.limits.showing import NoSuchLimit, Wanted
 from sidecar.metrics import Metrics
 from sidecar.policy.patterns import glob
 
@@ -71,6 +71,9 @@ class Operated(Protocol):
 
     async def limits(self, wanted: Wanted) -> Mapping[str, Any]:
         """Who used what, and how much is left. Raises StoreUnavailable."""
+
+    async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
+        """Set what counts a principal alone back to unused. Raises NoSuchLimit, StoreUnavailable, Refusal."""
 
     def disabled_principals(self) -> Sequence[Entry]:
         """Everybody who is disabled now."""
@@ -185,6 +188,24 @@ class Admin:
         except StoreUnavailable:
             return problem("the store is out: nobody can say", 503)
 
+    async def _reset_limits(self, asked: Asked) -> web.Response:
+        try:
+            said, if_known = await reset_order_of(asked.request)
+            wanted = checked({"principal": "", **said})
+            known, nearest = self.app.known_principal(wanted.principal)
+            if if_known and not known:
+                return _unknown(wanted.principal, nearest, "no limit is reset")
+            names = await self.app.reset_limits(wanted.principal, wanted.limit, by=asked.by)
+        except SwitchError as error:
+            return problem(str(error), error.status)
+        except UnclearError as error:
+            return problem(str(error), 400)
+        except NoSuchLimit as error:
+            return problem(str(error), 404, reason="limit-unknown")
+        except StoreUnavailable:
+            return problem("the store is out: it cannot be told", 503)
+        return answered({"principal": wanted.principal, "known": known, "reset": names})
+
     async def _principals(self, asked: Asked) -> web.Response:
         return answered({"disabled": [plain(entry) for entry in self.app.disabled_principals()]})
 
@@ -193,7 +214,7 @@ class Admin:
             reason, until, if_known = await order_of(asked.request)
             known, nearest = self.app.known_principal(asked.name)
             if if_known and not known and is_name(asked.name):
-                return _unknown(asked.name, nearest)
+                return _unknown(asked.name, nearest, "nothing is disabled")
             entry = await self.app.disable(asked.name, reason=reason, until=until, by=asked.by)
         except SwitchError as error:
             return problem(str(error), error.status)
@@ -242,9 +263,9 @@ class Admin:
         return answered({"upstream": asked.name, "tool": tool or None, "enabled": True, "changed": changed})
 
 
-def _unknown(name: str, nearest: str) -> web.Response:
+def _unknown(name: str, nearest: str, what: str) -> web.Response:
     meant = f'; did you mean "{nearest}"?' if nearest else ""
-    told = f"nothing is disabled: no rule, role, key or setting names {name}, and it has not called{meant}"
+    told = f"{what}: no rule, role, key or setting names {name}, and it has not called{meant}"
     return problem(told, 404, reason="principal-unknown", nearest=nearest or None)
 
 
@@ -269,6 +290,7 @@ ADDRESSES: Final[Mapping[str, _Verbs]] = {
     "/status": _seen(Admin._status),
     "/api/reload": _done(Admin._reload),
     "/api/limits": _seen(Admin._limits),
+    "/api/limits/reset": _done(Admin._reset_limits),
     "/api/principals": _seen(Admin._principals),
     "/api/principals/{any}/disable": _done(Admin._disable),
     "/api/principals/{any}/enable": _done(Admin._enable),

@@ -26,6 +26,11 @@ def wanted_in(query: str) -> Wanted:
     given = dict(pairs)
     if len(given) < len(pairs) or not given.keys() <= _WORDS:
         raise UnclearError("ask by principal, object and limit, each once at most")
+    return checked(given)
+
+
+def checked(given: dict[str, str]) -> Wanted:
+    """What is asked for by these words. Raises UnclearError."""
     if "principal" in given and not _PRINCIPAL.fullmatch(given["principal"]):
         raise UnclearError("principal: write user:<id> or nhi:<id>")
     if "object" in given and not _OBJECT.fullmatch(given["object"]):

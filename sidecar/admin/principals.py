@@ -27,6 +27,14 @@ async def tool_order_of(request: web.BaseRequest) -> tuple[str, str, float | Non
     return order["tool"] or "", order["reason"] or "", _moment(order["until"])
 
 
+async def reset_order_of(request: web.BaseRequest) -> tuple[dict[str, str], bool]:
+    """`principal` and `limit` of an order to set limits back, as far as they are said, and `if_known` as in `order_of`.
+    Raises SwitchError."""
+    order = await _order_of(request, ("principal", "limit"), flag="if_known")
+    said = {word: order[word] for word in ("principal", "limit") if order[word] is not None}
+    return said, order["if_known"] is True
+
+
 async def bare_order_of(request: web.BaseRequest) -> None:
     """Where nothing is to be chosen, nothing may be. Raises SwitchError."""
     await _order_of(request, ())

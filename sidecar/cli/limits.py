@@ -1,9 +1,10 @@
-"""Who used what, and how much is left?
+"""Who used what, how much is left, and how is it set back?
 
 sidecar limits show
 sidecar limits show --principal nhi:researcher
 sidecar limits show --tool llm/complete
 sidecar limits show --limit 'budgets:*' --json
+sidecar limits reset --principal nhi:researcher
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from sidecar.cli.control import told
 from sidecar.cli.lazy import Group
 from sidecar.cli.tables import aligned
 
+HINTS = {"principal-unknown": "an issuer may name anybody: --force resets the limits of the name as it stands"}
+DEADLINE_S = 10.0  # it is told to the evidence and to a store that may be slow
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
 _HEAD = ("limit", "for", "used", "left", "begins anew")
 
@@ -56,6 +59,25 @@ def show(principal: str, tool: str, limit: str, path: Path, as_json: bool) -> No
         click.echo(line)
     if answer["more"]:
         click.echo("and more: ask for a principal, a tool or a limit")
+
+
+@limits.command()
+@click.option("--principal", required=True, help="Whose limits (user:<id> or nhi:<id>).")
+@click.option("--limit", default="", help="Only limits of this name; * matches any run. By default all of them.")
+@click.option("--force", is_flag=True, help="Also for a name that nothing here knows.")
+@click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False, path_type=Path), default="sidecar.yaml", show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def reset(principal: str, limit: str, force: bool, path: Path, as_json: bool) -> None:
+    """Set what counts --principal alone back to unused, at every replica that shares the store. It is on record.
+
+    Counters that others share with it stay, and so do slots of calls that go on.
+    """
+    order = {"principal": principal, "if_known": not force} | ({"limit": limit} if limit else {})
+    answer = told(path, "/api/limits/reset", as_json, order, hints=HINTS, deadline_s=DEADLINE_S)
+    if not as_json:
+        click.echo("\n".join(f"{name} is unused" for name in answer["reset"]) or f"no limit counts {principal} alone")
 
 
 def _nothing(principal: str, limit: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sidecar.limits.counters import Standing
 from sidecar.limits.memory import MemoryStore
-from sidecar.limits.plan import Charge
+from sidecar.limits.plan import Charge, lasting
 from sidecar.limits.store import Charges, CounterUnreadable, Store, StoreUnavailable, Verdict
 
 OWED_S = 3600.0
@@ -71,7 +71,7 @@ class Degraded:
         if verdict.admitted:
             self._lent[decision_id] = lent
             # The store may hold this decision as given back: it was asked for it, and did not answer.
-            self._shared.charge_later(_lasting(charges), _here(decision_id), OWED_S)
+            self._shared.charge_later(lasting(charges), _here(decision_id), OWED_S)
         return verdict._replace(degraded=True)
 
     def _lowered(self, charge: Charge) -> Charge:
@@ -81,7 +81,7 @@ class Degraded:
     def give_back(self, charges: Charges, decision_id: str) -> None:
         if lent := self._lent.pop(decision_id, None):
             self._here.give_back(lent, decision_id)
-            self._shared.give_back(_lasting(charges), _here(decision_id))
+            self._shared.give_back(lasting(charges), _here(decision_id))
         else:
             self._shared.give_back(charges, decision_id)
 
@@ -100,6 +100,10 @@ class Degraded:
     async def look(self, charges: Charges) -> tuple[Standing, ...]:
         return await self._shared.look(charges)
 
+    async def reset(self, charges: Charges) -> None:
+        await self._shared.reset(charges)
+        await self._here.reset(charges)
+
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
         return await self._shared.run(script, key, arguments)
 
@@ -108,11 +112,6 @@ class Degraded:
 
     async def close(self) -> None:
         await self._shared.close()
-
-
-def _lasting(charges: Charges) -> Charges:
-    """All but slots: a slot that we lent comes back to us."""
-    return tuple([charge for charge in charges if charge.kind != "concurrency"])
 
 
 def _here(decision_id: str) -> str:

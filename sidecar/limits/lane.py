@@ -150,6 +150,16 @@ class FastLane:
         """As `Store.look`: what is charged ahead counts as used."""
         return await self.inner.look(charges)
 
+    async def reset(self, charges: Charges) -> None:
+        """As `Store.reset`. What was charged ahead of these counters goes back before, or never."""
+        keys = {charge.key for charge in charges}
+        for way in self._ways.values():
+            if any(charge.key in keys for charge in way.charges):
+                self._end(way)
+        for block in self._over:
+            block.charges = tuple([charge for charge in block.charges if charge.key not in keys])
+        await self.inner.reset(charges)
+
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
         """As `Store.run`."""
         return await self.inner.run(script, key, arguments)

@@ -20,7 +20,7 @@ from sidecar.limits.counters import (
     by_day,
     by_month,
 )
-from sidecar.limits.plan import Charge, Kind
+from sidecar.limits.plan import Charge, Kind, lasting
 from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable, Verdict
 
 MAX_COUNTERS = 200_000  # per kind, half a KB each; only verified principals and configuration make counters
@@ -104,6 +104,10 @@ class MemoryStore:
         now_us = self._now_us()
         known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
         return tuple((counter or self._fresh(charge.kind)).ask(charge, now_us) for charge, counter in known)
+
+    async def reset(self, charges: Charges) -> None:
+        for charge in lasting(charges):
+            self._tables[charge.kind].pop(charge.key, None)
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         now_us = self._now_us()

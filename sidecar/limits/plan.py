@@ -105,6 +105,11 @@ class Charge:
 _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 86400.0, "concurrency": 0.0}
 
 
+def lasting(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """All but slots, which come back with the end of their call."""
+    return tuple([charge for charge in charges if charge.kind != "concurrency"])
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All charges of one call, each counter once; the smallest timeout that matched; and what it may cost."""

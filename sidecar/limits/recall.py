@@ -13,7 +13,7 @@ Both are bounded; what was dropped is not restored, and `dropped` counts it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -105,6 +105,15 @@ class Recall:
         """The store has heard it."""
         if charged := self._charged.get(decision_id):
             charged.charges = _without(charged.charges, charges)
+
+    def reset(self, keys: Collection[str]) -> None:
+        """These counters were set back: what was charged to them before counts no more."""
+        gone = frozenset(keys)
+        for seen in self._seen.values():
+            for key in gone & seen.keys():
+                del seen[key]
+        for charged in self._charged.values():
+            charged.charges = tuple([charge for charge in charged.charges if charge.key not in gone])
 
     def _use_less(self, charges: Charges) -> None:
         for charge in charges:

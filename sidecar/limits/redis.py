@@ -33,6 +33,7 @@ from sidecar.limits.counters import SECOND_US, Standing
 from sidecar.limits.eviction import LOOK_EVERY_S, eviction_warning
 from sidecar.limits.link import LeaveError, Link
 from sidecar.limits.nodes import PREFIX, Finder, Trouble, ask_once, finder_of
+from sidecar.limits.plan import lasting
 from sidecar.limits.recall import Recall
 from sidecar.limits.refusing import Refusing, counts_no_more, passes, printable
 from sidecar.limits.store import (
@@ -93,6 +94,9 @@ class Script:
 def shipped(name: str) -> str:
     """A script that lies beside this file."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+RESET = Script.of("return redis.call('DEL', unpack(KEYS))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +241,21 @@ class RedisStore:
         except (WireLost, TimeoutError, _ForeignReplyError) as error:
             raise StoreUnavailable(type(error).__name__) from error
 
+    async def reset(self, charges: Charges) -> None:
+        keys = [charge.key for charge in lasting(charges)]
+        for first in range(0, len(keys), PAGE):
+            page = keys[first : first + PAGE]
+            await self._asked(RESET, [len(page), *(PREFIX + key for key in page)])
+        self._recall.reset(keys)
+
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        return await self._asked(Script.of(script), [1, PREFIX + key, *arguments])
+
+    async def _asked(self, script: Script, arguments: list[str | int]) -> Any:
+        """What a script of no reservation answers. Raises StoreUnavailable."""
         wire = await self._link.ready()
         try:
-            return await self._run(wire, Script.of(script), [1, PREFIX + key, *arguments])
+            return await self._run(wire, script, arguments)
         except ResponseError as error:
             self._refused(error, wire)
             raise _unavailable(error) from error

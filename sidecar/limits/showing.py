@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from sidecar.limits.amounts import in_units
 from sidecar.limits.counters import SECOND_US, Standing
-from sidecar.limits.plan import Budgets, Charge, Entry, charge_of, row_charge
+from sidecar.limits.plan import Budgets, Charge, Entry, charge_of, lasting, row_charge
 from sidecar.limits.store import Store
 from sidecar.policy.patterns import glob
+from sidecar.settings.findings import nothing_like
 from sidecar.settings.moments import rfc3339
 from sidecar.vocabulary import Principal, RowLimit, Rule
 
@@ -24,6 +25,10 @@ MAX_KNOWN = 2_000  # whom this process remembers to have charged
 MAX_SHOWN = 1_000
 READ_AT_ONCE = 50  # some 2 ms of Redis' time, which its other callers wait for
 RolesOf = Callable[[Principal], frozenset[str]]
+
+
+class NoSuchLimit(LookupError):
+    """A principal has no limit of this name for itself. Its text names those that there are."""
 
 
 class Wanted(NamedTuple):
@@ -94,6 +99,16 @@ class Showing:
             shown = [each for each in shown if each["used"] or not each["counted_for"]]
         shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))
         return shown, len(found) > MAX_SHOWN
+
+    def own(self, principal: str, limit: str, rules: Sequence[Rule], roles_of: RolesOf) -> tuple[Charge, ...]:
+        """The counters that count this principal alone, of limits of this name, "" for all. Raises NoSuchLimit."""
+        counted = _counted(Wanted(principal), self.budgets, rules, [principal], roles_of)
+        mine = lasting(tuple([one.charge for one in islice(counted, MAX_SHOWN) if one.counted_for]))
+        chosen = tuple([charge for charge in mine if not limit or glob(charge.limit, limit)])
+        if limit and not chosen:
+            known = {charge.limit for charge in mine}
+            raise NoSuchLimit(nothing_like(f"no limit of this name counts {principal} alone", limit, known))
+        return chosen
 
 
 def _counted(

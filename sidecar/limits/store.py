@@ -120,6 +120,10 @@ class Store(Protocol):
     async def look(self, charges: Charges) -> tuple[Standing, ...]:
         """Where limits stand, one for each; nothing is charged. Raises StoreUnavailable."""
 
+    async def reset(self, charges: Charges) -> None:
+        """Set these counters back to unused. Slots are not set back: calls that go on hold them. Raises
+        StoreUnavailable."""
+
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
         """What a Lua script answers that works on one key of all replicas. Raises StoreUnavailable; a store that
         nobody shares answers None."""

@@ -16,7 +16,7 @@ from sidecar.limits.plan import Budgets, Cap, Entry
 from sidecar.limits.showing import MAX_KNOWN, MAX_SHOWN, Showing, Wanted
 from sidecar.vocabulary import Principal
 from tests.flow.causes import budgets
-from tests.flow.test_admin import SETTINGS, VIEW, files, get
+from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
 from tests.flow.world import World, world
 from tests.unit.limits.test_plan import plan, principals
 
@@ -132,6 +132,58 @@ async def test_the_command_prints_lines_for_people_and_json_for_programs(tmp_pat
         assert (await command(running, "--principal", "alice")).exit_code == 2
 
 
+async def post(running: World, path: str, secret: str, body: bytes) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with running.http.post(running.admin_url + path, data=body, headers=headers) as response:
+        return response.status, await response.text()
+
+
+async def reset(running: World, *line: str, code: int = 0) -> Result:
+    arguments = ["limits", "reset", "-c", str(running.folder / "sidecar.yaml"), *line]
+    result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
+async def test_an_operator_sets_a_principals_limits_back_and_it_is_on_record(tmp_path: Path) -> None:
+    rules = RULES.replace("120", "2")
+    async with world(tmp_path, rules=rules, files={**LIMITS, **files()}, settings=SETTINGS) as running:
+        calls = [(await running.call("search_code", GOOD))[0] for _ in range(3)]
+        assert calls == [200, 200, 429]
+        one = await reset(running, "--principal", "nhi:planner", "--limit", "rule:search")
+        assert one.output == "rule:search is unused\n"
+        assert (await running.call("search_code", GOOD))[0] == 200
+        used = {each["limit"]: each["used"] for each in (await shown(running, "?principal=nhi:planner"))["limits"]}
+        assert (used["rule:search"], used["rule:together"], used["principals:nhi:*:hour"]) == (1, 3, 3)
+        order = json.dumps({"principal": "nhi:planner"}).encode()
+        status, body = await post(running, "/api/limits/reset", SECRET, order)
+        names_ = ["budgets:nhi:*:usd:day", "principals:nhi:*:hour", "principals:nhi:*:month", "rule:search"]
+        assert (status, json.loads(body)) == (200, {"principal": "nhi:planner", "known": True, "reset": names_})
+        used = {each["limit"]: each["used"] for each in (await shown(running, "?principal=nhi:planner"))["limits"]}
+        assert {used[name] for name in names_} == {0} and used["rule:together"] == 3, "that is not its own"
+        assert (await post(running, "/api/limits/reset", VIEW, order))[0] == 403
+        for wrong in (b"{}", b'{"principal": "alice"}', b'{"principal": "nhi:a", "limit": ""}', b'{"who": "nhi:a"}'):
+            assert (await post(running, "/api/limits/reset", SECRET, wrong))[0] == 400, wrong
+        acts = [each["control"] for each in running.records() if each["event"] == "control"]
+        acts = [(act["principal"], act["limits"], act["by"]) for act in acts if act["what"] == "limits-reset"]
+        assert [act[:2] for act in acts] == [("nhi:planner", ["rule:search"]), ("nhi:planner", names_)]
+        assert acts[0][2].startswith("local:uid=") and acts[1][2] == "admin:operator"
+
+
+async def test_a_name_or_limit_that_is_unknown_is_not_reset(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=RULES, files=LIMITS) as running:
+        slip = await reset(running, "--principal", "nhi:plannner", code=1)
+        assert "no limit is reset" in slip.output and 'did you mean "nhi:planner"?' in slip.output
+        assert "--force" in slip.output
+        assert "rule:" not in (await reset(running, "--principal", "nhi:plannner", "--force")).output
+        assert (await reset(running, "--principal", "user:nobody", "--limit", "*:hour", code=1)).output != ""
+        no = await reset(running, "--principal", "nhi:planner", "--limit", "rule:serch", code=1)
+        assert "no limit of this name counts nhi:planner alone" in no.output and "rule:search" in no.output
+        assert [each["control"]["principal"] for each in running.records() if "limits" in (each["control"] or {})] == [
+            "nhi:plannner"
+        ]
+
+
 async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Path) -> None:
     async with world(tmp_path, rules=RULES, files=LIMITS) as running:
         await running.call("search_code", GOOD)
@@ -150,6 +202,8 @@ async def test_a_store_that_is_out_is_said_to_be_out(tmp_path: Path) -> None:
         assert await shown(running) == 503
         running.app.limiter.store.ping = out  # type: ignore[method-assign]
         assert await shown(running, "?limit=nothing") == 503, "that nothing is used is not known"
+        order = b'{"principal": "nhi:planner"}'
+        assert (await post(running, "/api/limits/reset", SECRET, order))[0] == 503
 
 
 async def test_what_is_known_and_what_is_shown_have_bounds() -> None:

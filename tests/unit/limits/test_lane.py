@@ -272,3 +272,19 @@ async def _exactly(valkey: Valkey) -> None:
     again = open_store(StoreSettings(url=valkey.url), time.time)
     assert (await used(again), await used(again, DAY)) == (HOUR.most, HOUR.most)
     await again.close()
+
+
+async def test_what_is_charged_ahead_of_a_counter_that_is_reset_is_not_given_back_to_it() -> None:
+    clocks = Clocks()
+    lane = lane_before(MemoryStore(clocks), clocks)
+    let_in = await hurried(lane, clocks, calls=400)
+    assert any(way.block and way.block.left for way in lane._ways.values()), "a block is in use"
+    day_before = (await lane.look((DAY,)))[0].remaining
+    await lane.reset((HOUR,))
+    assert (await lane.look((HOUR,)))[0].remaining == HOUR.most
+    assert (await lane.reserve((HOUR,), "after")).admitted
+    for decision_id in let_in:
+        lane.release((), decision_id)
+    await lane.close()
+    assert (await lane.look((HOUR,)))[0].remaining == HOUR.most - 1
+    assert (await lane.look((DAY,)))[0].remaining > day_before, "what was not used of the other comes back"

@@ -99,6 +99,19 @@ async def test_one_call_charges_a_counter_that_time_has_emptied_and_one_that_is_
     assert [await remaining(stage, limit), await remaining(stage, new)] == [1, 1]
 
 
+@EVERY_KIND
+async def test_a_counter_that_is_reset_is_unused_and_others_and_slots_stay(stage: Stage, limit: Charge) -> None:
+    other = charge(limit.kind, 3, "other", limit.interval_us)
+    await fill(stage, limit, other, times=3)
+    for _ in range(2):
+        await stage.store.reset((limit,))
+    assert [await remaining(stage, limit), await remaining(stage, other)] == [0 if limit is SLOTS else 3, 0]
+    stage.store.give_back((limit, other), "call-1")
+    stage.store.release((SLOTS,), "call-2")
+    await stage.settled()
+    assert await remaining(stage, limit) == (2 if limit is SLOTS else 3), "what was given up before counts no more"
+
+
 async def test_releasing_frees_the_slot_and_keeps_the_other_charges(stage: Stage) -> None:
     await stage.store.reserve((HOUR, SLOTS), "call")
     for _ in range(2):
