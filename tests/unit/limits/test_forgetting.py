@@ -144,6 +144,16 @@ async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_wh
             assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
 
 
+async def test_what_was_used_before_a_reset_is_not_told_to_a_store_that_was_emptied(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (ours,):
+        await ours.charge(HOUR, DAY, times=4)
+        await ours.store.reset((HOUR,))
+        with fresh_valkey.client() as client:
+            client.flushall()
+            await ours.noticed()
+            assert [await used(client, ours.store, limit) for limit in (HOUR, DAY)] == [0, 4]
+
+
 async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell_what_they_saw(
     fresh_valkey: Valkey,
 ) -> None:
