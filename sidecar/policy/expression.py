@@ -23,6 +23,7 @@ FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "g": (2, 3),
     "g2": (2,),
 }
+PARSE_ATTEMPTS = 5
 # Threats K9: Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside of literals too; in these characters there are none.
 _LITERAL = re.compile(r"[A-Za-z0-9_:/*@-]{1,256}")
 
@@ -94,9 +95,21 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[Bad]]:
         return None, [Bad("a matcher holds no comments and only ASCII")]
     try:
         reader = _Reader([_bad_literal(text) for text in _literals(matcher) if not _LITERAL.fullmatch(text)])
-        return reader.node(ast.parse(_as_python(matcher), mode="eval").body), reader.bad
+        return reader.node(_parsed(_as_python(matcher))), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None, [Bad("this is no expression", "check the brackets and operators")]
+
+
+def _parsed(text: str) -> ast.expr:
+    """The tree of a Python expression. CPython 3.11 keeps one recursion count for all threads: where another thread
+    parses at the same moment, it can raise SystemError for a text that is right, so the text is parsed again. Raises
+    SyntaxError, ValueError, RecursionError or MemoryError for what is none."""
+    for _ in range(PARSE_ATTEMPTS - 1):
+        try:
+            return ast.parse(text, mode="eval").body
+        except SystemError:
+            continue
+    return ast.parse(text, mode="eval").body
 
 
 def conjuncts(node: Node) -> tuple[Node, ...]:

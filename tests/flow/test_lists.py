@@ -91,7 +91,7 @@ GOOD: dict[str, Body] = {
     "many data lines, returns": lambda m: lines(in_lines(result(m)), b"\r"),
     "a byte order mark": lambda m: b"\xef\xbb\xbf" + event(result(m)),
     "no space": lambda m: event(result(m)).replace(b"data: ", b"data:"),
-    "another event type": lambda m: event(result(m)).replace(b"event: message", b"event: list"),
+    "behind another event type": lambda m: event(NOTE).replace(b"event: message", b"event: list") + event(result(m)),
     "unknown fields": lambda m: b"tools: 1\nfoo\n" + event(result(m)),
     "primed": lambda m: b"id: 0\nretry: 5\ndata:\n\n" + event(result(m), id="1"),
     "byte by byte": lambda m: cut(event(NOTE) + event(result(m)), 1),
