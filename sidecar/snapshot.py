@@ -22,6 +22,7 @@ from sidecar.identity import ALGORITHMS, Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.budgets import entries_of
 from sidecar.limits.sessions import LABEL as SESSION_CALLS
+from sidecar.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
 from sidecar.refusals import LABEL as REFUSALS
 from sidecar.screening import Screen
@@ -41,6 +42,8 @@ MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; of what is beyond
 T = TypeVar("T")
 
 OIDC_PRESETS = ("keycloak", "entra", "okta")  # whose metadata is OpenID Connect's
+# What is no method of a protocol, as evidence calls it.
+OWN_METHODS = frozenset({"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end"})
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
 
@@ -147,6 +150,23 @@ class Snapshot:
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
+
+    def has_upstream(self, name: str) -> bool:
+        """As `audit.record.Names.has_upstream`."""
+        return name in self.services or name in self.agents
+
+    def has_method(self, name: str) -> bool:
+        """As `audit.record.Names.has_method`."""
+        return name in WIRE_METHODS or name in OWN_METHODS
+
+    def has(self, question: Question) -> bool | None:
+        """As `audit.record.Names.has`."""
+        word, _, rest = question.object.partition(":")
+        if word == "nhi":
+            agent = self.agents.get(rest)
+            return agent.cards.has_skill(question.name) if agent and question.name else self.has_upstream(rest)
+        service = self.services.get(question.server)
+        return False if service is None else service.catalogue.has(word, question.name)
 
     @property
     def key_set(self) -> bytes:

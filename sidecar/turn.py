@@ -242,7 +242,7 @@ class Turn:
         """Put a refusal on record, if nothing terminal is. What cannot be recorded is refused as exactly that."""
         if self.record.done:
             return refusal
-        self.refusal = refusal
+        self.refusal, self.record.names = refusal, self.now
         try:
             await self.record.refused(refusal, http_status=self._told(status))
             return refusal

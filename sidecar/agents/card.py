@@ -29,6 +29,10 @@ class DefinedCard:
         """As `Cards.card`."""
         return self._card
 
+    def has_skill(self, name: str) -> bool:
+        """As `Cards.has_skill`."""
+        return any(skill["id"] == name for skill in self._card["skills"])
+
     async def close(self) -> None:
         """As `Cards.close`."""
 

@@ -24,7 +24,8 @@ from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 from sidecar.settings.secrets import keep_once, weakness_of
 
-ARGS, FACT, HEAD = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
+ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1", b"sidecar/name/1"
+HASHED_NAME = "~hmac:"  # before the digest of a name; no tool, prompt, URI or server is called so
 KEY_BYTES = 32  # RFC 2104: a key as long as the digest
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
@@ -61,11 +62,12 @@ class AuditKey:
 class Digests:
     """The keyed digests of one namespace: equal values give equal digests in it, and in no other."""
 
-    __slots__ = ("_args", "_fact")
+    __slots__ = ("_args", "_fact", "_name")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
         self._args = key.begin(frame(ARGS) + frame(_utf8(namespace)))
         self._fact = key.begin(frame(FACT) + frame(_utf8(namespace)))
+        self._name = key.begin(frame(NAME) + frame(_utf8(namespace)))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
         """The evidence of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for what is not JSON."""
@@ -74,6 +76,10 @@ class Digests:
     def fact_hash(self, value: object) -> str:
         """What stands for a condition's input, and shows nothing of it. Raises Refusal(MALFORMED_CALL)."""
         return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
+
+    def name_hash(self, name: str) -> str:
+        """What stands for a name that a refused call brought, and that is none of ours."""
+        return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]
 
 
 def namespace_of(principal_id: str) -> str:

@@ -126,6 +126,19 @@ _Thing = TypeVar("_Thing")
 _Made = TypeVar("_Made")
 
 
+class Names(Protocol):
+    """Which names are ours; `sidecar.snapshot.Snapshot` is one."""
+
+    def has_upstream(self, name: str) -> bool:
+        """Whether a server or an agent is called so."""
+
+    def has_method(self, name: str) -> bool:
+        """Whether a protocol that is spoken here, or we ourselves, call something so."""
+
+    def has(self, question: Question) -> bool | None:
+        """Whether there is what a question is about; None where nobody can say."""
+
+
 class Counts(Protocol):
     """Whoever counts records; `sidecar.metrics.Metrics` is one."""
 
@@ -171,6 +184,32 @@ class Describer:
     def args_hash(self, caller: Caller | None, question: Question) -> str:
         """Over the whole object: the query that is not shown included. Raises Refusal(MALFORMED_CALL)."""
         return self._digests(caller).args_hash(question.action, question.object, question.arguments)
+
+    def foreign(
+        self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
+    ) -> dict[str, Any]:
+        """The fields of a refused call that name what is none of ours, with digests for those names: how much of a
+        caller's own words stands in the evidence is not the caller's choice. Where nobody can say, a name is shown that
+        policy `allowed`, or that the grammar of names bounds."""
+        digest = self._digests(caller).name_hash
+        known_as = {"upstream": names.has_upstream, "server": names.has_upstream, "method": names.has_method}
+        hashed: dict[str, Any] = {
+            field: digest(record[field])
+            for field, is_ours in known_as.items()
+            if record[field] and not is_ours(record[field])
+        }
+        if call is None:
+            return hashed
+        known = names.has(call.question)
+        if known or (known is None and (allowed or _is_bounded(call.question))):
+            return hashed
+        word, _, rest = call.question.object.partition(":")
+        server, slash, _ = rest.partition("/")
+        place, name = (f"{server}/", call.question.name) if slash and "server" not in hashed else ("", rest)
+        if word == "nhi" and "server" not in hashed:  # the agent is ours, and not the skill
+            return {**hashed, "tool": digest(call.question.name), "redaction_applied": True}
+        tool = digest(call.question.name) if record["tool"] else None
+        return {**hashed, "object": f"{word}:{place}{digest(name)}", "tool": tool, "redaction_applied": True}
 
     def caller(self, caller: Caller) -> Mapping[str, Any]:
         """Who: the chain, and what proved it."""
@@ -299,6 +338,11 @@ def _granted(chain: Chain) -> Fragment | None:
     if len(chain) > CHAIN or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
         return None
     return _written(granted if words else [])
+
+
+def _is_bounded(question: Question) -> bool:
+    """Whether the grammar of names bounds what it names: a URI is up to two thousand characters of anybody's."""
+    return not question.object.startswith("resource:")
 
 
 def _rule_ids(rules: tuple[Rule, ...]) -> Fragment:

@@ -191,6 +191,7 @@ class Recording:
     `tool_error` says that the answer tells of a failure at the upstream.
     `credential_fault` is what was wrong with a bad credential.
     `redactions` counts what was taken out of the answer, None where no rule looked.
+    `names` tells which names are ours: of others that a refused call brought there are digests.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage.
     """
@@ -211,6 +212,7 @@ class Recording:
     upstream: str = ""
     federation: Mapping[str, Any] | None = None
     method: str = ""
+    names: shape.Names | None = None
     enforcement: Enforcement = "enforce"
     excused: tuple[str, ...] = ()
     tool_error: bool = False
@@ -341,6 +343,10 @@ class Recording:
             record = {**self._known}
         else:
             record = self._gather(await self._hashed(self._args_hash_if_any), charged=0)
+            if self.names is not None:
+                allowed = self.decision is not None and self.decision.allowed
+                foreign = self.audit.describer.foreign
+                record |= foreign(self.caller, record, self.names, self.call, allowed=allowed)
         answer = ANSWERS[reason] if reason is not None else None
         record["task_id"] = shape.optional_text(self.task_id)  # an answer may have begun it
         record["redactions"] = self.redactions

@@ -164,6 +164,15 @@ class Catalogue:
                 async with asyncio.timeout(min(within_s / 2, MAX_EXPLORE_S)):
                     self.spellings.learn_all(named_in("resources", await self._enquiry.entries("resources")))
 
+    def has(self, kind: str, name: str) -> bool | None:
+        """Whether the upstream lists a tool, prompt or resource of this name; None where no list says. No I/O."""
+        if kind == "tool":
+            return name in self._tools if self.lists else None
+        listed = self._offers.get(f"{kind}s")
+        if kind == "resource":
+            return (listed is not None and name in listed) or None  # a URI may come of a template
+        return None if listed is None else name in listed
+
     def discovered(self) -> Mapping[str, Any]:
         """For operators: what the upstream has, by name."""
         offers = {kind: list(self._offers.get(kind, ())) for kind in ("prompts", "resources")}

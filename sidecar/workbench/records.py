@@ -16,6 +16,7 @@ import orjson
 
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import ABSENT
+from sidecar.audit.digest import HASHED_NAME
 from sidecar.audit.record import INPUTS, skill_in
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
@@ -32,6 +33,7 @@ _POLICY_REASONS = frozenset({Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDI
 # Why something recorded cannot be decided anew: the words that a replay counts by.
 SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
 QUERY_CUT = "the URI had a query, which a record does not show"
+NAME_HASHED = "the call named what is none of the sidecar's, and a record has a digest of that name alone"
 GRANTS_UNKNOWN = "the record does not say which roles and scopes the token granted"
 
 
@@ -118,7 +120,8 @@ def asked_in(fields: Mapping[str, Any]) -> Asked | None:
 def _asked(fields: Mapping[str, Any]) -> Asked:
     names, links, reason = fields["chain"], fields["links"], fields["reason"] or ""
     granted, known = _granted(fields, len(names))
-    question = question_of(named_object(_word(fields["object"])), _word(fields["action"]))
+    named = _word(fields["object"])
+    question = question_of(named if HASHED_NAME in named else named_object(named), _word(fields["action"]))
     if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
     if fields.get("protocol") == "a2a" and (skill := skill_in(fields)) is not None:
@@ -150,6 +153,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
 
 
 def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:
+    if HASHED_NAME in question.object or HASHED_NAME in question.name:
+        yield NAME_HASHED
     asked = sum(link["kind"] != PermissionKind.GUARDRAIL for link in fields["links"])
     if asked > len(fields["chain"]):
         yield SEVERAL_QUESTIONS

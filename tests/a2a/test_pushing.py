@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ async def test_what_an_agent_took_from_elsewhere_is_shown_to_nobody(tmp_path: Pa
 async def test_what_is_registered_at_one_replica_is_known_at_the_other(tmp_path: Path) -> None:
     """An agent pushes to one address, behind which any replica may stand."""
     key = tmp_path / "callbacks.key"
-    key.write_text("ab" * 32 + "\n")
+    key.write_text(secrets.token_hex(32) + "\n")
     key.chmod(0o600)
     with running_valkey() as server:
         settings = f'tasks: {{store: redis}}\nstore: {{url: "{server.url}"}}\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 
 from sidecar.audit.verify import verify
+from sidecar.workbench.records import NAME_HASHED, asked_in
 from tests.flow.causes import GOOD, IDP, OTHER_KEY, PLANNER_KEY, row
 from tests.flow.idp import SETTINGS, bearer
 from tests.flow.talk import Talk, reason_of
@@ -121,3 +123,35 @@ async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era
         assert len(running.upstream.calls()) == 0
         other = Talk(running, era, headers=bearer(OTHER_KEY))  # type: ignore[arg-type]
         assert reason_of(await other.call("search_code", GOOD)) == ""
+
+
+async def test_names_that_a_refused_call_brought_and_that_are_not_ours_are_on_record_as_digests(tmp_path: Path) -> None:
+    """S8: what stands in the evidence is not a caller's choice; what is ours is there as it is called."""
+    mine = "alice@example.org-owes-me-money"
+    rules = row() + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
+    async with world(tmp_path, **{**OPTIONS, "rules": rules}) as running:
+        talk = Talk(running, "stateless", headers=bearer(PLANNER_KEY))
+        assert (await talk.call("search_code", GOOD))[0] == 200
+        other = Talk(running, "stateless", headers=bearer(OTHER_KEY))
+        await other.call("delete_repo", {"repo": "x"})  # denied, and ours
+        ours = running.ends()[-1]
+        assert (ours["object"], ours["tool"], ours["server"]) == ("tool:github/delete_repo", "delete_repo", "github")
+        await talk.call("alice-owes-me-money", {})
+        await other.call("alice-owes-me-money", {})
+        await talk.ask("resources/read", {"uri": f"notes:///{mine}"})
+        await talk.ask(mine, {})
+        await running.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, server="alice-owes-me-money")
+        await running.post(
+            {"jsonrpc": "2.0", "id": 1, "method": "ping"}, server="alice-owes-me-money", headers=bearer(PLANNER_KEY)
+        )
+        ends = running.ends()[2:]
+        assert len(ends) == 6 and b"owes-me-money" not in running.app.settings.audit_path.read_bytes()
+        unknown, denied = ends[:2]
+        assert unknown["reason"] == "tool-unknown" and unknown["object"] == denied["object"]
+        assert re.fullmatch(r"tool:github/~hmac:[0-9a-f]{32}", unknown["object"]) and unknown["server"] == "github"
+        assert unknown["object"].endswith(unknown["tool"]) and unknown["redaction_applied"]
+        asked = asked_in(denied)  # a replay, or an explanation, says that nobody can tell
+        assert asked is not None and asked.gaps == (NAME_HASHED,) and not asked.allowed
+        assert ends[2]["object"].startswith("resource:github/~hmac:") and ends[3]["method"].startswith("~hmac:")
+        assert {end["upstream"][:6] for end in ends[4:]} == {"~hmac:"}
+    assert verify([running.app.settings.audit_path]).ok

@@ -37,6 +37,9 @@ class Cards(Protocol):
     async def card(self) -> Card:
         """Its card in the canonical form; one that says the same is the same object. Raises Refusal."""
 
+    def has_skill(self, name: str) -> bool | None:
+        """Whether the card names this skill; None while nobody has read it. No I/O."""
+
     async def close(self) -> None:
         """Look at it no more."""
 

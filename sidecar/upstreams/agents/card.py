@@ -56,6 +56,12 @@ class CardKeeper:
         """What is spoken to the agent: as configured, else as its card says, else 1.0."""
         return self._spoken or _version_in(self._card, self._binding)
 
+    def has_skill(self, name: str) -> bool | None:
+        """Whether the card names this skill; None while nobody has read it. No I/O."""
+        if self._card is None:
+            return None
+        return any(skill["id"] == name for skill in self._card.get("skills", ()))
+
     async def prepare(self) -> None:
         """Find out what the agent speaks, where nobody said; one whose card cannot be had is taken for what it was,
         else for one of 1.0, and for a while no call waits for that again."""

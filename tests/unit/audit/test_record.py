@@ -21,6 +21,7 @@ from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_
 from sidecar.audit.recorder import Audit
 from sidecar.audit.stamps import ENTROPY_BYTES
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
+from sidecar.protocols.mcp import NAME
 from sidecar.vocabulary import Call, Caller, Credential, Decision, Fact, Link, PermissionKind, Principal, Question, Rule
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
@@ -315,6 +316,12 @@ def test_a_method_without_a_name_is_called_by_its_word_on_the_wire(audit: Audit,
     record = records(path)[0]
     assert (record["tool"], record["method"], record["redaction_applied"]) == (None, "tools/call", False)
     assert as_seed(record)["method"] == "tools/call"
+
+
+def test_a_name_has_one_digest_in_a_tenant_and_none_that_a_name_could_be() -> None:
+    one, other = Digests(KEY, ""), Digests(KEY, "corp")
+    assert one.name_hash("a") == one.name_hash("a") != one.name_hash("b") and one.name_hash("a") != other.name_hash("a")
+    assert re.fullmatch("~hmac:[0-9a-f]{32}", one.name_hash("ä")) and not NAME.fullmatch(one.name_hash("a"))
 
 
 def test_the_seeds_names_are_there_for_records_of_every_version(audit: Audit, path: Path) -> None:
