@@ -116,8 +116,26 @@ def _the_rest(found: Explanation) -> Iterator[str]:
         yield "limits that would be charged"
         for charged in found.limits:
             yield f"  {charged.charge.limit}  {_most(charged)}, counted for {charged.counted_for}"
+        yield from _together(found)
     if found.timeout_s is not None:
         yield f"timeout: {found.timeout_s:g} s"
+
+
+def _together(found: Explanation) -> Iterator[str]:
+    """What holds where several grants match: each limit counts, and none lifts another."""
+    counting = _counting(found)
+    if len(counting) > 1:
+        rules = " and ".join(counting) if len(counting) == 2 else ", ".join(counting)
+        yield f"  note: the limits of {rules} all count this call; the first that is spent refuses it"
+    grounds = found.links[len(found.chain) - 1].grounds
+    free = dict.fromkeys(one.rule.id for one in grounds if one.rule.max_calls_per_hour is None)
+    if counting and free:
+        yield f"  note: {', '.join(free)} has no limit, and lifts none of these"
+
+
+def _counting(found: Explanation) -> list[str]:
+    """The rules whose own limit counts this call."""
+    return [limit.rule_id for limit in found.decision.limits] if found.limits else []
 
 
 def _most(charged: Charged) -> str:
@@ -173,6 +191,7 @@ def as_data(found: Explanation, asked: Asked | None = None) -> dict[str, Any]:
         "links": [_link_data(each) for each in found.links],
         "guardrail_rows": found.guardrail_rows,
         "limits": [_limit_data(each) for each in found.limits],
+        "counted_by_rules": _counting(found),
         "timeout_s": found.timeout_s,
         "would_deny": [_ground_data(each) for each in found.would_deny],
         "would_allow": [_ground_data(each) for each in found.would_allow],

@@ -257,6 +257,12 @@ SUSPICIOUS: Mapping[str, Meaning] = {
         "A tighter one always applies to the same calls: lower this one, or take it away.",
         "warning",
     ),
+    "P614": Meaning(
+        "Two limits that count the same calls",
+        "Each matching allow row's limit counts: the first that is spent refuses, whatever the other has left. If the "
+        "wider row was meant to give more, raise or remove the narrower limit.",
+        "note",
+    ),
     "P621": Meaning("A rule that has expired", "Take it away, or renew it in a reviewed change.", "warning"),
     "P622": Meaning("A rule that expires soon", "Renew it in a reviewed change, or let it end.", "warning"),
     "P623": Meaning(

@@ -7,7 +7,7 @@ covering rule is looked up: by those subjects that cover this one, then by those
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from sidecar.limits.plan import Cap, Entry
@@ -15,8 +15,10 @@ from sidecar.policy.patterns import glob
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, Rule
 from sidecar.workbench.check.cover import Patterns
 from sidecar.workbench.check.policy import Finding, Policy
+from sidecar.workbench.globs import OBJECTS, SUBJECTS, Shapes, TooManyStates, overlap
 
 MAX_ALIKE = 32  # rules with one subject and one object that are looked at
+MAX_LIMITED = 500  # rules with a limit that are held against each other
 MAX_SET = 2000  # objects of a set that are held against a pattern
 _EVERYBODY = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
 
@@ -115,7 +117,9 @@ def denied_anyway(policy: Policy) -> Iterator[Finding]:
 
 
 def said_twice(policy: Policy) -> Iterator[Finding]:
-    """P612: an allow rule that adds nothing. P613: its limit is above that of an allow that covers it."""
+    """P612: an allow rule that adds nothing. P613: its limit is above that of an allow that covers it. P614: another
+    rule's limit counts some of the same calls."""
+    told = set[tuple[str, int, str, str]]()
     allows = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
         if rule.effect == "allow" and not rule.shadow:
@@ -128,8 +132,10 @@ def said_twice(policy: Policy) -> Iterator[Finding]:
                 continue
             found = _beside(rule, other, mutual=_is_mutual(allows[rule.kind], rule, other))
             if found is not None:
+                told.add(_spot(rule))
                 yield found
                 break
+    yield from _both_count(policy, told)
 
 
 def _lasts(other: Rule, rule: Rule) -> bool:
@@ -155,6 +161,62 @@ def _beside(rule: Rule, other: Rule, *, mutual: bool) -> Finding | None:
     if mutual and _spot(rule) < _spot(other) and (other.max_calls_per_hour is None or limit == tighter):
         return None
     return Finding("P612", f"{_named(other)} allows this already", "take one of the two away", rule, "obj")
+
+
+def _both_count(policy: Policy, told: Container[tuple[str, int, str, str]]) -> Iterator[Finding]:
+    """Each limited rule with the first other one that counts some call with it. `told` are rules that are pointless."""
+    limited = [rule for rule in policy.rules if _counts_calls(policy, rule) and _spot(rule) not in told]
+    for at, rule in enumerate(limited[:MAX_LIMITED]):
+        earlier = (one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule))
+        other = next(earlier, None)
+        if other is not None:
+            message = (
+                f"some calls count here and for {_named(other)}: "
+                f"{rule.max_calls_per_hour} and {other.max_calls_per_hour} an hour"
+            )
+            hint = "the limit that is spent first refuses; neither lifts the other"
+            yield Finding("P614", message, hint, rule, "max_calls_per_hour")
+
+
+def _counts_calls(policy: Policy, rule: Rule) -> bool:
+    limited = rule.effect == "allow" and not rule.shadow and rule.max_calls_per_hour is not None
+    return limited and rule.kind in policy.standard and bool(policy.asked(rule))
+
+
+def _meet(policy: Policy, one: Rule, other: Rule) -> bool:
+    """Whether some call surely fits both, conditions and expiries aside."""
+    if one.kind is not other.kind or policy.asked(one).isdisjoint(policy.asked(other)):
+        return False
+    return _same_object(policy, one, other) and _same_subject(policy, one, other)
+
+
+def _same_object(policy: Policy, one: Rule, other: Rule) -> bool:
+    sides = [policy.things(rule.object) if rule.object.startswith("set:") else None for rule in (one, other)]
+    if sides[0] is not None and sides[1] is not None:
+        return not set(sides[0]).isdisjoint(sides[1])
+    if sides[0] is not None or sides[1] is not None:
+        pattern = other.object if sides[0] is not None else one.object
+        return any(glob(thing, pattern) for thing in sides[0] or sides[1] or ())
+    return _some_name(OBJECTS[one.kind], one.object, other.object)
+
+
+def _same_subject(policy: Policy, one: Rule, other: Rule) -> bool:
+    if one.subject == other.subject:
+        return True
+    roles = [rule.subject for rule in (one, other) if rule.subject.startswith("role:")]
+    if len(roles) == 2:
+        return not set(policy.people(roles[0])).isdisjoint(policy.people(roles[1]))
+    if roles:
+        pattern = other.subject if roles[0] == one.subject else one.subject
+        return any(glob(name, pattern) for name in policy.people(roles[0]))
+    return ANONYMOUS not in (one.subject, other.subject) and _some_name(SUBJECTS[one.kind], one.subject, other.subject)
+
+
+def _some_name(shapes: Shapes, one: str, other: str) -> bool:
+    try:
+        return overlap(shapes, one, other) is not None
+    except TooManyStates:
+        return False
 
 
 def _spot(rule: Rule) -> tuple[str, int, str, str]:

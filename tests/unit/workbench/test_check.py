@@ -113,8 +113,17 @@ QUIET: Mapping[str, tuple[Mapping[str, str], dict[str, Any]]] = {
     "an allow that is covered until a time": (
         {"agent_to_tool": row("nhi:a", "tool:x/*", "use", "2027-12-01T00:00:00Z") + row("nhi:a", "tool:x/a")}, {}
     ),
-    "an allow that limits more": (
-        {"agent_to_tool": row("nhi:a", "tool:x/*", "use", "-", "100") + row("nhi:a", "tool:x/a", "use", "-", "10")}, {}
+    "two limits of others, of other things and of other actions": (
+        {
+            "agent_to_tool": row("nhi:a", "tool:x/a*", "use", "-", "9")
+            + row("nhi:b", "tool:x/*", "use", "-", "9")
+            + row("nhi:a", "tool:x/b*", "use", "-", "9")
+            + row("nhi:a", "prompt:x/*", "use", "-", "9")
+        },
+        {},
+    ),
+    "a limited allow beside one without a limit": (
+        {"agent_to_tool": row("nhi:a", "tool:x/a*", "use", "-", "10") + row("nhi:a", "tool:x/*", "use")}, {}
     ),
     "a limit above a wider budget's": (
         {
@@ -237,6 +246,16 @@ SEEN: Mapping[str, tuple[Mapping[str, str], dict[str, Any], list[str]]] = {
         },
         {},
         ["P613:1"],
+    ),
+    "an allow that limits more": (
+        {"agent_to_tool": row("nhi:a", "tool:x/*", "use", "-", "100") + row("nhi:a", "tool:x/a", "use", "-", "10")},
+        {},
+        ["P614:2"],
+    ),
+    "limits of patterns that some name fits": (
+        {"agent_to_tool": row("nhi:a", "tool:x/a*", "use", "-", "9") + row("nhi:a*", "tool:x/*b", "use", "-", "9")},
+        {},
+        ["P614:2"],
     ),
     "a role's budget": (
         {

@@ -107,6 +107,22 @@ def test_limits_are_told_with_whose_counter_it_is() -> None:
     assert (told[-1]["unit"], told[-1]["takes"], told[0]["unit"], told[0]["takes"]) == ("usd", 0.5, None, 1)
 
 
+def test_where_several_grants_match_it_is_told_that_each_limit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policies").mkdir()
+    rows = (("narrow", "tool:g/read", "10"), ("wide", "tool:g/*", "100"), ("free", "tool:g/r*", "-"))
+    text = "".join(f"#: id={name}\np, nhi:a, {obj}, use, -, {limit}, -, allow\n" for name, obj, limit in rows)
+    (tmp_path / "policies" / "agent_to_tool.csv").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    both, one = ("--as", "nhi:a", "--calls", "tool:g/read"), ("--as", "nhi:a", "--calls", "tool:g/write")
+    told = run(*both).output
+    assert "  note: the limits of narrow and wide all count this call; the first that is spent refuses it\n" in told
+    assert "  note: free has no limit, and lifts none of these\n" in told
+    assert "note:" not in run(*one).output
+    assert [asked(*which)["counted_by_rules"] for which in (both, one)] == [["narrow", "wide"], ["wide"]]
+
+
 def test_shadow_rules_are_told_and_change_nothing() -> None:
     told = asked("--as", "nhi:planned", "--calls", SEARCH)
     assert not told["allowed"] and [each["id"] for each in told["would_allow"]] == ["planned"]
