@@ -137,6 +137,7 @@ class App:
             app = cls(path, environ, settings, metrics, *beside, *way, seen)
             await shared.greet()
             await evidence.look_back()
+            await app.scheduler.recall()
             await app.switch.sync()  # whom other replicas disabled, before the first call
             await evidence.witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
             await app.listening.open(data, app, undo)

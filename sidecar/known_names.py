@@ -43,6 +43,7 @@ def _texts(now: Snapshot) -> Iterator[str]:
     yield from now.identity.key_owners()
     yield from (f"nhi:{name}" for name in now.upstreams)
     yield from (f"nhi:{name}" for name in now.settings.schedules)
+    yield from now.identity.added_schedules.values()
     yield from (entry.pattern for entry in now.budgets.entries)
     yield from now.budgets.asked_for
     yield from (entry.principal for entry in now.disabled.entries)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from sidecar import records
 from sidecar.agents.executions import Executions
-from sidecar.agents.prompts import prompt_from
 from sidecar.agents.record import RUNS, Execution
 from sidecar.agents.runner import runner_from
 from sidecar.agents.sessions import Endings
@@ -29,7 +28,7 @@ from sidecar.audit.checkpoints import load_attesting_key, public_jwk
 from sidecar.callbacks import check_callbacks
 from sidecar.disabled import LEDGER_FILE, Ledger
 from sidecar.egress import fetch
-from sidecar.errors import Fault, Reason, Refusal, SettingsError, Together
+from sidecar.errors import Fault, Reason, SettingsError, Together
 from sidecar.identity import Identity
 from sidecar.keeping import keeping_faults
 from sidecar.limits import Store, StoreUnavailable, open_store
@@ -37,10 +36,10 @@ from sidecar.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.aside import Reading, load_policy_aside
 from sidecar.processes import Processes
-from sidecar.protocols.a2a.errors import AgentError
 from sidecar.records import Kind, MemoryStore, RedisStore, SqliteStore, check_file
 from sidecar.records import Store as RecordStore
 from sidecar.records.store import R
+from sidecar.schedules.fitting import refused_input, refused_run
 from sidecar.schedules.standing import SCHEDULES, Standing
 from sidecar.screening import screen_from
 from sidecar.settings import Settings
@@ -48,11 +47,10 @@ from sidecar.settings.documents import Document, in_file_order
 from sidecar.settings.kept import Kept, placed
 from sidecar.settings.load import doubts, file_faults, load
 from sidecar.settings.nodes import Loc
-from sidecar.settings.schedules import Schedule, acts_as
+from sidecar.settings.schedules import acts_as
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
 from sidecar.snapshot import Beside, Service, Snapshot, snapshot_from
-from sidecar.task_api.reading import sends
 from sidecar.task_api.records import TASKS, Record
 from sidecar.task_api.running import FILE
 from sidecar.tasks import Bounds, MemoryTaskStore, RedisTaskStore, SqliteTaskStore, Tasks, TaskStore, check_task_file
@@ -70,7 +68,7 @@ from sidecar.upstreams import (
 )
 from sidecar.upstreams.agents import Agent, agent_from
 from sidecar.upstreams.pins import NO_PINS
-from sidecar.vocabulary import Call, Caller, Principal
+from sidecar.vocabulary import Caller
 from sidecar.watching import key_files
 
 MAX_KEY_BYTES = 16 * 2**20
@@ -434,11 +432,8 @@ def _check_schedules(settings: Settings, document: Document) -> None:
     """What a program would refuse each time, in the night, is refused now. Raises SettingsError."""
     faults = []
     for key, schedule in settings.schedules.items():
-        if (program := settings.agents.get(schedule.agent)) is not None:
-            part = {"data": schedule.input_parameters, "mediaType": "application/json"}
-            if isinstance(refused := prompt_from({"parts": [part]}, program), AgentError):
-                what = f"{schedule.agent} refuses it: {refused.message}"
-                faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
+        if what := refused_input(schedule, settings.agents):
+            faults.append(document.fault(("schedules", key, "input_parameters"), what, "S180"))
     if faults:
         raise SettingsError(faults)
 
@@ -458,22 +453,10 @@ def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[Idl
         return []
     idle = []
     for key, schedule in settings.schedules.items():
-        who, call = acts_as(key, schedule), _run_of(key, schedule)
-        if not schedule.enabled or call is None:
-            continue
-        answers = [engine.decide((Principal(who),), question, now_s) for question in call.questions]
-        reason = next((answer.reason for answer in answers if not answer.allowed), None)
+        reason = refused_run(key, schedule, engine, now_s)
         if reason is not None:
-            idle.append(IdleSchedule(key, who, schedule.agent, reason))
+            idle.append(IdleSchedule(key, acts_as(key, schedule), schedule.agent, reason))
     return idle
-
-
-def _run_of(key: str, schedule: Schedule) -> Call | None:
-    """What a run asks; None for one that is no message, which is told elsewhere."""
-    try:
-        return sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
-    except Refusal:
-        return None
 
 
 def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:

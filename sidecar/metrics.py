@@ -107,6 +107,7 @@ class Metrics:
         self._upstreams, self._limits, self._budgets = set[str](), set[str](), set[str]()
         self._agents = set[str]()  # those that are programs; `agents_offered` fills it
         self._schedules = set[str]()
+        self._configured_schedules, self._added_schedules = frozenset[str](), frozenset[str]()
         self._requests = Table(
             "counter",
             "requests_total",
@@ -346,7 +347,6 @@ class Metrics:
             (self._upstreams, upstreams),
             (self._limits, limits),
             (self._budgets, budgets),
-            (self._schedules, schedules),
         ):
             choices.clear()
             choices.update(names)
@@ -354,7 +354,8 @@ class Metrics:
         self._fullest = {budget: known for budget, known in self._fullest.items() if budget in self._budgets}
         for gauge in (self._upstream_up, self._upstream_state):
             gauge.keep(self._upstreams)
-        self._schedule_success.keep(self._schedules)
+        self._configured_schedules = frozenset(schedules)
+        self._schedules_known()
         for table in self._tables:
             table.chosen_anew()
         of_agents = sorted(self._upstreams.intersection(agents))
@@ -375,6 +376,19 @@ class Metrics:
         self._upstream_state.declare(sorted(self._upstreams), UPSTREAM_STATES)
         self._breaker_moves.declare(sorted(self._upstreams), BREAKER_STATES)
         self._upstream_s.declare(sorted(self._upstreams))
+
+    def schedules_added(self, schedules: Collection[str]) -> None:
+        """These are the schedules beside those of the settings now."""
+        if self._added_schedules != frozenset(schedules):
+            self._added_schedules = frozenset(schedules)
+            self._schedules_known()
+
+    def _schedules_known(self) -> None:
+        self._schedules.clear()
+        self._schedules |= self._configured_schedules | self._added_schedules
+        self._schedule_success.keep(self._schedules)
+        self._schedule_runs.chosen_anew()
+        self._schedule_success.chosen_anew()
         self._schedule_runs.declare(sorted(self._schedules), SCHEDULE_RESULTS)
 
     # --- requests ---------------------------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ class Status:
         standing = one.standing
         return {
             "agent": one.schedule.agent,
+            "source": one.source,
             "state": one.state,
             "next": moment(one.next_s),
             "last_due": moment(standing.last_due_s),

@@ -12,14 +12,24 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from sidecar.admin.asking import HEADERS, Asked, answered, body_of
+from sidecar.admin.asking import HEADERS, Asked, answered, body_of, problem
 from sidecar.desk import Desk
 from sidecar.desk.models import RunOrdered
 from sidecar.desk.news import Heard
-from sidecar.desk.reading import answered_in, check_no_query, follows_in, nothing_in, ordered_in, reason_in, wanted_in
+from sidecar.desk.reading import (
+    answered_in,
+    check_no_query,
+    follows_in,
+    nothing_in,
+    ordered_in,
+    reason_in,
+    schedule_in,
+    wanted_in,
+)
 from sidecar.errors import Refusal
 from sidecar.outlets import open_stream
 from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.schedules.scheduler import Conflict
 
 TEXT: Final = "text/plain; charset=utf-8"
 OnDesk = Callable[[Desk, Asked], Awaitable[web.StreamResponse]]
@@ -78,6 +88,23 @@ async def cancel(desk: Desk, asked: Asked) -> web.StreamResponse:
 async def schedules(desk: Desk, asked: Asked) -> web.StreamResponse:
     check_no_query(asked.query)
     return answered(await desk.schedules())
+
+
+async def add_schedule(desk: Desk, asked: Asked) -> web.StreamResponse:
+    check_no_query(asked.query)
+    wanted = schedule_in(await body_of(asked.request))
+    try:
+        return answered(await desk.add_schedule(wanted, asked.by, here=asked.here), 201)
+    except Conflict as conflict:
+        return problem(str(conflict), 409)
+
+
+async def remove_schedule(desk: Desk, asked: Asked) -> web.StreamResponse:
+    await _check_bare(asked)
+    try:
+        return answered(await desk.remove_schedule(asked.name, asked.by))
+    except Conflict as conflict:
+        return problem(str(conflict), 409)
 
 
 async def run_schedule(desk: Desk, asked: Asked) -> web.StreamResponse:

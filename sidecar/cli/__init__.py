@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "mcp": ("sidecar.cli.mcp", "The MCP servers behind us: how they are."),
     "agent": ("sidecar.cli.agent", "CLI programs as agents: list, check, run, watch and cancel."),
-    "schedule": ("sidecar.cli.schedule", "Agents that run by the clock: list, next, run, pause, resume."),
+    "schedule": ("sidecar.cli.schedule", "Agents that run by the clock: list, next, add, remove, run, pause, resume."),
     "wrap": ("sidecar.cli.clients", "Let an MCP client's configuration lead through a sidecar."),
     "unwrap": ("sidecar.cli.clients", "Put back what wrap changed."),
     "client-config": ("sidecar.cli.clients", "What an MCP client writes to reach our upstreams."),

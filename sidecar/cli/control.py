@@ -52,10 +52,11 @@ def told(
     hint: str = "is it running?",
     hints: Mapping[str, str] = NO_HINTS,
     deadline_s: float = DEADLINE_S,
+    verb: str = "",
 ) -> Any:
     """The running sidecar's answer, printed if it is wanted as JSON. Ends the command if the answer is no; `hints` are
     what may help then, by why it was refused."""
-    verb = "GET" if order is None else "POST"
+    verb = verb or ("GET" if order is None else "POST")
     with ended_well(hint):
         status, body = ask_control(control_socket(path), target, verb=verb, order=order, deadline_s=deadline_s)
         answer = answer_in(status, body)

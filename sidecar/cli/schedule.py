@@ -2,6 +2,8 @@
 
 sidecar schedule list
 sidecar schedule next nightly --count 10
+sidecar schedule add hourly --agent researcher --cron '@hourly' --prompt 'what is new?'
+sidecar schedule remove hourly
 sidecar schedule run nightly
 sidecar schedule pause nightly
 sidecar schedule resume nightly
@@ -46,7 +48,7 @@ def list_(path: Path, as_json: bool) -> None:
     answer = told(path, "/api/schedules", as_json)
     if as_json:
         return
-    rows = [("schedule", "agent", "as", "when", "next", "last"), *map(_row, answer["schedules"])]
+    rows = [("schedule", "source", "agent", "as", "when", "next", "last"), *map(_row, answer["schedules"])]
     click.echo("\n".join(aligned(rows)) if len(rows) > 1 else "there is no schedule")
 
 
@@ -56,12 +58,13 @@ def list_(path: Path, as_json: bool) -> None:
 @config
 @as_json
 def next_(name: str, count: int, path: Path, as_json: bool) -> None:
-    """When the schedule NAME, or each of them, is due next; needs no running sidecar, and asks none whether it is
-    paused."""
+    """When the schedule NAME of sidecar.yaml, or each of them, is due next; needs no running sidecar, and asks none
+    whether it is paused. `sidecar schedule list` has those that were added."""
     with ended_well():
         schedules = load_settings(path, os.environ, check_files=False).schedules
     if name and name not in schedules:
         click.echo(f"{path} names no schedule {name!r}: there is {', '.join(schedules) or 'none at all'}", err=True)
+        click.echo("   hint: one that was added is in sidecar schedule list", err=True)
         raise SystemExit(USAGE)
     chosen = {name: schedules[name]} if name else schedules
     due = {each: list(_due(one, count, time.time())) for each, one in chosen.items()}
@@ -75,6 +78,55 @@ def next_(name: str, count: int, path: Path, as_json: bool) -> None:
             click.echo(f"  {_local(moment, chosen[each])}  {rfc3339(moment)}")
     if not due:
         click.echo("there is no schedule")
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--agent", required=True, help="Whom it calls.")
+@click.option("--cron", required=True, help='When, such as "30 2 * * *" or @daily.')
+@click.option("--timezone", help="The time zone of --cron; UTC by default.")
+@click.option("--title", help="Its name for people.")
+@click.option("--principal", help="Who it acts as; nhi:NAME by default.")
+@click.option("--prompt", help="What the agent is told.")
+@click.option("--input", "parameters", help="What the agent is told, as a JSON object: input_parameters.")
+@click.option("--task-type", help="What its task is called; rules read it as call.tool.")
+@click.option("--missed", type=click.Choice(["once", "skip"]), help="What becomes of runs that were missed.")
+@click.option("--missed-within", type=float, metavar="SECONDS", help="How late a run may begin.")
+@click.option("--overlap", type=click.Choice(["skip", "allow"]), help="Whether a run may begin beside the one before.")
+@click.option("--disabled", is_flag=True, help="Keep it, and do not run it.")
+@config
+@as_json
+def add(
+    name: str,
+    path: Path,
+    as_json: bool,
+    prompt: str | None,
+    parameters: str | None,
+    disabled: bool,
+    **given: str | float | None,
+) -> None:
+    """Add the schedule NAME to those of sidecar.yaml. It is kept in the store, for all replicas, and survives a restart
+    unless tasks.store is memory."""
+    order: dict[str, Any] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
+    if said := _said(prompt, parameters):
+        order["input_parameters"] = said
+    if disabled:
+        order["enabled"] = False
+    answer = told(path, "/api/schedules", as_json, order, deadline_s=DEADLINE_S)
+    if not as_json:
+        click.echo(f"{answer['name']} is added, and due next at {answer['next_due'] or 'no time'}")
+
+
+@schedule.command()
+@click.argument("name")
+@config
+@as_json
+def remove(name: str, path: Path, as_json: bool) -> None:
+    """Take away the schedule NAME that was added. What it ordered and goes on ends."""
+    target = f"/api/schedules/{quote(name, safe='')}"
+    answer = told(path, target, as_json, deadline_s=DEADLINE_S, verb="DELETE")
+    if not as_json:
+        click.echo(f"{answer['name']} is removed")
 
 
 @schedule.command()
@@ -120,6 +172,16 @@ def _done(path: Path, name: str, verb: str, as_json: bool, hints: Mapping[str, s
     return told(path, target, as_json, {}, hints=hints, deadline_s=DEADLINE_S)
 
 
+def _said(prompt: str | None, parameters: str | None) -> dict[str, Any]:
+    try:
+        said = orjson.loads(parameters) if parameters is not None else {}
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"this is not JSON: {error}", param_hint="--input") from None
+    if not isinstance(said, dict):
+        raise click.BadParameter("write a JSON object", param_hint="--input")
+    return {**said, "prompt": prompt} if prompt is not None else said
+
+
 def _due(schedule: Schedule, count: int, now_s: float) -> Iterator[float]:
     return islice(schedule.calendar.after(now_s), count) if schedule.enabled else iter(())
 
@@ -138,4 +200,4 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     last = "-" if one["last_result"] is None else f"{one['last_result']}  {one['last_due'] or 'by hand'}"
     if one["last_result"] not in (None, "success") and one["last_why"]:
         last += f"  {shown(one['last_why'])}"
-    return one["name"], one["agent"], one["principal"], when, stands, last
+    return one["name"], one["source"], one["agent"], one["principal"], when, stands, last

@@ -39,7 +39,7 @@ from sidecar.desk.models import (
     Taken,
 )
 from sidecar.desk.news import END, Heard, Hearing, text_of
-from sidecar.desk.reading import OPERATOR, TASK_TYPE, Answered, Ordered, WantedRuns
+from sidecar.desk.reading import OPERATOR, TASK_TYPE, Answered, Ordered, WantedRuns, WantedSchedule
 from sidecar.desk.shapes import agent_in_full, agent_of, run_in_full, run_of, schedule_of
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import malformed
@@ -47,6 +47,7 @@ from sidecar.records import StoreOut
 from sidecar.schedules.scheduler import Scheduler
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.findings import nothing_like
+from sidecar.settings.schedules import acts_as
 from sidecar.snapshot import Live
 from sidecar.task_api.orders import Orders
 from sidecar.task_api.records import Record
@@ -195,6 +196,17 @@ class Desk:
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
+    async def add_schedule(self, wanted: WantedSchedule, by: str, *, here: bool) -> Schedule:
+        """Keep a schedule that sidecar.yaml does not have. `here` as in `order`: who orders over the admin listener
+        speaks for no principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
+        if not here:
+            self._check_own(wanted)
+        return schedule_of(await self.scheduler.add(wanted.key, wanted.schedule, by))
+
+    async def remove_schedule(self, name: str, by: str) -> Schedule:
+        """Take that back. Raises Refusal, Conflict."""
+        return schedule_of(await self.scheduler.remove(name, by))
+
     async def pause(self, name: str, by: str) -> Schedule:
         """Let one order nothing more, until it is resumed. Raises Refusal."""
         return schedule_of(await self.scheduler.pause(name, by))
@@ -222,6 +234,21 @@ class Desk:
         last, _ = await self.executions.page(None, [name], None, 1, 0)
         pool = self.executions.standing(name) if definition.enabled else Pool(0, 0, definition.places)
         return agent_of(name, definition, pool, last[0] if last else None)
+
+    def _check_own(self, wanted: WantedSchedule) -> None:
+        """Raises Refusal(INSUFFICIENT_SCOPE)."""
+        now, who = self.live.current, acts_as(wanted.key, wanted.schedule)
+        others = {acts_as(key, one) for key, one in now.settings.schedules.items() if key != wanted.key}
+        if who == OPERATOR:
+            return
+        if who != f"nhi:{wanted.key}":
+            what = f"a schedule acts as nhi:<its name> or {OPERATOR}"
+        elif who in now.identity.key_owners() or who in others:
+            what = f"{who} has an API key or a schedule of its own: choose another name"
+        else:
+            return
+        detail = f"over the admin listener {what}; over the control socket (sidecar schedule add) it may be any NHI"
+        raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Record) -> Record:
         """The task once its agent has it; within a while as it stands. Raises Refusal for one that its agent does not

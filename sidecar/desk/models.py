@@ -14,6 +14,7 @@ PLAIN: Final[Mapping[str, Any]] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$
 CONTEXT: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 256}
 WHY: Final[Mapping[str, Any]] = {**PLAIN, "maxLength": 500}
 NAME: Final[Mapping[str, Any]] = {**PLAIN, "minLength": 1, "maxLength": 128}
+SLUG: Final[Mapping[str, Any]] = {"pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "maxLength": 64}
 PRINCIPAL: Final[Mapping[str, Any]] = {"pattern": r"^(user|nhi):[!#-&(-)+\--{}~]{1,256}$"}
 
 
@@ -186,7 +187,10 @@ class CancelOrder(TypedDict):
 class Schedule(TypedDict):
     """A schedule, and how it stands."""
 
-    name: Annotated[str, "its key under `schedules`"]
+    name: Annotated[str, "its key under `schedules`, or the name under which it was added"]
+    source: Annotated[str, "`configured` in sidecar.yaml, or `added` over these addresses, and kept in the store"]
+    added_by: Annotated[str | None, "who added it"]
+    added_at: Annotated[str | None, "when"]
     id: Annotated[str, "its identifier: its name, unless its definition says another"]
     title: Annotated[str, "its name for people"]
     agent: Annotated[str, "whom it calls"]
@@ -214,6 +218,34 @@ class Schedules(TypedDict):
     """All of them."""
 
     schedules: Annotated[Sequence[Schedule], "by name"]
+
+
+class NewSchedule(TypedDict):
+    """A schedule that is to be kept in the store. Each member but `name` and `title` is what the key of its name is
+    under `schedules` in sidecar.yaml, and has the same default."""
+
+    name: Annotated[str, "its name, which no other schedule has", SLUG]
+    title: NotRequired[Annotated[str, "its name for people", {"minLength": 1, "maxLength": 200}]]
+    agent: Annotated[str, "whom it calls", SLUG]
+    cron: Annotated[str, "when", {"minLength": 1, "maxLength": 256}]
+    timezone: NotRequired[Annotated[str, "of `cron`"]]
+    enabled: NotRequired[Annotated[bool, "whether it runs at all"]]
+    principal: NotRequired[
+        Annotated[
+            str,
+            "who calls; over the admin listener `nhi:<name>`, which is the default, or `nhi:operator`",
+            {"pattern": "^nhi:"},
+        ]
+    ]
+    input_parameters: NotRequired[Annotated[Mapping[str, Any], "what the agent is told"]]
+    task_type: NotRequired[Annotated[str, "what its task is called", NAME]]
+    missed: NotRequired[
+        Annotated[str, "what becomes of runs that were due while no sidecar ran", {"enum": ["once", "skip"]}]
+    ]
+    missed_within: NotRequired[Annotated[float, "how late a run may begin, in seconds", {"exclusiveMinimum": 0}]]
+    overlap: NotRequired[
+        Annotated[str, "what becomes of a run that is due while the one before goes on", {"enum": ["skip", "allow"]}]
+    ]
 
 
 class Nothing(TypedDict):

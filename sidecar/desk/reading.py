@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from sidecar.agents.record import Execution
 from sidecar.agents.states import State, Status
@@ -17,6 +20,10 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.schema import UnreadableError
 from sidecar.protocols.jsonrpc import malformed
+from sidecar.schedules.fitting import told
+from sidecar.settings.findings import findings_of
+from sidecar.settings.nodes import Loc
+from sidecar.settings.schedules import Schedule
 
 OPERATOR: Final = "nhi:operator"
 TASK_TYPE: Final = "operator"
@@ -25,6 +32,7 @@ MAX_LIMIT: Final = 200
 MAX_OFFSET: Final = 1_000_000
 _WORDS: Final = frozenset({"agent", "active", "state", "status", "schedule", "owner", "limit", "offset"})
 _SAID: Final = ("prompt", "parameters", "environment", "working_directory")
+_DEFINED: Final = ("name", "title", *(key for key in Schedule.model_fields if key not in ("id", "name")))
 _SLUG: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _PRINCIPAL: Final = re.compile(PRINCIPAL["pattern"].removeprefix("^").removesuffix("$"))
 _PLAIN: Final = re.compile(PLAIN["pattern"].removeprefix("^").removesuffix("$"))
@@ -121,6 +129,33 @@ def ordered_in(raw: bytes) -> Ordered:
         _line(body.get("context", ""), "context", CONTEXT),
         _line(body.get("task_type", TASK_TYPE), "task_type", NAME),
     )
+
+
+class WantedSchedule(NamedTuple):
+    """A schedule that is to be, by its key."""
+
+    key: str
+    schedule: Schedule
+
+
+def schedule_in(raw: bytes) -> WantedSchedule:
+    """The schedule that a body defines: as in sidecar.yaml, with its key as `name` and its name for people as `title`.
+    Raises Refusal(MALFORMED_CALL)."""
+    body = _object(raw, _DEFINED)
+    key = body.pop("name", None)
+    if not isinstance(key, str) or not (len(key) <= 64 and _SLUG.fullmatch(key)):
+        raise malformed("name must be lower-case letters and digits, parts joined by single hyphens, at most 64")
+    if "title" in body:
+        body["name"] = body.pop("title")
+    try:
+        return WantedSchedule(key, Schedule.model_validate(body))
+    except ValidationError as error:
+        found = next(findings_of(error, Schedule))
+        raise malformed(told(replace(found, at=("schedules", key, *_as_told(found.at))))) from None
+
+
+def _as_told(at: Loc) -> Loc:
+    return ("title", *at[1:]) if at[:1] == ("name",) else at
 
 
 def reason_in(raw: bytes) -> str:

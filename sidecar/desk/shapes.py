@@ -102,6 +102,9 @@ def schedule_of(shown: Shown) -> Schedule:
     chosen, standing = shown.schedule, shown.standing
     return {
         "name": shown.key,
+        "source": shown.source,
+        "added_by": shown.added.by if shown.added else None,
+        "added_at": moment(shown.added.at_s) if shown.added else None,
         "id": chosen.id or shown.key,
         "title": chosen.name or shown.key,
         "agent": chosen.agent,

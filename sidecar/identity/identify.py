@@ -108,6 +108,7 @@ class Identity:
         self.gates = gates
         self._aliases = tuple(aliases)
         self._schedules = schedules
+        self.added_schedules: dict[str, str] = {}
         self._proofs = Proofs(clock, bounds.leeway_s, max_proof_age_s)
         self._bounds = bounds
         self._clock = clock
@@ -149,11 +150,18 @@ class Identity:
         """
         if older is not None:
             self._proofs.seen = older._proofs.seen  # what was used stays used
+            self.added_schedules = older.added_schedules
         for name, keys in self._issuer_keys.items():
             if older is not None and name in older._issuer_keys:
                 keys.take_over(older._issuer_keys[name])
         await asyncio.gather(*(keys.refresh() for keys in self._issuer_keys.values()))
         self._background = asyncio.create_task(self._keep_fresh(), name="identity")
+
+    def believe_schedules(self, added: Mapping[str, str]) -> None:
+        """As whom each schedule acts that no settings have; from now on and over every reload."""
+        if added != self.added_schedules:
+            self.added_schedules.clear()
+            self.added_schedules.update(added)
 
     def share_proofs(self, share: Share) -> None:
         """Have every replica know which proofs were used, from now on and over every reload."""
@@ -237,7 +245,8 @@ class Identity:
         if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
         if credential.kind == SCHEDULE:
-            return self._schedules.get(credential.key_id) == caller.last.name
+            known = self._schedules.get(credential.key_id) or self.added_schedules.get(credential.key_id)
+            return known == caller.last.name
         issuer = self._issuers.get(credential.issuer)
         if credential.kind != "jwt" or issuer is None:
             return credential.kind != "jwt"

@@ -16,6 +16,7 @@ from sidecar.desk.models import (
     AgentInFull,
     Agents,
     CancelOrder,
+    NewSchedule,
     Nothing,
     Problem,
     Run,
@@ -53,6 +54,7 @@ MODELS: Final = (
     Nothing,
     Schedule,
     Schedules,
+    NewSchedule,
     ScheduleOrdered,
     Problem,
 )
@@ -63,7 +65,7 @@ TOLD: Final[Mapping[int, str]] = {
     401: "a credential is needed",
     403: "the role does not reach so far, the Host or Origin is not served, or policy says no to the caller",
     404: "no agent, run or schedule has this name",
-    409: "the run is over",
+    409: "the run is over, the name is taken or in sidecar.yaml, or there are too many",
     413: "the body is too large",
     429: "a limit of the caller's is reached, or the agent's queue is full",
     500: "a bug of ours",
@@ -79,7 +81,7 @@ ORDERED: Final = (*DONE, 429, 502, 504)
 def paths() -> dict[str, Any]:
     """The addresses."""
     name, run = _place("name", "an agent, by its key under `agents`"), _place("id", "a run")
-    schedule = _place("name", "a schedule, by its key under `schedules`")
+    schedule = _place("name", "a schedule, by its name")
     filters = [*_FILTERS, *_PAGE]
     events: dict[str, Any] = {"text/event-stream": {}}
     text = {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}
@@ -114,7 +116,12 @@ def paths() -> dict[str, Any]:
         "/api/runs/{id}/cancel": _at(
             (run,), post=_done("cancelRun", "Give it up, wherever it is", CancelOrder, Run, 200, (*DONE, 409))
         ),
-        "/api/schedules": _at((), get=_seen("listSchedules", "All schedules", Schedules)),
+        "/api/schedules": _at(
+            (),
+            get=_seen("listSchedules", "All schedules", Schedules),
+            post=_done("addSchedule", "Keep one in the store", NewSchedule, Schedule, 201, (*DONE, 409), bare=False),
+        ),
+        "/api/schedules/{name}": _at((schedule,), delete=_removed()),
         "/api/schedules/{name}/run": _at(
             (schedule,), post=_done("runSchedule", "Run it now, out of turn", Nothing, ScheduleOrdered, 201)
         ),
@@ -137,10 +144,23 @@ def _seen(name: str, told: str, model: type, parameters: Sequence[Mapping[str, A
 
 
 def _done(
-    name: str, told: str, order: type, model: type, status: int, wrong: tuple[int, ...] = ORDERED
+    name: str,
+    told: str,
+    order: type,
+    model: type,
+    status: int,
+    wrong: tuple[int, ...] = ORDERED,
+    *,
+    bare: bool = True,
 ) -> dict[str, Any]:
     responses = {str(status): good("it is done, and on record", model, _OWN), **_wrong(wrong)}
-    return {**_named(name, told, ()), "requestBody": {**taken(order), "required": False}, "responses": responses}
+    return {**_named(name, told, ()), "requestBody": {**taken(order), "required": not bare}, "responses": responses}
+
+
+def _removed() -> dict[str, Any]:
+    told = "Take away one that was added; what it ordered and goes on ends"
+    responses = {"200": good("it is done, and on record", Schedule, _OWN), **_wrong((*DONE, 409))}
+    return {**_named("removeSchedule", told, ()), "responses": responses}
 
 
 def _named(name: str, told: str, parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
     states.py      which way a schedule may go, and what becomes of a time at which it is due
     standing.py    how a schedule stands, as a store keeps it
     owing.py       what is owed to it now: which due time, and how many were missed
+    fitting.py     whether a schedule fits the agents and the rules
     scheduler.py   who looks at the clock, and orders
 
 An order goes the way of every other task (`task_api/orders.py`), on behalf of the schedule: an NHI of its own. With

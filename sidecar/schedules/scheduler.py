@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,11 @@ from typing import Final, NamedTuple, Protocol
 
 from sidecar.agents.sanitizing import sanitized
 from sidecar.errors import Reason, Refusal
-from sidecar.records import Added, Bounds, Page, Share, Store, StoreOut, Unreadable
+from sidecar.records import Added as Taken
+from sidecar.records import Bounds, Page, Share, Store, StoreOut, Unreadable
+from sidecar.schedules.fitting import check_fits
 from sidecar.schedules.owing import Owed, owed, was_wrong
-from sidecar.schedules.standing import OWNER, Run, Standing
+from sidecar.schedules.standing import OWNER, Added, Run, Standing
 from sidecar.schedules.states import Result, State
 from sidecar.settings.findings import nothing_like
 from sidecar.settings.schedules import MOST, Schedule, acts_as
@@ -38,7 +40,8 @@ MOST_AT_ONCE: Final = 20  # runs of one schedule, with `overlap: allow`
 MOST_CONFLICTS: Final = 10
 FIRST_REST_S: Final = 1.0
 LONGEST_REST_S: Final = 30.0
-SHARE: Final = Share(MOST, MOST)
+MOST_ADDED: Final = 100
+SHARE: Final = Share(MOST + MOST_ADDED, MOST + MOST_ADDED)
 BOUNDS: Final = Bounds(2 * MOST, 2 * MOST)  # those that no settings name any more are kept for a while
 BY_CLOCK, BY_HAND = "schedule", "operator"
 # What may be otherwise in a moment, and is no answer to the schedule.
@@ -69,6 +72,7 @@ class Counts(Protocol):
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None: ...
     def schedule_succeeded(self, schedule: str, at_s: float) -> None: ...
+    def schedules_added(self, schedules: Collection[str]) -> None: ...
 
 
 class Witness(Protocol):
@@ -77,15 +81,29 @@ class Witness(Protocol):
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...
 
 
+class Conflict(Exception):
+    """What an operator wants cannot be, as schedules are now. Its text may be shown."""
+
+
+class _Changed(Exception):
+    """A schedule that was added is not what it was: another replica removed it, or added it anew."""
+
+
 class Shown(NamedTuple):
     """A schedule as people see it. `next_s` is when it is due next, None where it is not. Of one that is not `is_read`
-    nobody knows how it stands."""
+    nobody knows how it stands. `added` says that it is not one of the settings."""
 
     key: str
     schedule: Schedule
     standing: Standing
     next_s: float | None
     is_read: bool = True
+    added: Added | None = None
+
+    @property
+    def source(self) -> str:
+        """Whence its definition is, in a word."""
+        return "configured" if self.added is None else "added"
 
     @property
     def state(self) -> str:
@@ -94,10 +112,11 @@ class Shown(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A schedule of the settings."""
+    """A schedule of the settings, or one that was added."""
 
     key: str
     schedule: Schedule
+    added: Added | None = None
 
     @property
     def id(self) -> str:
@@ -107,7 +126,7 @@ class Named(NamedTuple):
     @property
     def calendar(self) -> str:
         """When it is due, in words that change with it."""
-        return f"{self.schedule.cron} {self.schedule.timezone}"
+        return self.schedule.calendar_words
 
     @property
     def caller(self) -> Caller:
@@ -145,6 +164,7 @@ class Scheduler:
     _taken_s: float | None = None
     _swept_s: float | None = None
     _is_out: bool = False
+    _adding: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the bound holds
     _at_once: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, AT_ONCE))
 
     # --- by the clock -------------------------------------------------------------------------------------------------
@@ -158,8 +178,6 @@ class Scheduler:
     async def look(self) -> None:
         """Order what is due now."""
         named, now_s = self._named, self._now_s
-        if not named and not self._known:
-            return
         anew = (
             self._taken_s is None
             or not 0 <= now_s - self._taken_s < TAKE_EVERY_S
@@ -169,11 +187,13 @@ class Scheduler:
             if anew:
                 await self._take(named, now_s)
         except StoreOut as out:
-            if not self._is_out:  # each look would say so
+            if named and not self._is_out:  # each look would say so
                 log.warning("the store of schedules is out: nothing runs by the clock", extra={"error": str(out)})
             self._is_out = True
             return
         self._is_out = False
+        named = self._named  # another replica may have added one
+        self._tell_of_added()
         await asyncio.gather(*(self._see_to(named.get(one), one, anew=anew) for one in list(self._hands)))
 
     async def close(self) -> None:
@@ -189,9 +209,9 @@ class Scheduler:
             if one.id not in self._known:
                 await self._begin(one, now_s)
         taken = await self.store.take(self.holder, now_s, now_s + HELD_S, SHARE)
-        everything, _ = await self.store.page(OWNER, Page((OWNER,), limit=2 * MOST))
         self._hands = {one.id: one for one in taken}
-        self._known = {one.id: one for one in everything}
+        await self._read()
+        named = self._named
         await self._look_for_unread(named)
         self._taken_s = now_s
         self._rests = {known: rest for known, rest in self._rests.items() if known in named}
@@ -206,6 +226,19 @@ class Scheduler:
             self._swept_s = now_s
             await self.store.sweep(now_s)
 
+    async def _read(self) -> None:
+        """How all stand, and which were added. Raises StoreOut."""
+        everything, _ = await self.store.page(OWNER, Page((OWNER,), limit=2 * MOST))
+        self._known = {one.id: one for one in everything}
+        self._tell_of_added()
+
+    def _tell_of_added(self) -> None:
+        """Which added schedules there are, to whoever asks whether a caller is still believed, and to the metrics."""
+        added = [one for one in self._named.values() if one.added is not None]
+        acting = {one.key: acts_as(one.key, one.schedule) for one in added if one.schedule.enabled}
+        self.live.current.identity.believe_schedules(acting)
+        self.metrics.schedules_added([one.key for one in added])
+
     async def _look_for_unread(self, named: Mapping[str, Named]) -> None:
         unread = set()
         for one in named.keys() - self._known.keys():
@@ -219,7 +252,7 @@ class Scheduler:
 
     async def _begin(self, one: Named, now_s: float) -> None:
         fresh = Standing(one.id, now_s, self.new_id(), now_s)
-        if await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS) is Added.FULL:
+        if await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS) is Taken.FULL:
             log.error("there are too many schedules: this one does not run", extra={"schedule": one.key})
 
     async def _see_to(self, one: Named | None, known_as: str, *, anew: bool) -> None:
@@ -229,6 +262,8 @@ class Scheduler:
                     await self._part_with(known_as)
                 else:
                     await self._keep_up(one, anew=anew)
+        except _Changed:  # with the next look it is what it has become
+            self._hands.pop(known_as, None)
         except StoreOut as out:  # it is still ours, and seen to with the next look
             log.warning("the store is out", extra={"schedule": known_as, "error": str(out)})
         except Exception:  # a bug in one schedule is no other's trouble
@@ -350,18 +385,54 @@ class Scheduler:
         """Those that do not run because nobody knows how they stand, by their keys."""
         return sorted(one.key for one in self._named.values() if one.id in self._unread)
 
+    async def recall(self) -> None:
+        """Know what was added, before anything goes on that it ordered. A store that is out is asked again later."""
+        with suppress(StoreOut):
+            await self._read()
+
     async def list(self) -> Sequence[Shown]:
         """All of them, as they stand now. Raises Refusal(STORE_UNAVAILABLE)."""
         with _answered():
-            return [await self._as_it_stands(one) for one in self._named.values()]
+            await self._read()
+            shown = [await self._as_it_stands(one) for one in self._named.values()]
+            return [one for one in shown if one is not None]
+
+    async def add(self, key: str, schedule: Schedule, by: str) -> Shown:
+        """Keep a schedule that no settings have, for all replicas. Raises Refusal for a definition that would not do in
+        the settings either, and Conflict where the name is taken or there are too many."""
+        async with self._adding:
+            with _answered():
+                await self._read()
+                self._check_free(key)
+                now, now_s = self.live.current, self._now_s
+                others = {one.key: one.schedule for one in self._named.values()}
+                check_fits(key, schedule, others, now.settings, now.engine, now_s)
+                one = Named(key, schedule, Added(key, schedule, by, now_s))
+                await self.witness("schedule-add", by, schedule=key, **_defined(one))
+                shown = self._shown(one, await self._keep(one, now_s))
+            self._tell_of_added()
+            return shown
+
+    async def remove(self, key: str, by: str) -> Shown:
+        """Take back that it was added; what it ordered and goes on ends. Raises Refusal, and Conflict for one of the
+        settings."""
+        if key in self.live.current.settings.schedules:
+            raise Conflict(f"{key} is a schedule of sidecar.yaml: remove it there, or set enabled: false")
+        with _answered():
+            one = await self._of(key)
+            await self.witness("schedule-remove", by, schedule=key, **_defined(one))
+            standing = await self._change(one, Standing.removed)
+            self._hands.pop(one.id, None)
+            self._tell_of_added()
+            return Shown(key, one.schedule, standing, None, added=one.added)
 
     async def run_now(self, key: str, by: str) -> tasks.Record:
         """A run that is not due, on behalf of the schedule; when it is due stays as it is. Raises Refusal, as for any
         order; TOO_MANY_CONCURRENT where the run before goes on."""
-        one = self._of(key)
-        if not one.schedule.enabled:
-            raise Refusal(Reason.ROUTE_UNKNOWN, "the schedule is not enabled")
         with _answered():
+            one = await self._of(key)
+            if not one.schedule.enabled:
+                raise Refusal(Reason.ROUTE_UNKNOWN, "the schedule is not enabled")
             standing = await self._follow(one, await self._change(one, _as_it_is))
             if len(standing.running) >= (1 if one.schedule.overlap == "skip" else MOST_AT_ONCE):
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "the run before goes on")
@@ -380,15 +451,49 @@ class Scheduler:
         return await self._word_of(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
 
     async def _word_of(self, key: str, what: str, by: str, verb: Verb) -> Shown:
-        one = self._of(key)
         with _answered():
+            one = await self._of(key)
             await self.witness(what, by, schedule=key)
             return self._shown(one, await self._change(one, verb))
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
+    def _check_free(self, key: str) -> None:
+        """Raises Conflict where no schedule of this name can be added."""
+        taken = next((one for one in self._named.values() if key in (one.key, one.id)), None)
+        if taken is not None:
+            whose = "sidecar.yaml has" if taken.added is None else "there is"
+            raise Conflict(f"{whose} a schedule {key} already: choose another name, or remove that one")
+        if sum(one.added is not None for one in self._known.values()) >= MOST_ADDED:
+            raise Conflict(f"{MOST_ADDED} schedules were added, and no more can be: remove one")
+
+    async def _keep(self, one: Named, now_s: float) -> Standing:
+        """Its record, new or in place of one that no schedule has any more. Raises StoreOut, Conflict."""
+        assert one.added is not None
+        for _ in range(MOST_CONFLICTS):
+            was = await self.store.get(one.id)
+            if was is None:
+                fresh = Standing(one.id, now_s, self.new_id(), now_s).defined(one.added)
+                kept = await self.store.add(fresh, self.holder, now_s + HELD_S, BOUNDS)
+                if kept is Taken.FULL:
+                    raise Conflict("the store has no room for another schedule")
+                if kept is Taken.KEPT:
+                    return self._remember(fresh)
+                continue
+            if was.added == one.added:  # the reply to what we wrote was lost
+                return self._remember(was)
+            if was.added is not None:
+                raise Conflict(f"another replica has just added a schedule {one.key}")
+            if await self._put(was, was.defined(one.added)):
+                return self._known[one.id]
+        raise StoreOut("it is changed by others all the time")
+
     async def _place(self, one: Named, task: str, peer: str) -> tasks.Record:
         schedule = one.schedule
+        who, settings = acts_as(one.key, schedule), self.live.current.settings
+        behind_us = {*settings.upstreams, *settings.agents} if one.added is not None else frozenset[str]()
+        if who.removeprefix("nhi:") in behind_us:  # those of the settings are checked with them
+            raise Refusal(Reason.BAD_CREDENTIAL, f"{who} stands behind us, and would call as itself")
         return await self.orders.place(
             one.caller, schedule.agent, schedule.task_type, schedule.input_parameters, task, peer=peer
         )
@@ -405,17 +510,35 @@ class Scheduler:
         for _ in range(MOST_CONFLICTS):
             now_s = self._now_s
             was = await self.store.get(one.id)
+            if one.added is not None and (was is None or was.added != one.added):
+                self._forget(one.id, was)
+                raise _Changed
             if was is None:
                 await self._begin(one, now_s)
                 continue
             then = verb(was)
             if then is was:
                 return self._remember(was), False
-            then = then._replace(revision=was.revision + 1)
-            reopens = was.is_done and not then.is_done
-            if await (self.store.reopen(then, self.holder, now_s + HELD_S) if reopens else self.store.replace(then)):
-                return self._remember(then), True
+            if await self._put(was, then):
+                return self._known[one.id], True
         raise StoreOut("it is changed by others all the time")
+
+    async def _put(self, was: Standing, then: Standing) -> bool:
+        """Keep this in place of what was. False where that is not what is there."""
+        then = then._replace(revision=was.revision + 1)
+        reopens = was.is_done and not then.is_done
+        until_s = self._now_s + HELD_S
+        if not await (self.store.reopen(then, self.holder, until_s) if reopens else self.store.replace(then)):
+            return False
+        self._remember(then)
+        return True
+
+    def _forget(self, known_as: str, found: Standing | None) -> None:
+        if found is None:
+            self._known.pop(known_as, None)
+        else:
+            self._known[known_as] = found
+        self._tell_of_added()
 
     def _remember(self, standing: Standing) -> Standing:
         self._known[standing.id] = standing
@@ -431,23 +554,30 @@ class Scheduler:
         if count:
             self.metrics.schedule_ran(one.key, result, count)
 
-    def _of(self, key: str) -> Named:
+    async def _of(self, key: str) -> Named:
+        """The schedule of this name. Raises Refusal, and StoreOut where only the store can say."""
         schedule = self.live.current.settings.schedules.get(key)
-        if schedule is None:
-            why = nothing_like("there is no such schedule", key, self.live.current.settings.schedules)
-            raise Refusal(Reason.ROUTE_UNKNOWN, why)
-        return Named(key, schedule)
+        if schedule is not None:
+            return Named(key, schedule)
+        await self._read()
+        named = {one.key: one for one in self._named.values()}
+        if key not in named:
+            raise Refusal(Reason.ROUTE_UNKNOWN, nothing_like("there is no such schedule", key, named))
+        return named[key]
 
     def _shown(self, one: Named, standing: Standing) -> Shown:
         waits = one.schedule.enabled and standing.state is not State.PAUSED
         next_s = one.schedule.calendar.next_after(self._now_s) if waits else None
-        return Shown(one.key, one.schedule, standing, next_s)
+        return Shown(one.key, one.schedule, standing, next_s, added=one.added)
 
-    async def _as_it_stands(self, one: Named) -> Shown:
+    async def _as_it_stands(self, one: Named) -> Shown | None:
+        """None for one that was removed meanwhile."""
         try:
             return self._shown(one, await self._change(one, _as_it_is))
         except Unreadable:
             return self._not_read(one)
+        except _Changed:
+            return None
 
     def _not_read(self, one: Named) -> Shown:
         return Shown(one.key, one.schedule, Standing(one.id, self._now_s, "", self._now_s), None, is_read=False)
@@ -475,8 +605,11 @@ class Scheduler:
 
     @property
     def _named(self) -> Mapping[str, Named]:
-        known = (Named(key, schedule) for key, schedule in self.live.current.settings.schedules.items())
-        return {one.id: one for one in known}
+        configured = self.live.current.settings.schedules
+        named = [Named(key, schedule) for key, schedule in configured.items()]
+        kept = (one.added for one in self._known.values() if one.added is not None)
+        added = (Named(one.key, one.schedule, one) for one in kept if one.key not in configured)
+        return {one.id: one for one in (*added, *named)}  # where ids are the same, that of the settings holds
 
     @property
     def _now_s(self) -> float:
@@ -495,6 +628,18 @@ def _as_it_is(standing: Standing) -> Standing:
     return standing
 
 
+def _defined(one: Named) -> Mapping[str, object]:
+    """What evidence has of a definition; what the agent is told is not for every reader."""
+    about = one.schedule
+    return {
+        "agent": about.agent,
+        "principal": acts_as(one.key, about),
+        "cron": about.cron,
+        "timezone": about.timezone,
+        "enabled": about.enabled,
+    }
+
+
 def _about(one: Named) -> Mapping[str, str]:
     return {"schedule": one.key, "agent": one.schedule.agent}
 
@@ -504,5 +649,7 @@ def _answered() -> Iterator[None]:
     """A store that is out, as an operator hears it."""
     try:
         yield
+    except _Changed:
+        raise Refusal(Reason.ROUTE_UNKNOWN, "there is no such schedule any more: it was removed meanwhile") from None
     except StoreOut as out:
         raise Refusal(Reason.STORE_UNAVAILABLE, str(out) if isinstance(out, Unreadable) else "") from None

@@ -1,6 +1,7 @@
 """How does a schedule stand?
 
-What its operator wrote is in the settings; here is what changes by itself, and by an operator's word. A store of
+What its operator wrote is in the settings; here is what changes by itself, and by an operator's word, and the
+definition of a schedule that was added over the admin API. A store of
 records keeps it (`records/`), for all replicas. Each verb gives the schedule as it stands afterwards, and the same one
 where there is nothing to change: who had it on their hands may have died halfway, and another does it anew.
 """
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 
 from sidecar.records import Codec, Kind
 from sidecar.schedules.states import MOVES, Result, State
+from sidecar.settings.schedules import Schedule
 
 OWNER: Final = "schedules"  # nobody's in particular
 KEPT_S: Final = 30 * 86_400.0  # one that no settings name any more
@@ -28,6 +30,15 @@ class Run(NamedTuple):
     due_s: float | None
 
 
+class Added(NamedTuple):
+    """The definition of a schedule that an operator added, by its key; who did it, and when."""
+
+    key: str
+    schedule: Schedule
+    by: str
+    at_s: float
+
+
 class Standing(NamedTuple):
     """A schedule. Times are seconds since the epoch; "" and None are what is not there, or not known yet.
 
@@ -35,6 +46,7 @@ class Standing(NamedTuple):
     settled: what was due by then is run, refused or missed, for good. `salt` makes its tasks' ids this deployment's.
     `running` are the tasks that go on. `last_due_s` is the last time that was settled as due, `last_task` what was
     ordered last, `last_result` with `last_why` what came last of either, `last_success_s` when a run ended well.
+    `added` is its definition where no settings have it.
     """
 
     id: str
@@ -53,6 +65,7 @@ class Standing(NamedTuple):
     last_why: str = ""
     last_success_s: float | None = None
     is_done: bool = False
+    added: Added | None = None
     revision: int = 0
 
     # --- what a store knows of it -------------------------------------------------------------------------------------
@@ -141,6 +154,17 @@ class Standing(NamedTuple):
         """No settings have named it for long."""
         return self._replace(is_done=True)
 
+    def defined(self, added: Added) -> Standing:
+        """Added by an operator, under a name that is free; what was known of an earlier schedule of that name does not
+        count. The salt stays, so that no due time is ordered twice."""
+        fresh = Standing(self.id, self.created_at, self.salt, added.at_s, added=added, revision=self.revision)
+        calendar = added.schedule.calendar_words
+        return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)
+
+    def removed(self) -> Standing:
+        """An operator took back that it was added."""
+        return self._replace(is_done=True, added=None)
+
     @property
     def _at_work(self) -> State:
         return State.EXECUTING if self.running else State.ACTIVE
@@ -155,8 +179,10 @@ def _encoded(standing: Standing) -> bytes:
     return orjson.dumps(standing._asdict(), default=_named)
 
 
-def _named(run: Any) -> Any:
-    return dict(run._asdict())
+def _named(part: Any) -> Any:
+    if isinstance(part, Schedule):
+        return part.model_dump(mode="json", exclude_unset=True)
+    return dict(part._asdict())
 
 
 def _decoded(raw: bytes | str) -> Standing:
@@ -173,5 +199,5 @@ SCHEDULES: Final = Kind(
     key="schedules",
     broken="T107",
     newer="T108",
-    lost="who is paused runs again, and what was due meanwhile is nothing to make up for",
+    lost="who is paused runs again, what was due meanwhile is nothing to make up for, and what was added is gone",
 )

@@ -80,6 +80,11 @@ class Schedule(Section):
         return Calendar(self.cron, self.timezone)
 
     @property
+    def calendar_words(self) -> str:
+        """When it is due, in words that change with it."""
+        return f"{self.cron} {self.timezone}"
+
+    @property
     def late_s(self) -> float:
         """How late a run may begin: a minute is no delay of cron's, and what is later was missed."""
         return self.missed_within if self.missed == "once" else min(self.missed_within, ON_TIME_S)

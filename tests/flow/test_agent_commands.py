@@ -315,9 +315,10 @@ async def test_viewers_see_operators_act_and_strangers_learn_nothing(tmp_path: P
             for verb in ADDRESSES[path]:
                 assert (await sent(running, filled, secret="", verb=verb))[0] == 401
                 seen = (await sent(running, filled, secret=VIEW, verb=verb))[0]
-                assert seen == 403 if verb == "POST" else seen in (200, 404), (path, verb)
-                assert (await sent(running, filled, verb=verb))[0] in (200, 201, 404), (path, verb)
-            status, problem, headers = await sent(running, filled, verb="DELETE")
+                assert seen in (200, 404) if verb == "GET" else seen == 403, (path, verb)
+                bare = 400 if (path, verb) == ("/api/schedules", "POST") else 404  # it says nothing of a schedule
+                assert (await sent(running, filled, verb=verb))[0] in (200, 201, bare), (path, verb)
+            status, problem, headers = await sent(running, filled, verb="PUT")
             assert status == 405 and headers["Allow"] == ", ".join(ADDRESSES[path])
             assert problem["error"] and headers["Content-Type"] == "application/problem+json"
 
@@ -496,9 +497,9 @@ OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + NIGHTLY, "asks.sh": ASKS}
 async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY}) as running:
         listed = (await did(running, "schedule", "list")).stdout
-        assert re.search(r"^nightly +echo +nhi:nightly +0 2 \* \* \* Europe/Berlin +\S+Z +-$", listed, re.MULTILINE), (
-            listed
-        )
+        assert re.search(
+            r"^nightly +configured +echo +nhi:nightly +0 2 \* \* \* Europe/Berlin +\S+Z +-$", listed, re.MULTILINE
+        ), listed
         assert re.search(r"^idle .* disabled +-$", listed, re.MULTILINE), listed
         run_id = (await did(running, "schedule", "run", "nightly")).stdout.strip()
         for line in (("logs", "-f", run_id), ("logs", run_id)):
@@ -522,6 +523,79 @@ async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> N
             answer = await sent(running, f"/api/schedules/nightly/{verb}", {})
             check_described(f"/api/schedules/{{name}}/{verb}", "post", *answer)
             assert answer[0] in statuses
+
+
+async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_path: Path) -> None:
+    """By commands and over the listener: kept in the store, marked in every listing, on record."""
+    rows = NIGHTLY + NIGHTLY.replace("nhi:nightly", "nhi:hourly")
+    of_hourly = {**OF_NIGHTLY, "policies/nhi_to_nhi.csv": ROWS + rows}
+    async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **of_hourly}) as running:
+        add = ("schedule", "add", "hourly", "--agent", "echo", "--cron", "@hourly", "--prompt", "hello")
+        assert (await did(running, *add)).stdout.startswith("hourly is added, and due next at 2")
+        assert re.search(
+            r"^hourly +added +echo +nhi:hourly +@hourly UTC", (await did(running, "schedule", "list")).stdout, re.M
+        )
+        assert running.app.status()["schedules"]["hourly"]["source"] == "added"
+        run_id = (await did(running, "schedule", "run", "hourly")).stdout.strip()
+        await did(running, "agent", "logs", "-f", run_id)
+        (run,) = (await told(running, "agent", "runs", "--schedule", "hourly"))["runs"]
+        assert (run["caller"], run["schedule"], run["status"]) == (["nhi:hourly"], "hourly", "success")
+        again = await sent(running, "/api/schedules", {"name": "hourly", "agent": "echo", "cron": "@daily"})
+        assert again[0] == 409
+        check_described("/api/schedules", "post", *again)
+    async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **of_hourly}) as running:
+        every = (await told(running, "schedule", "list"))["schedules"]
+        (hourly,) = (one for one in every if one["name"] == "hourly")
+        assert (hourly["source"], hourly["added_by"][:10]) == ("added", "local:uid=")
+        assert {one["source"] for one in every if one["name"] != "hourly"} == {"configured"}
+        assert (await did(running, "schedule", "remove", "hourly")).stdout == "hourly is removed\n"
+        assert "there is no such schedule" in (await did(running, "schedule", "remove", "hourly", code=1)).stderr
+        assert "remove it there" in (await did(running, "schedule", "remove", "nightly", code=1)).stderr
+        gone = await sent(running, "/api/schedules/nightly", verb="DELETE")
+        assert gone[0] == 409
+        check_described("/api/schedules/{name}", "delete", *gone)
+        added = await sent(running, "/api/schedules", {"name": "hourly", "agent": "echo", "cron": "@daily"})
+        assert added[0] == 201
+        check_described("/api/schedules", "post", *added)
+        acts = [(one["what"], one["by"][:5]) for one in controls(running) if one.get("schedule") == "hourly"]
+        assert acts == [
+            ("schedule-add", "local"),
+            ("schedule-run", "local"),
+            ("schedule-remove", "local"),
+            ("schedule-add", "admin"),
+        ]
+
+
+NOT_ADDED: tuple[tuple[Mapping[str, object], int, str], ...] = (
+    ({"name": "Hourly", "agent": "echo", "cron": "@hourly"}, 400, "name must be lower-case letters"),
+    ({"name": "nightly", "agent": "echo", "cron": "@hourly"}, 409, "sidecar.yaml has a schedule nightly"),
+    ({"name": "x", "agent": "echo", "cron": "61 * * * *"}, 400, "cron: 61 is no minute"),
+    ({"name": "x", "agent": "echo", "cron": "@hourly", "timezone": "Europe/Berln"}, 400, "timezone: there is no"),
+    ({"name": "x", "agent": "ecko", "cron": "@hourly"}, 400, "agent: there is no agent ecko"),
+    ({"name": "x", "agent": "echo"}, 400, 'the key "cron" is missing'),
+    (
+        {"name": "x", "agent": "echo", "cron": "@hourly", "input_parameters": {"prompt": "x", "paramters": {}}},
+        400,
+        "echo refuses it",
+    ),
+    ({"name": "x", "agent": "echo", "cron": "@hourly", "id": "y"}, 400, "the body has a member besides"),
+    ({"name": "x", "agent": "echo", "cron": "@hourly", "title": "nightly"}, 400, "S178"),
+    ({"name": "echo", "agent": "echo", "cron": "@hourly"}, 400, "nhi:echo stands behind us"),
+    ({"name": "x", "agent": "echo", "cron": "@hourly"}, 403, "no rule lets nhi:x send messages to echo"),
+    ({"name": "x", "agent": "echo", "cron": "@hourly", "principal": "nhi:nightly"}, 403, "acts as nhi:<its name>"),
+    ({"name": "weekly", "agent": "echo", "cron": "@hourly"}, 403, "has an API key or a schedule of its own"),
+)
+
+
+async def test_a_schedule_that_would_not_do_is_not_added(tmp_path: Path) -> None:
+    async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY}) as running:
+        for order, status, says in NOT_ADDED:
+            answer = await sent(running, "/api/schedules", order)
+            assert (answer[0], says in answer[1]["error"]) == (status, True), answer
+            check_described("/api/schedules", "post", *answer)
+        assert (await sent(running, "/api/schedules", NOT_ADDED[0][0], secret=VIEW))[0] == 403
+        names = {one["name"] for one in (await told(running, "schedule", "list"))["schedules"]}
+        assert names == {"nightly", "idle", "sundays"}
 
 
 async def test_when_a_schedule_is_due_is_told_without_a_sidecar(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -61,12 +61,16 @@ class Counted:
 
     ran: dict[tuple[str, str], int] = field(default_factory=dict)
     succeeded: dict[str, float] = field(default_factory=dict)
+    added: Sequence[str] = ()
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
         self.ran[schedule, str(result)] = self.ran.get((schedule, str(result)), 0) + count
 
     def schedule_succeeded(self, schedule: str, at_s: float) -> None:
         self.succeeded[schedule] = at_s
+
+    def schedules_added(self, schedules: Collection[str]) -> None:
+        self.added = sorted(schedules)
 
 
 class Killed(BaseException):

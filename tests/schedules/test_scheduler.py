@@ -385,7 +385,7 @@ async def test_of_two_who_order_at_once_one_is_charged(tmp_path: Path) -> None:
     async with clockwork(tmp_path, rules=rules, replicas=2) as works:
         await works.at("12:00:30")
         one, two = works.replicas
-        named = one.scheduler._of("minutely")
+        named = await one.scheduler._of("minutely")
         task_id = (await works.standing()).task_for(works.now_s)
         await asyncio.gather(*(replica.scheduler._place(named, task_id, "schedule") for replica in (one, two)))
         await works.settle()

@@ -263,7 +263,7 @@ def test_no_file_ends_in_a_traceback(folder: Path) -> None:
         ("policy chek", "there is no command 'chek'; did you mean \"check\"?"),
         ("token revok", 'did you mean "revoke"?'),
         ("principal dsable nhi:a", 'did you mean "disable"?'),
-        ("schedule zzz", "known here: list, next, pause, resume, run"),
+        ("schedule zzz", "known here: add, list, next, pause, remove, resume, run"),
         ("token revoke --keys=noise abc", "noise: error[S315]: cannot be read: 'utf-8' codec"),
         ("agent run \udcff", "the argument '\\udcff' is not UTF-8"),
         ("policy check " + "n" * 300, "File name too long"),

@@ -21,7 +21,7 @@ from sidecar.openapi.parts import members_of
 from sidecar.openapi.tasks import ALWAYS, CANCELLING, CREATING, SHOWING
 
 DOCUMENT = document()
-EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post")]
+EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
 OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
 # From the seeds: their fields, in their order.
 SEED = {
