@@ -468,7 +468,8 @@ def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
 def read_policy(settings: Settings, reading: Reading | None = None) -> PolicySource:
     """Models and rules, checked. Raises PolicyError."""
     policy, names = settings.policy, frozenset(settings.upstreams)
-    return load_policy_aside(policy.models, policy.path, scopes=policy.scopes, names=names, reading=reading)
+    folders, ids = (policy.models, policy.path), settings.agent_ids
+    return load_policy_aside(*folders, scopes=policy.scopes, names=names, agent_ids=ids, reading=reading)
 
 
 def digest_of_keys(settings: Settings) -> str:

@@ -13,7 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.parcel import pack, unpack
 from sidecar.policy.scopes import Scope, ScopeLike
-from sidecar.policy.source import PolicySource, load_policy
+from sidecar.policy.source import NO_IDS, PolicySource, load_policy
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
@@ -72,6 +72,7 @@ class _Order:
     policies: Path
     scopes: tuple[Scope, ...]
     names: frozenset[str] | None
+    agent_ids: Mapping[str, str]
 
 
 def load_policy_aside(
@@ -80,6 +81,7 @@ def load_policy_aside(
     *,
     scopes: Sequence[ScopeLike] = (),
     names: frozenset[str] | None = None,
+    agent_ids: Mapping[str, str] = NO_IDS,
     small_bytes: int = SMALL_BYTES,
     reading: Reading | None = None,
 ) -> PolicySource:
@@ -89,9 +91,9 @@ def load_policy_aside(
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started.
     """
     if _size(policies) <= small_bytes:
-        return load_policy(models, policies, scopes=scopes, names=names)
+        return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
     plain = tuple(Scope(one.files, tuple(one.subjects), tuple(one.objects), tuple(one.roles)) for one in scopes)
-    order = _Order(models.absolute(), policies.absolute(), plain, names)
+    order = _Order(models.absolute(), policies.absolute(), plain, names, dict(agent_ids))
     # -P: no module is taken from the folder that we were started in. A terminal's signals are for us alone.
     command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -146,7 +148,8 @@ def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
     with suppress(OSError):
         os.nice(NICENESS)
     try:
-        source = load_policy(order.models, order.policies, scopes=order.scopes, names=order.names)
+        folders, ids = (order.models, order.policies), order.agent_ids
+        source = load_policy(*folders, scopes=order.scopes, names=order.names, agent_ids=ids)
     except PolicyError as error:
         pickle.dump(list(error.faults), out)
         return

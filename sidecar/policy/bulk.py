@@ -64,6 +64,8 @@ class BulkReader:
         text = _plain(raw)
         if grammar.object_(text, self._model.kind) != text or fault_in_object(text):
             return NOT_TAKEN
+        if text.removeprefix("nhi:").lower() in self._draft.agent_ids:
+            return NOT_TAKEN
         server, names = server_of(text), self._draft.upstreams
         known = names is None or not server or server in names
         fits = known and all(inside(text, scope.objects) for scope in self._scopes)

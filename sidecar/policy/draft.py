@@ -34,6 +34,7 @@ class Draft:
 
     scopes: Sequence[ScopeLike]
     upstreams: frozenset[str] | None
+    agent_ids: Mapping[str, str] = field(default_factory=dict)
     models: dict[PermissionKind, Model] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     language: Language = field(default_factory=Language)
@@ -283,6 +284,10 @@ class RuleReader:
             hint = "write -, and let an allow row end instead"
             self._faults.warn("P120", message, line_of(row, field), field.column, field.width, hint)
         field, names = fields["obj"], self._draft.upstreams
+        if agent := self._draft.agent_ids.get(field.text.removeprefix("nhi:").lower()):
+            message = f"{shown(field.text)} is the agent_id of {agent}, and calls have its name"
+            hint = f"write nhi:{agent}"
+            self._faults.error("P121", message, line_of(row, field), field.column, field.width, hint)
         tell_normal_form(row, field, grammar.object_(field.text, self._model.kind), self._faults)
         server = server_of(field.text)
         if names is not None and server and server not in names:

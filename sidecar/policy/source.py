@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby, islice
 from pathlib import Path
-from typing import overload
+from typing import Final, overload
 
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy.bulk import BulkLinkReader, BulkReader
@@ -94,14 +94,23 @@ class _Rules(Sequence[Rule]):
         raise IndexError(at)
 
 
+NO_IDS: Final[Mapping[str, str]] = {}
+
+
 def load_policy(
-    models: Path, policies: Path, *, scopes: Sequence[ScopeLike] = (), names: frozenset[str] | None = None
+    models: Path,
+    policies: Path,
+    *,
+    scopes: Sequence[ScopeLike] = (),
+    names: frozenset[str] | None = None,
+    agent_ids: Mapping[str, str] = NO_IDS,
 ) -> PolicySource:
-    """The policy in two folders. `names` are the upstreams that exist, if rows are to be held against them.
+    """The policy in two folders. `names` are the upstreams that exist, if rows are to be held against them, and
+    `agent_ids` the names of agents by their UUIDs.
 
     Raises PolicyError with every fault; what is merely suspicious is in `warnings`.
     """
-    draft = Draft(scopes, names)
+    draft = Draft(scopes, names, agent_ids)
     _read_models(models, draft)
     for file in policy_files(policies, draft.faults):
         _read_file(file, draft)
@@ -237,7 +246,7 @@ def _rows(
     name = str(file.path)
     if file.is_yaml:
         columns = {kind: model.columns for kind, model in draft.models.items()}
-        yield from parse_yaml(name, text, draft.faults, columns)
+        yield from parse_yaml(name, text, draft.faults, columns, draft.agent_ids)
         return
     model = draft.models.get(file.kind) if file.kind is not None else None
     plain: Plain | None = BulkReader(model, scopes, draft, name).take if model is not None else None

@@ -49,11 +49,17 @@ _OWN_KEYS = ("kind", "permission_type", "part_of", *RULE_NOTES)
 _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 
 
-def parse_yaml(file: str, text: str, faults: Faults, columns: Columns | None = None) -> Iterator[Found]:
+def parse_yaml(
+    file: str,
+    text: str,
+    faults: Faults,
+    columns: Columns | None = None,
+    agent_ids: Mapping[str, str] | None = None,
+) -> Iterator[Found]:
     """Every well-formed row with its kind (None for g and g2), in the order of the file; all else is a fault.
 
-    `columns` are those of the kinds' models, by default the shipped ones'. Rows come one by one, so that whoever
-    counts them can stop.
+    `columns` are those of the kinds' models, by default the shipped ones'; `agent_ids` are names of
+    agents by UUIDs. Rows come one by one, so that whoever counts them can stop.
     """
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
@@ -63,7 +69,7 @@ def parse_yaml(file: str, text: str, faults: Faults, columns: Columns | None = N
     faults.errors.extend(_mended(fault) for fault in found[: MAX_FAULTS - len(faults.errors)])
     if found:
         return
-    values = Values(file, lines_of(text), faults)
+    values = Values(file, lines_of(text), faults, agent_ids or {})
     if not text.isascii():
         for number in range(1, len(values.lines) + 1):
             hidden_character(values.line(number), faults)

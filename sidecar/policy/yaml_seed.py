@@ -5,7 +5,8 @@
     NhiToolPermission  agent_id, tool_id                                          agent_to_tool
 
 Its keys are other names of a rule's keys, and say the kind. An id that is a bare UUID is of the kind that the
-permission has in that place; a tool has no UUID here, so `tool_id` names a tool as rules do.
+permission has in that place; one that is the `a2a.agent_id` of an agent is that agent, by the name that calls have.
+A tool has no UUID here, so `tool_id` names a tool as rules do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from sidecar.policy.yaml_places import Place, YamlField
+from sidecar.policy.yaml_places import Place, YamlField, same_place
 from sidecar.policy.yaml_values import Values
 from sidecar.settings.nodes import Node
 from sidecar.vocabulary import PermissionKind
@@ -29,6 +30,7 @@ class _Key(NamedTuple):
     prefix: str
 
 
+NHI: Final = "nhi:"
 _NHI, _USER, _TOOL = PermissionKind.NHI_TO_NHI, PermissionKind.USER_TO_NHI, PermissionKind.AGENT_TO_TOOL
 IDS: Final[Mapping[str, _Key]] = {
     "source_id": _Key("subject", _NHI, "nhi:"),
@@ -87,6 +89,8 @@ def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | N
     for one in found:
         if not _UUID.fullmatch(one.text):
             named.append(one)
+        elif prefix == NHI and (agent := values.agent_ids.get(one.text.lower())):
+            named.append(same_place(one, f"{NHI}{agent}"))
         elif prefix:
             named.append(prefixed(prefix, one))
         else:

@@ -36,6 +36,7 @@ class Values:
     file: str
     lines: Sequence[str]
     faults: Faults
+    agent_ids: Mapping[str, str] = field(default_factory=dict)  # names of agents by `a2a.agent_id`
     known: dict[int, Line] = field(default_factory=dict)
 
     def mapping(self, node: Node, what: str, known: Sequence[str], needed: Sequence[str]) -> dict[str, Node] | None:

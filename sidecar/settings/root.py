@@ -185,6 +185,11 @@ class Settings(Section):
             if agent.enabled:
                 yield name, ("agents", name, "a2a"), agent.a2a
 
+    @property
+    def agent_ids(self) -> Mapping[str, str]:
+        """The names of agents by their `a2a.agent_id`."""
+        return {str(offer.agent_id): name for name, _, offer in self.offers() if offer.agent_id is not None}
+
     def listeners(self) -> Iterator[tuple[Loc, Address | UnixAddress]]:
         """Every address we listen on, and where it is configured."""
         yield ("server", "listen"), self.server.listen

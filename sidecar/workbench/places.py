@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -24,7 +24,7 @@ BUDGETS_FILE: Final = "budgets.yaml"
 @dataclass(frozen=True, slots=True)
 class Place:
     """One policy on disk. `names` are the upstreams that exist; None where nobody knows them. `programs` are the agents
-    beside those, and `offers` the limits that agents have in sidecar.yaml."""
+    beside those, and `offers` the limits that agents have in sidecar.yaml, `agent_ids` their names by their UUIDs."""
 
     models: Path
     policies: Path
@@ -32,10 +32,11 @@ class Place:
     names: frozenset[str] | None = None
     programs: frozenset[str] = frozenset()
     offers: tuple[Entry, ...] = ()
+    agent_ids: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> PolicySource:
         """Read and check it. Raises PolicyError with every fault."""
-        return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names)
+        return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names, agent_ids=self.agent_ids)
 
     def budgets(self) -> Budgets:
         """Everything that limits beside the rows, as it is in force when this is served. Raises PolicyError."""
@@ -49,7 +50,8 @@ def configured(path: Path, environ: Mapping[str, str]) -> Place:
     settings = load_settings(path, environ, check_files=False)
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
-    return Place(policy.models, policy.path, policy.scopes, names, programs, entries_of(offers))
+    limits = entries_of(offers)
+    return Place(policy.models, policy.path, policy.scopes, names, programs, limits, settings.agent_ids)
 
 
 def in_folder(folder: Path) -> Place:

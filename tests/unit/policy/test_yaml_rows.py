@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.cli import main
-from sidecar.errors import Fault
+from sidecar.errors import Fault, PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.grammar import USED
 from sidecar.policy.rows import Row, parse_rows
@@ -22,6 +23,7 @@ from sidecar.policy.yaml_places import YamlField
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml
 from sidecar.policy.yaml_schema import policy_schema
 from sidecar.vocabulary import PermissionKind
+from tests.unit.policy.world import source
 
 CONTRACT = """\
 version: 1
@@ -173,6 +175,31 @@ version: 1
     kinds = [kind for kind, _ in read(text)[0]]
     assert kinds == [PermissionKind.NHI_TO_NHI] * 2 + [PermissionKind.USER_TO_NHI] * 2 + [PermissionKind.AGENT_TO_TOOL]
     assert valid(text)
+
+
+def test_the_uuid_of_an_agent_is_the_agent_by_its_name(tmp_path: Path) -> None:
+    """`a2a.agent_id`, in a permission of the seed's; a rule that writes it as a name says what to write."""
+    ids = {UUID: "planner", OTHER: "researcher"}
+    permission = (
+        f"version: 1\npermissions:\n  - {{source_id: {UUID.upper()}, target_id: {OTHER}, permission_type: call}}\n"
+    )
+    found, faults = read(permission, agent_ids=ids)
+    assert not faults
+    assert [line_of(row).split(", ")[1:3] for _, row in found] == [["nhi:planner", "nhi:researcher"]]
+    people = f"version: 1\npermissions:\n  - {{user_id: {UUID}, nhi_id: {OTHER}}}\n"
+    assert [line_of(row).split(", ")[1:3] for _, row in read(people, agent_ids=ids)[0]] == [
+        [f"user:{UUID}", "nhi:researcher"]
+    ]
+    for name, text in (
+        ("rows.yaml", f"version: 1\nrules:\n  - {{kind: nhi_to_nhi, subject: nhi:a, object: 'nhi:{OTHER}'}}\n"),
+        ("nhi_to_nhi.csv", f"p, nhi:a, nhi:{OTHER}, use, -, -, -, allow\n"),
+    ):
+        with pytest.raises(PolicyError) as refused:
+            source(tmp_path / name, {name: text}, agent_ids=ids)
+        (fault,) = refused.value.faults
+        assert fault.code == "P121"
+        assert "is the agent_id of researcher" in fault.message
+        assert fault.hint == "write nhi:researcher"
 
 
 def test_a_capability_stands_for_the_objects_that_it_is_mapped_to() -> None:
