@@ -121,7 +121,7 @@ BL-048
   unit/identity/test_jwks.py test_a_reload_fetches_once_and_strangers_after_it_wait_their_ten_seconds
 BL-049
   flow/test_identity_flow.py test_no_spelling_of_a_path_is_another_path
-  unit/test_arrival.py test_of_two_hundred_spellings_exactly_one_is_served
+  unit/test_arrival.py test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash
 BL-050
   unit/protocols/test_mcp_headers.py test_headers_and_body_meet_the_verdict_of_the_corpus
   unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body

@@ -44,6 +44,8 @@ WHOSE_WORD = {
     "sources/https.py": "policy.source.bundle.url",
     "processes/children.py": "a socket pair of our own",
     "cli/demo.py": "a port of its own",
+    "cli/connect.py": "the URL on the command line",
+    "clients/bridge.py": "the URL that `sidecar connect` was given",
 }
 
 
