@@ -218,7 +218,8 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
 
         with haste(60, monkeypatch):
             for late, why, took_s in await asyncio.gather(*map(hear, asks)):
-                assert why == reason and len(late) in ((STEPS,) if not reason else (ends_s / STEP_S - 1, ends_s / STEP_S))
+                heard = STEPS if not reason else ends_s / STEP_S
+                assert why == reason and heard - bool(reason) <= len(late) <= heard
                 assert sorted(late)[len(late) // 2] < STEP_S, "as it comes"  # a busy machine may be late now and then
                 assert took_s >= min(STEPS * STEP_S, ends_s) - STEP_S
 
